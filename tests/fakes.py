@@ -15,8 +15,8 @@ import pytest
 
 from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
+from enginebay.executor.parts import EngineParts
 from enginebay.rows import RowTable
-from enginebay.runner.parts import EngineParts
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.engine import make_ledger

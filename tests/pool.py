@@ -15,14 +15,14 @@ import pytest
 
 from enginebay.compose.composition import Plan, Progress, make_engine
 from enginebay.engine import Engine
+from enginebay.executor.buckets import BucketSizes, default_sizes
 from enginebay.ops.select import is_import_path
-from enginebay.runner.buckets import BucketSizes, default_sizes
 from tests.fakes import is_installed
 
 MAKERS = ("enginebay.compose.composition.make_engine", "enginebay_vinference.subject.make_engine")
 """Functions that make an engine from a plan."""
 
-SIZER = "enginebay.runner.parts.default_sizes"
+SIZER = "enginebay.executor.parts.default_sizes"
 """The function that chooses the sizes in which an engine compiles its steps."""
 
 

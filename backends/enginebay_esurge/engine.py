@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.engine import AttentionProblem
-from enginebay.runner.parts import EngineParts, StepFacts
+from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.stepping.engine import StepEngine
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine import engine as paged

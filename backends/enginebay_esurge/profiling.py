@@ -7,12 +7,12 @@ from pathlib import Path
 
 import jax
 
+from enginebay.compose.folders import make_writable
 from enginebay.errors import InputError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
-from enginebay.runner.dump import make_writable
 from enginebay_esurge.errors import BusyError
 from enginebay_esurge.service import Service
-from enginebay_esurge.weights import paged
+from enginebay_executor.local import runner_of
 
 
 class Profiler(Observer):
@@ -82,7 +82,7 @@ class Profiler(Observer):
         self._num_left -= 1
         if self._num_left == 0:
             # Before the next update is launched: the trace has these steps whole, and no others.
-            jax.block_until_ready(paged(self._service.parts.engine).runner.state)
+            jax.block_until_ready(runner_of(self._service.parts.engine).state)
             self.stop()
 
     def executed(self, execution: Execution) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.errors import InputError, InternalError, UnsupportedError, explain
 from enginebay.model import Checkpoint, Weights
-from enginebay.runner.weights import flat_weights, merge_weights
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.local import runner_of
+from enginebay_executor.weights import flat_weights, merge_weights
 from enginebay_oengine.engine import is_paged
 
 
@@ -66,7 +67,7 @@ def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
     """Exchange the weights of an engine without rows. For the engine's thread, or when there is
     none.
     """
-    before = flat_weights(engine.runner.weights)
-    after = flat_weights(change(engine.runner.weights))
+    before = flat_weights(runner_of(engine).weights)
+    after = flat_weights(change(runner_of(engine).weights))
     changed = {path: w for path, w in after.items() if w is not before[path]}
     engine.set_weights(changed)

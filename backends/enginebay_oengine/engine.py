@@ -8,11 +8,11 @@ from typing import TypeGuard
 from enginebay.cache import CacheGroup
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
+from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.rows import PageTable
-from enginebay.runner.executor import LocalExecutor
-from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import Shapes, pool_problems
+from enginebay_executor.local import LocalExecutor
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from enginebay.errors import ConfigError
-from enginebay.runner.buckets import BucketSizes, doubling
+from enginebay.executor.buckets import BucketSizes, doubling
 from enginebay.stepping.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax import tree_util
 
 from enginebay.cache import KVLayout
+from enginebay.executor import columns
 from enginebay.model import Weights
-from enginebay.runner import device
-from enginebay.runner.device import DeviceRows
-from enginebay.runner.prefill import prefill_step
-from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step
+from enginebay_executor.device import DeviceRows
+from enginebay_executor.prefill import prefill_step
+from enginebay_executor.step import Program, StepState, compact_decode_step, decode_step
 from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
 from enginebay_oengine.paged_cache import PagedAttentionCache
 
@@ -106,7 +106,7 @@ def _prefill(
         dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
     )
     return state, _given(
-        graphdef, state.rows, ints[:, device.ROW], sampled.tokens[:, 0], ints[:, device.KV_LEN]
+        graphdef, state.rows, ints[:, columns.ROW], sampled.tokens[:, 0], ints[:, columns.KV_LEN]
     )
 
 

@@ -16,7 +16,7 @@ from jax import tree_util
 
 from enginebay.cache import Lease
 from enginebay.errors import InputError, explain
-from enginebay.runner.device import DeviceRows
+from enginebay_executor.device import DeviceRows
 from enginebay_oengine.page_manager import HBMPageManager
 
 Views = Mapping[str, Sequence[Mapping[str, Any]]]

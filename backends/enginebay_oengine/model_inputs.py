@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax import tree_util
 
+from enginebay.executor import columns
 from enginebay.ops.spec import Bucket
 from enginebay.row_columns import write_row
-from enginebay.runner import device
 from enginebay.stepping.geometry import Geometry
 from enginebay.types import SamplingParams
 
@@ -106,7 +106,7 @@ def prefill_part(
     bucket = geometry.prefill_bucket(len(chunks), num_tokens, no_prefix=no_prefix)
     token_ids = np.zeros(bucket.tokens, np.int32)
     token_ids[:num_tokens] = np.concatenate([chunks[i].token_ids for i in order])
-    ints, floats = device.empty_plan(bucket.seqs, num_rows)
+    ints, floats = columns.empty_plan(bucket.seqs, num_rows)
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     for place, index in enumerate(order):
         _fill(ints[place], floats[place], chunks[index])
@@ -118,15 +118,17 @@ def prefill_part(
 
 def _fill(ints: np.ndarray, floats: np.ndarray, chunk: Chunk) -> None:
     settings, num_tokens = chunk.settings, len(chunk.token_ids)
-    ints[device.ROW] = chunk.row
-    ints[device.Q_LEN] = num_tokens
-    ints[device.KV_LEN] = chunk.num_computed + num_tokens
-    ints[device.SAMPLES] = chunk.samples
-    ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(settings.key, np.uint32).view(np.int32)
-    write_row(floats, ints[device.PARAMS : device.STOP_IDS], settings.params)
-    ints[device.MAX_LENGTH] = settings.max_length
-    ints[device.PROMPT_LENGTH] = settings.prompt_length
-    ints[device.STOP_IDS : device.STOP_IDS + len(settings.stop_token_ids)] = settings.stop_token_ids
+    ints[columns.ROW] = chunk.row
+    ints[columns.Q_LEN] = num_tokens
+    ints[columns.KV_LEN] = chunk.num_computed + num_tokens
+    ints[columns.SAMPLES] = chunk.samples
+    ints[columns.KEY_HI : columns.KEY_LO + 1] = np.asarray(settings.key, np.uint32).view(np.int32)
+    write_row(floats, ints[columns.PARAMS : columns.STOP_IDS], settings.params)
+    ints[columns.MAX_LENGTH] = settings.max_length
+    ints[columns.PROMPT_LENGTH] = settings.prompt_length
+    ints[columns.STOP_IDS : columns.STOP_IDS + len(settings.stop_token_ids)] = (
+        settings.stop_token_ids
+    )
 
 
 def decode_part(

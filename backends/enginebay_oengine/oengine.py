@@ -21,10 +21,10 @@ from enginebay.compose.override import overridden_plan
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError
 from enginebay.model import Weights
-from enginebay.runner.weights import merge_weights
 from enginebay.sampler import request_key
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
+from enginebay_executor.weights import merge_weights
 from enginebay_faces.opening import ModelLike, eos_token_ids
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes

@@ -6,9 +6,10 @@ import dataclasses
 
 from enginebay.compose.composition import Plan, make_parts, make_plan
 from enginebay.errors import UnsupportedError
+from enginebay.executor.parts import EngineParts
 from enginebay.llm import LLM
 from enginebay.model import Weights
-from enginebay.runner.parts import EngineParts
+from enginebay_executor.local import runner_of
 from enginebay_faces.opening import ModelLike, config_of, refuse_states, wrong_llm
 from enginebay_oengine.engine import is_paged
 
@@ -63,7 +64,7 @@ def open_model(model: ModelLike) -> OpenedModel:
     if isinstance(model, LLM):
         if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
-        return _opened(model.plan, model.engine.parts, model.engine.runner.weights)
+        return _opened(model.plan, model.engine.parts, runner_of(model.engine).weights)
     plan = make_plan(config_of(model, ENGINE))
     parts = make_parts(plan)
     return _opened(plan, parts, parts.load_weights())

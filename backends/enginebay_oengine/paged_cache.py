@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from enginebay.cache import KVLayout
 from enginebay.cache_shape import pages_for
 from enginebay.errors import ConfigError, InputError, RequestError
-from enginebay.runner.buckets import default_sizes
-from enginebay.runner.sharding import Placement
+from enginebay.executor.buckets import default_sizes
+from enginebay.executor.sharding import Placement
 from enginebay.stepping.geometry import PoolSizes, plan_memory
 from enginebay.validation import describe_validation
 from enginebay_oengine.opened_model import OpenedModel

@@ -9,8 +9,8 @@ import jax
 
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.memory import ACCOUNT
-from enginebay.runner.parts import EngineParts, weight_bytes
 from enginebay.stepping.geometry import Geometry, PoolSizes, shape_bytes, workspace_bytes
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools, make_pools

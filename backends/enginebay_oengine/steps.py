@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from enginebay.cache import Lease
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, RequestError, explain
+from enginebay.executor.parts import EngineParts
 from enginebay.model import Weights
-from enginebay.runner.device import COLUMNS, DeviceRows
-from enginebay.runner.pages import copy_page
-from enginebay.runner.parts import EngineParts
-from enginebay.runner.step import Program
+from enginebay_executor.device import COLUMNS, DeviceRows
+from enginebay_executor.pages import copy_page
+from enginebay_executor.step import Program
 from enginebay_oengine.compiling import cjit
 from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
 from enginebay_oengine.generation_state import (

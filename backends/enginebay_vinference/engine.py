@@ -7,10 +7,10 @@ from typing import TypeGuard
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.engine import AttentionProblem, Engine
-from enginebay.runner.executor import LocalExecutor
-from enginebay.runner.parts import EngineParts, StepFacts, make_layouts
+from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import slot_shape, slot_sizes
+from enginebay_executor.local import LocalExecutor
 from enginebay_vinference.ledger import SlotLedger
 
 

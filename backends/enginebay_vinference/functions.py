@@ -18,9 +18,9 @@ from enginebay.cache import KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.model import Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
-from enginebay.runner.device import DeviceRows
-from enginebay.runner.step import Program, StepState, decode_step
 from enginebay.types import StepVariant
+from enginebay_executor.device import DeviceRows
+from enginebay_executor.step import Program, StepState, decode_step
 
 Arrays = dict[str, Any]
 """What of a state the functions take over and give back.

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError
-from enginebay.runner.sharding import Placement
+from enginebay.executor.sharding import Placement
 
 Rules = tuple[tuple[str, PartitionSpec], ...]
 

@@ -20,12 +20,13 @@ import numpy as np
 
 from enginebay.cache import KVLayout
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError, explain
-from enginebay.runner.parts import EngineParts
-from enginebay.runner.step import Program
+from enginebay.executor.parts import EngineParts
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import slot_shape
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
+from enginebay_executor.local import runner_of
+from enginebay_executor.step import Program
 from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
 
@@ -84,7 +85,7 @@ class Programs:
         # A generator that is collected as garbage lets go of its use, perhaps while the lock is
         # held.
         self._lock = threading.RLock()
-        self._made = Made(engine.runner.program)
+        self._made = Made(runner_of(engine).program)
         self._num_uses = 0
         self._described: dict[tuple[InferenceShape, Kind], Arrays] = {}
 
@@ -132,7 +133,7 @@ class Programs:
                         "Let them end, or close their generators, and try again.",
                     )
                 )
-            before, self._made = self._made, Made(parts.program(), always_compiles=True)
+            before, self._made = self._made, Made(Program.of(parts), always_compiles=True)
         try:
             yield
         finally:
@@ -245,7 +246,7 @@ class Programs:
         """Shapes, dtypes and shardings of a function's arguments."""
         weights = jax.tree.map(
             lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding),
-            self.engine.runner.weights,
+            runner_of(self.engine).weights,
         )
         keys = jax.ShapeDtypeStruct(
             (shape.num_rows, 2), jnp.uint32, sharding=self.engine.parts.placement.replicated

@@ -15,6 +15,7 @@ from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.stepping.engine import StepEngine
 from enginebay.text import Tokenizer
+from enginebay_executor.local import runner_of
 from enginebay_faces.opening import ModelLike, config_of, refuse_states, size_name, wrong_llm
 from enginebay_vinference.engine import is_contiguous
 from enginebay_vinference.errors import MissingSettingError
@@ -44,7 +45,7 @@ class LoadedModel:
     @property
     def weights(self) -> Weights:
         """The engine's weights by dotted path."""
-        return self.engine.runner.weights
+        return runner_of(self.engine).weights
 
     def default_name(self) -> str:
         """{model type}-{billions of parameters}B-{date}."""

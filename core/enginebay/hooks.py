@@ -200,7 +200,7 @@ class Hooks:
 
     @hookspec
     def register_engines(self, register: Register) -> None:
-        """Engines. Target: a callable `enginebay.runner.parts.EngineParts`, options ->
+        """Engines. Target: a callable `enginebay.executor.parts.EngineParts`, options ->
         `enginebay.engine.Engine`.
         """
 

@@ -131,7 +131,7 @@ def traced(args: argparse.Namespace) -> Iterator[None]:
         return
     import jax
 
-    from enginebay.runner.dump import make_writable
+    from enginebay.compose.folders import make_writable
 
     with jax.profiler.trace(make_writable(args.profile, "--profile")):
         yield

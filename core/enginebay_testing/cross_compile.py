@@ -20,16 +20,16 @@ from enginebay.compose.resolve import NamedFact, pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
 from enginebay.engine import AttentionProblem
+from enginebay.executor import columns
+from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import Bucket
 from enginebay.ops.toolchains import CompileReport, KernelCompiler
 from enginebay.registry import Registry
-from enginebay.runner import device
-from enginebay.runner.device import DeviceRows
-from enginebay.runner.prefill import forward_step
-from enginebay.runner.sharding import Placement, make_placement
-from enginebay.runner.step import Program, StepState, decode_step
+from enginebay_executor.device import DeviceRows
+from enginebay_executor.prefill import forward_step
+from enginebay_executor.step import Program, StepState, decode_step
 
 TENSOR = "tensor"
 """The mesh axis over which weights and heads are split."""
@@ -64,8 +64,8 @@ class DecodeShape:
         """What a step of this shape is given besides weights, state and page tables."""
         if not self.prefill_tokens:
             return _ints(self.rows), _ints()
-        floats = jax.ShapeDtypeStruct((self.rows, device.NUM_FLOAT_COLUMNS), jnp.float32)
-        return _ints(self.prefill_tokens), _ints(self.rows, device.NUM_INT_COLUMNS), floats
+        floats = jax.ShapeDtypeStruct((self.rows, columns.NUM_FLOAT_COLUMNS), jnp.float32)
+        return _ints(self.prefill_tokens), _ints(self.rows, columns.NUM_INT_COLUMNS), floats
 
     def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
         """Each cache group's layout."""

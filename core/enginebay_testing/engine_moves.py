@@ -11,10 +11,11 @@ from enginebay.cache import KVLayout, Lease
 from enginebay.cache_shape import pages_for
 from enginebay.engine import Engine, RowState
 from enginebay.errors import UnsupportedError
+from enginebay.executor.commands import PageOut
 from enginebay.llm import LLM
-from enginebay.runner.commands import PageOut
 from enginebay.stepping.engine import StepEngine
 from enginebay.types import SamplingParams
+from enginebay_executor.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, greedy, penalised, prompts_of, seeded
 
@@ -107,7 +108,7 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
     except UnsupportedError as error:
         raise unittest.SkipTest(str(error)) from None
     with llm:
-        assert {one.name for one in llm.engine.runner.layouts.values()} == {layout}
+        assert {one.name for one in runner_of(llm.engine).layouts.values()} == {layout}
         llm.run_on_engine(functools.partial(put_and_compare, llm.engine, prompt))
 
 
@@ -144,7 +145,7 @@ def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -
 def _stored(engine: StepEngine, lease: Lease, state: RowState) -> dict[str, np.ndarray]:
     """What the device stores of a row's cached tokens, by "group/layer/array"."""
     stored = {}
-    for group, layout in engine.runner.layouts.items():
+    for group, layout in runner_of(engine).layouts.items():
         table = np.zeros((1, pages_for(lease.capacity, layout.page_size)), np.int32)
         engine.ledger.write_table(group, [lease], table)
         for name, array in engine.executor.run(PageOut({group: table[0]})).items():

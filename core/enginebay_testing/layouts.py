@@ -15,8 +15,8 @@ import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.registry import load_registry
-from enginebay.runner.compacting import compact_rows
 from enginebay.weights import stored_bytes
+from enginebay_executor.compacting import compact_rows
 
 PAGES_ASKED_FOR = (2, 3)
 """Shape of an array of pages."""

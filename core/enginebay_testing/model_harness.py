@@ -17,10 +17,10 @@ import numpy as np
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.config import DEFAULT_AXIS_RULES
+from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model, ModelCache, ModelInfo, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket, derive_batch
-from enginebay.runner.sharding import Placement, make_placement
 from enginebay_testing.layouts import installed_layouts
 
 Layouts = Mapping[str, CacheLayout]

@@ -18,15 +18,15 @@ import numpy as np
 from enginebay.background import Background
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.runner.codec import decode, encode
-from enginebay.runner.commands import Command, SetParts, Step
-from enginebay.runner.executor import Executor
-from enginebay.runner.keys import StepKey
-from enginebay.runner.parts import EngineParts
-from enginebay.runner.runner import Report, Runner
-from enginebay.runner.scoping import StepNeeds
-from enginebay.runner.step import StepState
+from enginebay.executor.codec import decode, encode
+from enginebay.executor.commands import Command, SetParts, Step
+from enginebay.executor.contract import Executor, Report
+from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.executor.parts import EngineParts
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.local import runner_of
+from enginebay_executor.runner import Runner
+from enginebay_executor.step import StepState
 
 Result = TypeVar("Result")
 FRAME = struct.Struct("<cI")
@@ -46,7 +46,7 @@ class RecordingExecutor(Executor):
 
     @property
     def runner(self) -> Runner:
-        return self._inner.runner
+        return runner_of(self._inner)
 
     def run(self, command: Command[Result]) -> Result:
         result: Any = self._inner.run(command)
@@ -130,7 +130,7 @@ def recorded(engine: StepEngine, path: Path) -> Iterator[None]:
             recording.write(CONFIG, engine.parts.config.model_dump_json().encode())
             engine.make_arrays()
             yield
-            recording.write(DIGEST, digest_of(engine.runner.state))
+            recording.write(DIGEST, digest_of(runner_of(engine).state))
         finally:
             engine.executor = inner
 
@@ -191,7 +191,7 @@ def replay(path: Path, executor: Executor) -> Replayed:
             if steps.pop(number).read().ravel().tolist() != wanted:
                 different.append(number)
         elif kind == DIGEST:
-            arrays_are_equal = digest_of(executor.runner.state) == data
+            arrays_are_equal = digest_of(runner_of(executor).state) == data
     if arrays_are_equal is None:
         raise InputError(
             f"{path}, which does not reach its end", "a whole recording", "Record again."

@@ -13,10 +13,10 @@ import numpy as np
 from enginebay.cache_shape import CacheShape
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import Plan, make_sampler
+from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket, derive_batch
-from enginebay.runner.step import Layouts
 from enginebay.types import SamplingParams
 from enginebay_testing.sampling_oracle import Params, penalised
 

@@ -19,8 +19,8 @@ from enginebay.compose.composition import make_parts, make_plan
 from enginebay.compose.override import overridden_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import InputError
-from enginebay.runner.executor import LocalExecutor
-from enginebay.runner.parts import EngineParts
+from enginebay.executor.parts import EngineParts
+from enginebay_executor.local import LocalExecutor
 from enginebay_testing.recording import CONFIG, Replayed, frames, replay
 
 

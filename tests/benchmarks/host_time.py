@@ -34,12 +34,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay import LLM
+from enginebay.executor.keys import StepKey
 from enginebay.loop.messages import Ticket
-from enginebay.runner.keys import StepKey
-from enginebay.runner.logprobs import Logprobs
-from enginebay.runner.runner import Runner
-from enginebay.runner.step import Sampled, StepState
 from enginebay.types import SamplingParams
+from enginebay_executor.local import runner_of
+from enginebay_executor.logprobs import Logprobs
+from enginebay_executor.runner import Runner
+from enginebay_executor.step import Sampled, StepState
 from enginebay_testing.driver import request_of
 
 PROMPT_TOKENS = 16
@@ -106,7 +107,7 @@ class Host:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.loop = llm._loop
-        runner = llm.engine.runner
+        runner = runner_of(llm.engine)
         self.programs = InstantPrograms(runner)
         runner._compiled = self.programs
         self.num_arrays = len(jax.tree.leaves((runner.weights, runner.state)))

@@ -14,14 +14,14 @@ from enginebay.cache import Lease
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import GroupState, RowPlan, RowState
 from enginebay.errors import InputError
+from enginebay.executor import commands
+from enginebay.executor.assemble import SentTables, decode_command
+from enginebay.executor.codec import decode, encode
+from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, SetTables, Step
+from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
 from enginebay.rows import RowTable
-from enginebay.runner import commands
-from enginebay.runner.assemble import SentTables, decode_command
-from enginebay.runner.codec import decode, encode
-from enginebay.runner.commands import CopyPages, Drop, PageIn, PageOut, SetTables, Step
-from enginebay.runner.keys import StepKey
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool

@@ -17,6 +17,9 @@ CONTRACTS = (
     "constraint",
     "declarations",
     "engine",
+    "executor/commands",
+    "executor/keys",
+    "executor/parts",
     "hooks",
     "model",
     "platform",
@@ -31,10 +34,6 @@ CONTRACTS = (
     "ops/caps",
     "ops/op",
     "ops/spec",
-    "runner/commands",
-    "runner/keys",
-    "runner/parts",
-    "runner/step",
 )
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from enginebay.executor.buckets import default_sizes
+from enginebay.executor.keys import StepKey, covering
 from enginebay.ops.spec import Bucket
-from enginebay.runner.buckets import default_sizes
-from enginebay.runner.keys import StepKey, covering
 from enginebay.stepping.geometry import Geometry
 from enginebay.types import StepVariant
 

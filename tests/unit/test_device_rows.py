@@ -13,12 +13,13 @@ from enginebay import LLM
 from enginebay.cache import Lease
 from enginebay.engine import RowPlan
 from enginebay.errors import CompilationError, InputError
+from enginebay.executor.assemble import prefill_writes
 from enginebay.rows import RowTable
-from enginebay.runner.assemble import prefill_writes
-from enginebay.runner.device import COLUMNS, DeviceRows, write_history
-from enginebay.runner.verify import advance_guessed
 from enginebay.stepping.engine import StepEngine
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
+from enginebay_executor.device import COLUMNS, DeviceRows, write_history
+from enginebay_executor.local import runner_of
+from enginebay_executor.verify import advance_guessed
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import penalised
 from tests.brief import LEAST
@@ -172,14 +173,14 @@ def history_after_a_hit(engine: StepEngine, params: SamplingParams, num_cached: 
     first = RequestDriver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
     first.prefill()
     first.close()
-    rows = engine.runner.state.rows
+    rows = runner_of(engine).state.rows
     others = dataclasses.replace(rows, token_ids=jax.device_put(np.asarray(rows.token_ids) + 1))
-    engine.runner.state = dataclasses.replace(engine.runner.state, rows=others)
+    runner_of(engine).state = dataclasses.replace(runner_of(engine).state, rows=others)
     second = RequestDriver(engine, request_of(PROMPT, params))
     second.lease.num_cached = num_cached
     assert second.row == first.row
     tokens = second.prefill() + second.decode(4) + second.decode(4)
-    history = np.asarray(engine.runner.state.rows.token_ids)[
+    history = np.asarray(runner_of(engine).state.rows.token_ids)[
         second.row, : len(PROMPT) + len(tokens)
     ].tolist()
     assert history[-len(tokens) :] == tokens

@@ -12,6 +12,7 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.weights import QuantizedArray
+from enginebay_executor.local import runner_of
 from enginebay_models.int8 import Int8
 from enginebay_models.qwen3_moe import family
 from enginebay_testing.reference import ReferenceModel
@@ -94,7 +95,7 @@ def test_a_batch_has_the_tokens_of_each_prompt_alone(
 ) -> None:
     given: dict[str, Any] = SIZES | choices | {"engine": engine}
     with LLM(folder, **given) as llm:
-        weights = llm.engine.runner.weights
+        weights = runner_of(llm.engine).weights
         is_int8 = isinstance(weights["layers.0.mlp.gate"], QuantizedArray)
         assert is_int8 == ("quantization" in choices)
         one = ReferenceModel(make_plan(EngineConfig(model=folder, **SIZES)))

@@ -19,13 +19,13 @@ from enginebay.compose.ops import usable_ops
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO, PHASES
 from enginebay.errors import UnsupportedError
+from enginebay.executor.sharding import make_placement
 from enginebay.hooks import Declaration
 from enginebay.model import ModelInfo
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay.runner.sharding import make_placement
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write

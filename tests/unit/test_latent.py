@@ -21,10 +21,10 @@ from enginebay.errors import (
     UnknownNameError,
     UnsupportedError,
 )
+from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting
 from enginebay.ops.spec import AttnSpec
-from enginebay.runner.sharding import make_placement
 from enginebay_models.deepseek_v2 import family
 from enginebay_models.experts import ExpertsConfig
 from enginebay_triton.layout import NhdLayout

@@ -19,15 +19,15 @@ from enginebay.compose.guides import choose_guide
 from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
+from enginebay.executor.commands import Step
 from enginebay.llm.abilities import Abilities
 from enginebay.outputs import CompletionOutput
 from enginebay.registry import Registry, load_registry
-from enginebay.runner.commands import Step
-from enginebay.runner.launched import LaunchedStep
-from enginebay.runner.logprobs import logprobs_of
-from enginebay.runner.step import Sampled
 from enginebay.types import MAX_LOGPROBS
 from enginebay_cli import generate
+from enginebay_executor.launched import LaunchedStep
+from enginebay_executor.logprobs import logprobs_of
+from enginebay_executor.step import Sampled
 from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY

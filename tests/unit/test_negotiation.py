@@ -18,11 +18,11 @@ from enginebay.compose.platforms import find_platform
 from enginebay.config import EngineConfig, Reason, make_config
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError
+from enginebay.executor.parts import EngineParts
 from enginebay.hooks import Declaration
 from enginebay.ops.caps import Caps
 from enginebay.ops.select import Candidate, choose
 from enginebay.registry import Registry, load_registry
-from enginebay.runner.parts import EngineParts
 from enginebay_oengine.options import PagedOptions
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.platforms import CpuPlatform

@@ -13,8 +13,9 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.cache_shape import CacheShape
 from enginebay.config import make_config
-from enginebay.runner.pages import PageMover
 from enginebay.stepping.geometry import shape_bytes
+from enginebay_executor.local import runner_of
+from enginebay_executor.pages import PageMover
 from enginebay_oengine import sizing
 from enginebay_oengine.engine import is_paged
 from enginebay_oengine.pool import PagePool
@@ -45,7 +46,7 @@ def pages_of(llm: LLM) -> set[int]:
     """How many pages the arrays have."""
     engine = llm.engine
     assert is_paged(engine)
-    return {array.shape[0] for array in jax.tree.leaves(engine.runner.state.cache)}
+    return {array.shape[0] for array in jax.tree.leaves(runner_of(engine).state.cache)}
 
 
 def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
@@ -127,7 +128,7 @@ def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
         engine = llm.engine
         assert is_paged(engine)
         monkeypatch.setattr(PageMover, "compile", compile_nothing)
-        monkeypatch.setattr(type(engine.runner), compiles, compile_nothing)
+        monkeypatch.setattr(type(runner_of(engine)), compiles, compile_nothing)
         getattr(engine, warm_up)()
         assert compiled_for == [{NUM_PAGES}] * 2
         assert pages_of(llm) == {NUM_PAGES}

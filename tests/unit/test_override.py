@@ -22,6 +22,7 @@ from enginebay.errors import (
     UnsupportedError,
 )
 from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay_executor.local import runner_of
 from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, SIZES, assert_idle
 from tests.unit.unregistered import (
@@ -178,11 +179,11 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(llm: LLM) -> None:
 def test_what_cannot_serve_is_refused_and_nothing_changes(
     given: dict[str, object], error: type[Exception], message: str, llm: LLM
 ) -> None:
-    plan, program = llm.plan, llm.engine.runner.program
+    plan, program = llm.plan, runner_of(llm.engine).program
     with pytest.raises(error, match=message), llm.override(**given):
         pytest.fail("the block was entered")
     assert llm.plan is plan
-    assert llm.engine.runner.program is program
+    assert runner_of(llm.engine).program is program
 
 
 def test_one_without_the_layout_of_the_cache_is_refused(llm: LLM) -> None:

@@ -15,6 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
 from enginebay.processor import RowFacts, Sizes
+from enginebay_executor.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
@@ -100,7 +101,7 @@ def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
 
 def variants(llm: LLM) -> set[str]:
     """Of the programs that are compiled so far."""
-    return {key.variant.name.lower() for key in llm.engine.runner.programs}
+    return {key.variant.name.lower() for key in runner_of(llm.engine).programs}
 
 
 def test_rows_have_processors_of_their_own_and_steps_the_least_variant(

@@ -13,9 +13,10 @@ import pytest
 
 from enginebay import LLM, SamplingParams, Segments
 from enginebay.errors import RequestError
+from enginebay.executor.codec import decode, encode
+from enginebay.executor.commands import Command, Step
 from enginebay.proposer import Proposer
-from enginebay.runner.codec import decode, encode
-from enginebay.runner.commands import Command, Step
+from enginebay_executor.local import runner_of
 from tests.brief import TINY
 from tests.unit.test_embed import GREEDY, SIZES, PreemptsOnce
 
@@ -34,7 +35,7 @@ def llm(request: pytest.FixtureRequest, few_sizes_module: None) -> Iterator[LLM]
 
 @pytest.fixture(scope="module")
 def table(llm: LLM) -> np.ndarray:
-    return np.asarray(llm.engine.runner.weights["embed"])
+    return np.asarray(runner_of(llm.engine).weights["embed"])
 
 
 def tokens_of(llm: LLM, *args: Any, **named: Any) -> list[list[int]]:

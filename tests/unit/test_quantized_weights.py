@@ -18,9 +18,9 @@ import pytest
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import Plan, make_plan
 from enginebay.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
-from enginebay.runner.parts import weight_bytes
-from enginebay.runner.weights import merge_weights
+from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
+from enginebay_executor.weights import merge_weights
 from enginebay_models.int8 import Int8
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.linear import embedding, linear

@@ -20,11 +20,12 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import InputError, UnsupportedError
+from enginebay.executor.codec import decode
+from enginebay.executor.commands import Drop, PageIn, PageOut, SetTables, Step
 from enginebay.ops.spec import Bucket
-from enginebay.runner.codec import decode
-from enginebay.runner.commands import Drop, PageIn, PageOut, SetTables, Step
-from enginebay.runner.tables import max_changes
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.local import runner_of
+from enginebay_executor.tables import max_changes
 from enginebay_oengine import sizing
 from enginebay_testing.recording import frames, recorded, replay
 from tests.brief import BRIEF
@@ -51,7 +52,7 @@ def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
     executor = engine_of(llm).executor
 
     def move() -> None:
-        state = engine_of(llm).runner.state
+        state = runner_of(engine_of(llm)).state
         before = {name: np.asarray(a) for name, a in flat(state.cache).items()}
         [used, *_] = before.values()
         held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
@@ -60,7 +61,7 @@ def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
         out = executor.run(PageOut({"full": source}))
         assert all(values.any() for values in out.values()), "there is something in the pages"
         executor.run(PageIn({"full": target}, out))
-        after = flat(engine_of(llm).runner.state.cache)
+        after = flat(runner_of(engine_of(llm)).state.cache)
         for name, array in after.items():
             moved, whole = np.asarray(array), before[name]
             assert moved[target].tobytes() == whole[source].tobytes()
@@ -88,12 +89,12 @@ def test_more_changes_than_a_step_takes_are_written_before_it(llm: LLM) -> None:
         num = max_changes(Bucket(4, 4, 32, 1, 256, "decode")) + 8
         entries = np.stack([np.arange(num) % 4, np.arange(num) // 4, np.arange(num) + 1], axis=1)
         engine.executor.run(SetTables({"full": entries.astype(np.int32)}))
-        table = np.asarray(engine.runner.state.tables["full"])
+        table = np.asarray(runner_of(engine).state.tables["full"])
         assert (table[entries[:, 0], entries[:, 1]] == entries[:, 2]).all()
         assert np.count_nonzero(table) == num
         engine.drop_arrays()
         engine.make_arrays()
-        assert not np.asarray(engine.runner.state.tables["full"]).any()
+        assert not np.asarray(runner_of(engine).state.tables["full"]).any()
 
     llm.run_on_engine(write)
 
@@ -178,7 +179,7 @@ def test_a_function_given_by_hand_cannot_be_recorded(llm: LLM, tmp_path: Path) -
     ):
         raise AssertionError("the block is not entered")
     engine = engine_of(llm)
-    assert engine.runner.layouts["full"].num_pages == NUM_PAGES
+    assert runner_of(engine).layouts["full"].num_pages == NUM_PAGES
     assert llm.generate([[5, 6]], SamplingParams(max_tokens=2))[0].finished
 
 

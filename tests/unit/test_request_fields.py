@@ -21,10 +21,11 @@ from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
 from enginebay.llm.abilities import Abilities
 from enginebay.llm.prepare import Preparer
-from enginebay.runner import full_vocab
-from enginebay.runner.full_vocab import log_softmax as device_log_softmax
-from enginebay.runner.full_vocab import prompt_logprobs
 from enginebay_cli import generate
+from enginebay_executor import full_vocab
+from enginebay_executor.full_vocab import log_softmax as device_log_softmax
+from enginebay_executor.full_vocab import prompt_logprobs
+from enginebay_executor.local import runner_of
 from enginebay_testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
@@ -91,7 +92,7 @@ def reference(references: dict[str, ReferenceModel]) -> ReferenceModel:
 
 
 def wide_programs(llm: LLM) -> set[str]:
-    return {str(key) for key in llm.engine.runner.programs if key.full_vocab}
+    return {str(key) for key in runner_of(llm.engine).programs if key.full_vocab}
 
 
 def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None:  # holds G101

@@ -15,8 +15,8 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.engine import RowState
 from enginebay.errors import InputError
-from enginebay.runner.commands import Put
-from enginebay.runner.rowio import put_row
+from enginebay.executor.commands import Put
+from enginebay_executor.rowio import put_row
 from tests.brief import LEAST
 
 CONTEXT = 64

@@ -15,7 +15,8 @@ from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.ops.shadow import ShadowReport
-from enginebay.runner.shadow import Shadow
+from enginebay_executor.local import runner_of
+from enginebay_executor.shadow import Shadow
 from tests.brief import BRIEF
 from tests.unit.serving import HOT, SIZES, with_
 
@@ -42,7 +43,7 @@ def bits_of_a_run(llm: LLM, prompts: list[str]) -> tuple[list[list[int]], list[b
     llm.run_on_engine(begin_anew)
     # One after the other, so that both runs launch the same steps.
     tokens = [llm.generate(p, with_(HOT, seed=3))[0].outputs[0].token_ids for p in prompts]
-    state = llm.run_on_engine(lambda: jax.tree.leaves(llm.engine.runner.state))
+    state = llm.run_on_engine(lambda: jax.tree.leaves(runner_of(llm.engine).state))
     return tokens, [np.asarray(array).tobytes() for array in state]
 
 
@@ -58,7 +59,7 @@ def run_beside(
     )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    runner = llm.engine.runner
+    runner = runner_of(llm.engine)
     runner.shadow = Shadow(chosen.parts(plan.kernels, plan.model.info, plan.placement))
     try:
         tokens, bits = bits_of_a_run(llm, prompts)
@@ -136,15 +137,15 @@ def test_a_shadow_rests_within_an_override(llm: LLM) -> None:
     )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    llm.engine.runner.shadow = shadow = Shadow(
+    runner_of(llm.engine).shadow = shadow = Shadow(
         chosen.parts(plan.kernels, plan.model.info, plan.placement)
     )
     try:
         with llm.override(attention="xla"):
             assert llm.shadow_report() is None
-        assert llm.engine.runner.shadow is shadow
+        assert runner_of(llm.engine).shadow is shadow
     finally:
-        llm.engine.runner.shadow = None
+        runner_of(llm.engine).shadow = None
 
 
 def test_flags_and_sections_say_the_same() -> None:

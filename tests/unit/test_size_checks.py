@@ -19,6 +19,7 @@ from enginebay.errors import CheckpointError, RequestError, UnsupportedError
 from enginebay.memory import ACCOUNT
 from enginebay.rows import RowTable
 from enginebay_esurge import eSurge
+from enginebay_executor.local import runner_of
 from enginebay_oengine.opened_model import GenerationConfig, OpenedModel
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
@@ -137,7 +138,7 @@ def test_an_engine_that_does_not_fit_beside_another_is_refused_until_that_is_clo
         with pytest.raises(UnsupportedError, match=r"do not fit .* MiB of this process's other"):
             LLM(config=config)
         assert ACCOUNT.promised_bytes(first.plan.placement.device) >= num_bytes
-        runner = first.engine.runner
+        runner = runner_of(first.engine)
         arrays = [weakref.ref(x) for x in jax.tree.leaves((runner.weights, runner.state))]
     assert not [array for array in arrays if array() is not None], (
         "close() leaves the engine's arrays allocated"

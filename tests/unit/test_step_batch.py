@@ -16,14 +16,15 @@ from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.compose.partition import partitioned
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.errors import InputError, UnsupportedError
+from enginebay.executor.sharding import make_placement
 from enginebay.hooks import Declaration
 from enginebay.model import Model, ModelCache, ModelFamily, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.op import CheckSetting, Op, Partition, QuickCase
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay.runner.sharding import make_placement
 from enginebay.weights import WeightSpec
+from enginebay_executor.local import runner_of
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder
@@ -193,7 +194,7 @@ def test_a_model_in_an_engine_is_given_it_in_every_kind_of_step(
     sizes: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
     sizes |= {"dtype": "float32", "decode_steps": 2, "processors": (), "proposer": "ngram"}
     with few_sizes(), LLM(model, engine="oengine", generation_config="none", **sizes) as llm:
-        reference = ReferenceModel(llm.plan, llm.engine.runner.weights)
+        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
         prompts = [[5, 6, 7] * 7, [9, 8, 30]]
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         for out in llm.generate(prompts, params):

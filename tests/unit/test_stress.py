@@ -22,6 +22,7 @@ from enginebay.cache import Lease
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.outputs import RequestOutput
+from enginebay_executor.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import MAX_NEAR_TIES, possible_tokens
 from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED, Counts, make_llm, seeing
@@ -322,7 +323,7 @@ def run_on_real_engine(
     cases = make_cases(num_cases, seed=count)
     with make_llm("oengine", **(PAGED | {"prefix_caching": caching})) as llm:
         clients = run_stress(llm, cases, count, fail_at)
-        check_tokens(clients.seen, ReferenceModel(llm.plan, llm.engine.runner.weights))
+        check_tokens(clients.seen, ReferenceModel(llm.plan, runner_of(llm.engine).weights))
 
 
 @pytest.mark.usefixtures("pooled")

@@ -17,8 +17,8 @@ from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
 from enginebay.errors import ConfigError
-from enginebay.runner.pages import copy_page
 from enginebay.stepping.geometry import PoolSizes, plan_memory
+from enginebay_executor.pages import copy_page
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools

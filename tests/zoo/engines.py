@@ -16,6 +16,7 @@ import pytest
 from enginebay.cache import Lease
 from enginebay.engine import GroupState, Pending, RowState, StepPlan
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.local import runner_of
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
 from tests.brief import LATE
@@ -40,7 +41,7 @@ class Waiting(StepEngine):
 
     def step(self, plan: StepPlan) -> Pending:
         pending = super().step(plan)
-        jax.block_until_ready(self.runner.state)
+        jax.block_until_ready(runner_of(self).state)
         return pending
 
 
@@ -51,8 +52,8 @@ class Reading(StepEngine):
 
     def step(self, plan: StepPlan) -> Pending:
         pending = super().step(plan)
-        assert self.runner.state is not None
-        self.lengths = np.asarray(self.runner.state.rows.length)
+        assert runner_of(self).state is not None
+        self.lengths = np.asarray(runner_of(self).state.rows.length)
         return pending
 
 

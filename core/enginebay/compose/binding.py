@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
+from enginebay.executor.parts import Layouts
+from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
-from enginebay.runner.sharding import Placement
-from enginebay.runner.step import Layouts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,13 +28,13 @@ from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
+from enginebay.executor.parts import EngineParts, engine_title, weight_bytes
+from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
 from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay.runner.parts import EngineParts, engine_title, weight_bytes
-from enginebay.runner.sharding import Placement, make_placement
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 from enginebay.waits import waiting

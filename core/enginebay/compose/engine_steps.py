@@ -15,13 +15,13 @@ from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, PHASES
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError
+from enginebay.executor.parts import AttentionProblemsOf, StepFacts
+from enginebay.executor.sharding import Placement
 from enginebay.model import Model, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
 from enginebay.platform import Platform
 from enginebay.registry import Registry, import_target
-from enginebay.runner.parts import AttentionProblemsOf, StepFacts
-from enginebay.runner.sharding import Placement
 
 USUAL_PAGE_SIZE = 64
 

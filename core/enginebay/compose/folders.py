@@ -1,10 +1,13 @@
-"""Folders of the user's own for what is compiled and will be executed."""
+"""Folders: the user's own for what is compiled and will be executed, and those that options name."""
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
+
+from enginebay.errors import InputError
 
 
 def cache_folder() -> Path:
@@ -25,3 +28,19 @@ def make_private(folder: Path) -> str | None:
     if stat.S_IMODE(found.st_mode) & 0o077:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}, open to others"
     return None
+
+
+def make_writable(path: str | Path, setting: str) -> Path:
+    """The folder, which is made; InputError naming the setting when it cannot be written."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{setting} = {str(folder)!r}, which cannot be written ({error.strerror})",
+            "a folder",
+            "Choose another.",
+        ) from error
+    return folder

@@ -19,6 +19,7 @@ from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, UnsupportedError, unknown_name
+from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
@@ -27,7 +28,6 @@ from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import TunedConfigs
 from enginebay.registry import Registry, import_target
-from enginebay.runner.sharding import Placement
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:

@@ -11,10 +11,10 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from enginebay.executor.sharding import Placement
 from enginebay.ops.op import Op, Partition, Shards
 from enginebay.ops.spec import StepBatch
 from enginebay.registry import import_target
-from enginebay.runner.sharding import Placement
 
 Axes = Mapping[str, Any]
 """The mesh axes that a dimension of the rule is split over, by its name."""

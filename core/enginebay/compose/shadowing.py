@@ -18,11 +18,11 @@ from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES, ShadowChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, unknown_name
+from enginebay.executor.parts import ShadowParts
+from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo
 from enginebay.ops.select import Candidate
 from enginebay.registry import Registry
-from enginebay.runner.shadow import ShadowParts
-from enginebay.runner.sharding import Placement
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,7 @@ from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import pages_for
 from enginebay.engine import AttentionProblem, Demand, Engine, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
-from enginebay.memory import ACCOUNT
-from enginebay.ops.shadow import ShadowReport
-from enginebay.processor import RowValues
-from enginebay.rows import RowTable
-from enginebay.runner.assemble import (
+from enginebay.executor.assemble import (
     SentTables,
     decode_command,
     needs_of,
@@ -25,8 +21,9 @@ from enginebay.runner.assemble import (
     prefill_writes,
     takes_embeds,
     verify_command,
+    wants_all,
 )
-from enginebay.runner.commands import (
+from enginebay.executor.commands import (
     CopyPages,
     Drop,
     Grow,
@@ -36,13 +33,15 @@ from enginebay.runner.commands import (
     SetWeights,
     Take,
     WriteRows,
+    values_of,
 )
-from enginebay.runner.executor import Executor
-from enginebay.runner.full_vocab import wants_all
-from enginebay.runner.keys import StepKey
-from enginebay.runner.parts import EngineParts
-from enginebay.runner.rowio import values_of
-from enginebay.runner.runner import Report, Runner
+from enginebay.executor.contract import Executor, Report
+from enginebay.executor.keys import StepKey
+from enginebay.executor.parts import EngineParts
+from enginebay.memory import ACCOUNT
+from enginebay.ops.shadow import ShadowReport
+from enginebay.processor import RowValues
+from enginebay.rows import RowTable
 from enginebay.stepping.geometry import CacheSizes, Geometry, Shapes, plan_memory
 
 NO_DEMAND = Demand()
@@ -87,11 +86,6 @@ class StepEngine(Engine):
         """
         self.executor.run(SetWeights(weights))
         self._num_updates += 1
-
-    @property
-    def runner(self) -> Runner:
-        """What lies on the device, where the executor runs in this process."""
-        return self.executor.runner
 
     def make_arrays(self) -> None:
         if not self._has_arrays:
@@ -219,7 +213,7 @@ class StepEngine(Engine):
 
     @property
     def shadow_report(self) -> ShadowReport | None:
-        return self.runner.shadow_report
+        return self.executor.shadow_report
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before, first = self.sizes, self._first

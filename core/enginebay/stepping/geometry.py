@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import AttentionProblem, Demand
-from enginebay.memory import MemoryPlan
-from enginebay.ops.spec import Bucket
-from enginebay.runner.buckets import BucketSizes, round_up
-from enginebay.runner.keys import StepKey
-from enginebay.runner.parts import (
+from enginebay.executor.buckets import BucketSizes, round_up
+from enginebay.executor.keys import StepKey, verify_bucket
+from enginebay.executor.parts import (
     EngineParts,
     StepFacts,
     make_layouts,
     step_workspace_bytes,
     weight_bytes,
 )
-from enginebay.runner.verify import verify_bucket
+from enginebay.memory import MemoryPlan
+from enginebay.ops.spec import Bucket
 
 ONE_PAGE_LAYOUTS = ("hnd",)
 """Layouts in which a slot is a single page: their kernels take pages of any size."""

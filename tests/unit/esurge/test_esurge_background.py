@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from enginebay.background import Background
-from enginebay.runner.compiling import StepCompiler
-from enginebay.runner.keys import StepKey, covering
+from enginebay.executor.keys import StepKey, covering
 from enginebay_esurge import eSurge
+from enginebay_executor.compiling import StepCompiler
+from enginebay_executor.local import runner_of
 from tests.fake_engine import FakeEngine
 from tests.unit.esurge.conftest import Make
 from tests.unit.esurge.small import GREEDY, HOT_ON, LONG, PROMPT, PROMPTS, token_ids, with_
@@ -46,7 +47,7 @@ class Compiler:
 @pytest.fixture
 def compiler(real_engine: eSurge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """Compiles for the real engine, which has forgotten its programs."""
-    runner = real_engine.engine.runner
+    runner = runner_of(real_engine.engine)
     made = Compiler(dict(runner._programs))
     monkeypatch.setattr(StepCompiler, "_lower", lambda _, key: runner._cache_key(key))
     monkeypatch.setattr(StepCompiler, "_compile", lambda _, key, name: made.compile(key, name))
@@ -72,8 +73,8 @@ def test_steps_take_larger_programs_until_theirs_are_compiled(
     inner = real_engine.engine
     keys = inner.geometry.all_steps()
     others: Background = real_engine.run_on_engine(inner.begin_warmup)
-    assert inner.runner.programs == covering(keys)
-    assert len(inner.runner.programs) < len(keys)
+    assert runner_of(inner).programs == covering(keys)
+    assert len(runner_of(inner).programs) < len(keys)
     count = inner.compilations.count
     others.start()
     assert compiler.begun.wait(DEADLOCK_S)
@@ -81,7 +82,7 @@ def test_steps_take_larger_programs_until_theirs_are_compiled(
     assert (inner.compilations.count, inner.compilations.forbidden) == (count, True)
     compiler.may_end.set()
     assert others.wait(DEADLOCK_S)
-    assert set(inner.runner.programs) == set(keys)
+    assert set(runner_of(inner).programs) == set(keys)
     assert answers(real_engine) == wanted
     num_first = len({part for key in covering(keys) for part in key.parts})
     later = compiler.asked[num_first:]
@@ -97,7 +98,7 @@ def test_warmup_waits_for_all_and_nothing_is_compiled_twice(
     compiler.may_end.set()
     others.start()
     real_engine.run_on_engine(inner.warmup)
-    assert set(inner.runner.programs) == set(inner.geometry.all_steps())
+    assert set(runner_of(inner).programs) == set(inner.geometry.all_steps())
     assert others.wait(DEADLOCK_S)
     assert len(compiler.asked) == len({key for _, key in compiler.asked})
 

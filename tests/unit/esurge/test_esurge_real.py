@@ -15,6 +15,7 @@ import pytest
 from enginebay import LLM
 from enginebay.model import Model
 from enginebay_esurge import NotRunningError, eSurge
+from enginebay_executor.local import runner_of
 from enginebay_models.source import CheckpointSource
 from tests.brief import BRIEF
 from tests.unit.esurge.small import (
@@ -95,7 +96,7 @@ def test_stopping_and_starting_compiles_nothing_and_an_idle_pause_frees_the_cach
     for go_on in (real_engine.resume, real_engine.initiate):
         real_engine.pause()
         real_engine.pause()
-        assert not engine.runner.has_state
+        assert not runner_of(engine).has_state
         go_on()
         assert token_ids(real_engine.generate(PROMPTS, HOT_ON)) == wanted
     real_engine.pause()
@@ -108,7 +109,7 @@ def test_stopping_and_starting_compiles_nothing_and_an_idle_pause_frees_the_cach
     next(stream)
     real_engine.pause()
     assert real_engine.num_running_requests == 1
-    assert engine.runner.has_state, "a row is running: its cache stays"
+    assert runner_of(engine).has_state, "a row is running: its cache stays"
     stream.close()
     real_engine.resume()
     real_engine.audience.remove(slow)
@@ -129,7 +130,7 @@ def change(path: str, weight: jax.Array) -> jax.Array:
 
 def shrink(engine: eSurge) -> dict[str, Any]:
     """The weights that Shrunk has and an engine has not, by path."""
-    weights = engine.engine.runner.weights
+    weights = runner_of(engine.engine).weights
     return {path: change(path, weight) for path, weight in weights.items() if "mlp" in path}
 
 
@@ -171,7 +172,7 @@ def test_weights_that_do_not_fit_are_refused(real_engine: eSurge) -> None:  # ho
     wanted = token_ids(real_engine.generate(PROMPT, HOT_ON))
     with pytest.raises(ValueError, match="no weights"):
         real_engine.update_model_weights()
-    path, weight = next(iter(real_engine.engine.runner.weights.items()))
+    path, weight = next(iter(runner_of(real_engine.engine).weights.items()))
     for wrong in ({"no.such": weight}, {path: np.zeros((3, 3), np.float32)}):
         with pytest.raises(ValueError, match="weight"):
             real_engine.update_model_weights(graphother=wrong)

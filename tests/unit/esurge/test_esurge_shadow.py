@@ -12,8 +12,9 @@ import pytest
 from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import make_config
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
-from enginebay.runner.shadow import Shadow
 from enginebay_esurge import eSurge
+from enginebay_executor.local import runner_of
+from enginebay_executor.shadow import Shadow
 from tests.unit.esurge.small import HOT_ON, PROMPT, token_ids
 
 pytest.importorskip("prometheus_client")
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("esurge")
 
 def test_what_a_shadow_finds_is_exported(real_engine: eSurge) -> None:
     expected = token_ids(real_engine.generate(PROMPT, HOT_ON))
-    plan, runner = real_engine.plan, real_engine.engine.runner
+    plan, runner = real_engine.plan, runner_of(real_engine.engine)
     url = real_engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
 
     def samples() -> str:

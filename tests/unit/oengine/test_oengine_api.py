@@ -21,7 +21,8 @@ from enginebay import LLM
 from enginebay.engine import Compilations
 from enginebay.errors import CompilationError, ConfigError, UnsupportedError
 from enginebay.registry import load_registry
-from enginebay.runner.step import Program
+from enginebay_executor.local import runner_of
+from enginebay_executor.step import Program
 from enginebay_oengine import (
     AbstractInferenceEngine,
     ActiveSequenceBatch,
@@ -163,7 +164,7 @@ def test_a_quantised_cache_is_refused(
 def test_models_are_opened_by_name_configuration_or_llm(model: OpenedModel) -> None:
     with LLM(engine={"name": "oengine", "num_pages": 3, "page_size": 8}, **MODEL) as llm:
         shared = open_model(llm)
-        assert shared.weights is llm.engine.runner.weights
+        assert shared.weights is runner_of(llm.engine).weights
         assert oEngine(llm, None, *parts_of(shared)).graphstate is shared.weights
     for wrong in ({"model": "demo", "engine": "vinference"}, MODEL | {"engine": "vinference"}):
         with pytest.raises(ConfigError, match="oengine"):

@@ -22,12 +22,12 @@ from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
 from enginebay.config_sections import KernelChoice
+from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import load_registry
-from enginebay.runner.device import DeviceRows
-from enginebay.runner.sharding import make_placement
-from enginebay.runner.step import Program, StepState, decode_step
+from enginebay_executor.device import DeviceRows
+from enginebay_executor.step import Program, StepState, decode_step
 from enginebay_models import llama
 from enginebay_testing.models import harness_steps
 from enginebay_triton.attention import attention

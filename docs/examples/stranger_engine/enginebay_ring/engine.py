@@ -14,11 +14,11 @@ from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem
 from enginebay.errors import InternalError
+from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay.runner.executor import LocalExecutor
-from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import PoolSizes, pool_problems
+from enginebay_executor.local import LocalExecutor
 
 
 class RingOptions(BaseModel):

@@ -13,6 +13,7 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.errors import UnsupportedError
 from enginebay.registry import load_registry
+from enginebay_executor.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint
 
@@ -58,7 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_engines_give_the_tokens_of_the_reference(engine: str, model: str) -> None:
     given: dict[str, Any] = SIZES | {"engine": engine}
     with LLM(model, **given) as llm:
-        reference = ReferenceModel(llm.plan, llm.engine.runner.weights)
+        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
         assert llm.plan.kernels.names["attention.decode"] == "int8_scan"
         assert llm.plan.kernels.names["kv_write"] == "int8_heads"
         # A prompt of more tokens than a step takes, and one that shares its beginning.

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache_shape import pages_for
+from enginebay.executor import columns
+from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
-from enginebay.runner import device
-from enginebay.runner.step import Layouts, StepState
+from enginebay_executor.step import StepState
 
 Tables = Mapping[str, jax.Array]
 """By cache group, int32 [rows, pages]: the page of each page_size positions of a row."""
@@ -116,7 +117,7 @@ def _extent(
     """The ids of a step's rows, int32 [S], and how many tokens each may have in the cache after it."""
     if kind == "forward":
         ints = inputs[1]
-        return ints[:, device.ROW], ints[:, device.KV_LEN]
+        return ints[:, columns.ROW], ints[:, columns.KV_LEN]
     row_ids, what = inputs
     num_new = 1 + (what >= 0).sum(axis=1) if kind == "verify" else what
     length = state.rows.length.at[row_ids].get(mode="fill", fill_value=0)

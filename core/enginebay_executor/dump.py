@@ -7,15 +7,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from enginebay.cache import CacheLayout
-from enginebay.errors import InputError
 
-log = logging.getLogger("enginebay.runner")
+log = logging.getLogger("enginebay_executor")
 
 MEMORY_FIGURES = (
     "argument_size_in_bytes",
@@ -24,22 +22,6 @@ MEMORY_FIGURES = (
     "temp_size_in_bytes",
     "generated_code_size_in_bytes",
 )
-
-
-def make_writable(path: str | Path, setting: str) -> Path:
-    """The folder, which is made; InputError naming the setting when it cannot be written."""
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{setting} = {str(folder)!r}, which cannot be written ({error.strerror})",
-            "a folder",
-            "Choose another.",
-        ) from error
-    return folder
 
 
 def dump_program(

@@ -11,27 +11,24 @@ from typing import Any
 from enginebay.background import Background
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
+from enginebay.compose.folders import make_writable
 from enginebay.config import EngineConfig
 from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
+from enginebay.executor import columns
+from enginebay.executor.commands import Step
+from enginebay.executor.contract import Report
+from enginebay.executor.keys import StepKey, StepNeeds, covering
+from enginebay.executor.parts import EngineParts
 from enginebay.model import ModelInfo, Weights
-from enginebay.ops.shadow import ShadowReport
-from enginebay.runner import device
-from enginebay.runner.commands import Step
-from enginebay.runner.compiling import StepCompiler
-from enginebay.runner.dump import make_writable
-from enginebay.runner.keys import StepKey, covering
-from enginebay.runner.launched import LaunchedStep
-from enginebay.runner.parts import EngineParts
-from enginebay.runner.rowwriter import RowWriter
-from enginebay.runner.scoping import Scoping, StepNeeds
-from enginebay.runner.shadow import Shadow
-from enginebay.runner.step import Program, StepState
-from enginebay.runner.tables import ResidentTables, max_changes
 from enginebay.waits import waiting
-
-Report = Callable[[int, int, str], None]
-"""Told of each program that is compiled: how many there are now, of how many, and its name."""
+from enginebay_executor.compiling import StepCompiler
+from enginebay_executor.launched import LaunchedStep
+from enginebay_executor.rowwriter import RowWriter
+from enginebay_executor.scoping import Scoping
+from enginebay_executor.shadow import Shadow
+from enginebay_executor.step import Program, StepState
+from enginebay_executor.tables import ResidentTables, max_changes
 
 
 class Runner:
@@ -41,7 +38,7 @@ class Runner:
         config = parts.config
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
         self.parts = parts
-        self.program = parts.program()
+        self.program = Program.of(parts)
         self.weights: Weights = {}
         self.placement = parts.placement
         self.num_rows, self.max_model_len = config.max_num_seqs, config.max_model_len
@@ -86,11 +83,6 @@ class Runner:
     @state.setter
     def state(self, state: StepState | None) -> None:
         self._state = state
-
-    @property
-    def shadow_report(self) -> ShadowReport | None:
-        """What a shadow has found so far; None without one."""
-        return None if self.shadow is None else self.shadow.report()
 
     @property
     def has_state(self) -> bool:
@@ -244,7 +236,7 @@ def _can_be_watched(step: Step) -> bool:
     """Whether a shadow can run a step again: its tokens are in the step, or in the rows."""
     if step.program.kind == "prefill":
         return not (
-            step.program.embeds or (step.inputs[1][:, device.SAMPLES] == device.DECODES).any()
+            step.program.embeds or (step.inputs[1][:, columns.SAMPLES] == columns.DECODES).any()
         )
     return step.program.kind != "verify"
 

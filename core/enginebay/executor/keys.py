@@ -10,11 +10,29 @@ from typing import Literal
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.engine import AttentionProblem
 from enginebay.ops.spec import Bucket
-from enginebay.runner.verify import draft_rows
 from enginebay.types import StepVariant
 
 Kind = Literal["prefill", "decode", "compact", "verify", "forward", "sample"]
 """The last two are the programs that a prefill is made of; see `StepKey.parts`."""
+
+
+def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
+    """The shapes of a step for so many rows of at most so many drafts each."""
+    width = num_drafts + 1
+    return Bucket(num_rows * width, num_rows, pages_per_seq, width, max_kv_len, "mixed")
+
+
+def draft_rows(bucket: Bucket) -> Bucket:
+    """The shapes of a verify step that decodes each draft as a row of its own."""
+    return dataclasses.replace(bucket, seqs=bucket.tokens, max_q_len=1, mode="decode")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepNeeds:
+    """The least that serves a step's rows: a variant and, for FULL, names of logits processors."""
+
+    variant: StepVariant
+    names: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

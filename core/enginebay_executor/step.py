@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from enginebay.cache import CacheLayout, KVLayout
+from enginebay.cache import KVLayout
+from enginebay.executor.parts import EngineParts, Layouts, OpsFactory
 from enginebay.model import Model, ModelCache, Weights
-from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.processor import Processors, ProcessorState, evolve, process
-from enginebay.runner.compacting import compact_rows
-from enginebay.runner.device import ADVANCED, DeviceRows
-from enginebay.runner.full_vocab import FullVocab, log_softmax
-from enginebay.runner.logprobs import Logprobs, logprobs_of
 from enginebay.sampler import Sampler
 from enginebay.types import StepVariant
+from enginebay_executor.compacting import compact_rows
+from enginebay_executor.device import ADVANCED, DeviceRows
+from enginebay_executor.full_vocab import FullVocab, log_softmax
+from enginebay_executor.logprobs import Logprobs, logprobs_of
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler does."""
-
-Layouts = Mapping[str, CacheLayout]
-"""The cache layout of each group."""
-
-OpsFactory = Callable[[Bucket, Layouts], Ops]
-"""The chosen ops for a step's bucket and layouts; called while the step is traced."""
 
 
 @functools.partial(
@@ -44,7 +38,7 @@ class StepState:
 
     `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
     (enginebay.processor.empty_rows). `tables`: the rows' page tables int32 [R, P] by group, which
-    the steps of an executor read (`enginebay.runner.tables`).
+    the steps of an executor read (`enginebay_executor.tables`).
     """
 
     cache: ModelCache
@@ -108,6 +102,22 @@ class Program:
     """Whether a verify step uses the attention of decode steps, each draft a row of its own."""
     draft_passes: int = 1
     """How many times a step that verifies drafts runs the model at most."""
+
+    @staticmethod
+    def of(parts: EngineParts) -> Program:
+        """What the steps of an engine of these parts are compiled of."""
+        return Program(
+            parts.model,
+            parts.ops,
+            parts.sampler,
+            parts.returns_logits,
+            parts.has_greedy,
+            parts.processors,
+            rows_at_once=parts.platform.rows_at_once,
+            drafts_are_rows=parts.drafts_are_rows,
+            draft_passes=parts.config.draft_passes,
+            mixes=parts.config.mixed_steps == "on",
+        )
 
     def drafts_a_step(self, bucket: Bucket) -> int:
         """How many drafts a row may bring to a step of this bucket that verifies them."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from enginebay.cache import CacheLayout
 from enginebay.errors import CompilationError
-from enginebay.runner.commands import CopyPages, PageIn, PageOut
-from enginebay.runner.view import RunnerView
+from enginebay.executor.commands import CopyPages, PageIn, PageOut
+from enginebay_executor.view import RunnerView
 
 Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
 

@@ -1,4 +1,4 @@
-"""DeviceRows: each row's decoding state on the device, and how a plan's columns reach it."""
+"""DeviceRows: each row's decoding state on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from enginebay.row_columns import FLOATS, INTS, by_name, neutral_columns
+from enginebay.executor import columns
+from enginebay.row_columns import by_name
 from enginebay.sampler import DeviceParams, SamplingState
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 
@@ -31,26 +32,6 @@ COLUMNS = (*_OWN, *ROW_VALUES)
 
 ADVANCED = ("last_token", "length", "finished")
 """The columns that sampling a token changes."""
-
-# Columns of a prefill plan's int32 array, one row of it per row of the step.
-(
-    ROW,
-    Q_LEN,
-    KV_LEN,
-    SAMPLES,
-    INDEX,
-    KEY_HI,
-    KEY_LO,
-    MAX_LENGTH,
-    PROMPT_LENGTH,
-    NUM_LOGPROBS,
-    PARAMS,
-) = range(11)
-DECODES = 2
-"""In the column SAMPLES: the row goes on from the token that it sampled last. 1: its prompt ends."""
-STOP_IDS = PARAMS + len(INTS)
-NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
-NUM_FLOAT_COLUMNS = len(FLOATS)
 
 NEUTRAL = {"finished": True, "stop_ids": -1, "num_logprobs": -1} | {
     name: one.neutral for name, one in ROW_VALUES.items()
@@ -196,24 +177,13 @@ class DeviceRows:
         )
 
 
-def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """A plan's columns int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS] of padding,
-    whose row id is `num_rows`.
-    """
-    floats, values = neutral_columns(size)
-    ints = np.zeros((size, NUM_INT_COLUMNS), np.int32)
-    ints[:, ROW], ints[:, NUM_LOGPROBS], ints[:, STOP_IDS:] = num_rows, -1, -1
-    ints[:, PARAMS:STOP_IDS] = values
-    return ints, floats
-
-
 def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> DeviceRows:
     """Rows as a prefill plan's columns describe them: `length` is the context, nothing is sampled
     yet.
 
     token_ids int32 [S, L]: their tokens so far.
     """
-    keys = jax.lax.bitcast_convert_type(ints[:, KEY_HI : KEY_LO + 1], jnp.uint32)
+    keys = jax.lax.bitcast_convert_type(ints[:, columns.KEY_HI : columns.KEY_LO + 1], jnp.uint32)
 
     def fold(key: jax.Array, index: jax.Array) -> jax.Array:
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
@@ -221,14 +191,14 @@ def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> 
 
     return DeviceRows(
         last_token=jnp.zeros(ints.shape[0], jnp.int32),
-        length=ints[:, KV_LEN],
-        max_length=ints[:, MAX_LENGTH],
-        finished=ints[:, SAMPLES] == 0,
-        keys=jax.vmap(fold)(keys, ints[:, INDEX]),
-        params=DeviceParams(**by_name(floats, ints[:, PARAMS:STOP_IDS])),
-        stop_ids=ints[:, STOP_IDS:],
-        prompt_length=ints[:, PROMPT_LENGTH],
-        num_logprobs=ints[:, NUM_LOGPROBS],
+        length=ints[:, columns.KV_LEN],
+        max_length=ints[:, columns.MAX_LENGTH],
+        finished=ints[:, columns.SAMPLES] == 0,
+        keys=jax.vmap(fold)(keys, ints[:, columns.INDEX]),
+        params=DeviceParams(**by_name(floats, ints[:, columns.PARAMS : columns.STOP_IDS])),
+        stop_ids=ints[:, columns.STOP_IDS :],
+        prompt_length=ints[:, columns.PROMPT_LENGTH],
+        num_logprobs=ints[:, columns.NUM_LOGPROBS],
         token_ids=token_ids,
     )
 

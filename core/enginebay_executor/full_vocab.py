@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, tree_util
 
-from enginebay.engine import RowPlan
-from enginebay.rows import RowTable
-from enginebay.runner.logprobs import Logprobs, logprobs_of
+from enginebay_executor.logprobs import Logprobs, logprobs_of
 
 BLOCK = 64
 """Tokens of a prompt whose logits are there at once: a chunk's together may be larger than the
@@ -73,32 +70,3 @@ def prompt_logprobs(
 
     told = lax.map(of_block, (blocks, wanted))
     return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], told)
-
-
-def prompt_targets(
-    rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: RowTable
-) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
-    """Of a prefill whose rows lie in `order` among num_tokens tokens: the prompt's next token after
-    each, int32 [num_tokens], -1 where no request needs it, and (start, count) of each row's.
-    """
-    targets = np.full(num_tokens, -1, np.int32)
-    spans = [(0, 0)] * len(rows)
-    start = 0
-    for index in order:
-        row = rows[index]
-        if row.returns_prompt:
-            # The last token of the prompt is followed by a sampled one.
-            end = min(row.num_computed + row.num_tokens, int(table.num_prompt_tokens[row.row]) - 1)
-            own = table.token_ids[row.row, row.num_computed + 1 : end + 1]
-            targets[start : start + len(own)] = own
-            spans[index] = start, len(own)
-        start += row.num_tokens
-    return targets, tuple(spans)
-
-
-def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:
-    """Whether one of the rows is told of the whole vocabulary."""
-    telling = table.returns_logprobs
-    return bool(telling.any()) and any(
-        telling[row.row] and table.request(row.row).sampling.returns_all for row in rows
-    )

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
+from enginebay.executor.parts import Layouts, OpsFactory
 from enginebay.model import Model, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
-from enginebay.runner.compacting import compact_rows
-from enginebay.runner.step import Layouts, OpsFactory, StepState
+from enginebay_executor.compacting import compact_rows
+from enginebay_executor.step import StepState
 
 QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, Mapping[str, jax.Array | None]]
 """q, k and v of a layer, and its sinks and slopes by name; no k and v where it shares the cache of

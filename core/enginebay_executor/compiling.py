@@ -13,23 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheLayout
+from enginebay.executor import columns
+from enginebay.executor.buckets import round_up
+from enginebay.executor.keys import Kind, StepKey
 from enginebay.model import Weights
-from enginebay.runner import device
-from enginebay.runner.ahead import compile_ahead, release_memory
-from enginebay.runner.buckets import round_up
-from enginebay.runner.dump import dump_program
-from enginebay.runner.full_vocab import FullVocab
-from enginebay.runner.keys import Kind, StepKey
-from enginebay.runner.prefill import forward_step, sample_step
-from enginebay.runner.step import (
-    Sampled,
-    StepState,
-    compact_decode_step,
-    decode_step,
-)
-from enginebay.runner.tables import max_changes, on_tables
-from enginebay.runner.verify import verify_step
-from enginebay.runner.view import RunnerView
+from enginebay_executor.ahead import compile_ahead, release_memory
+from enginebay_executor.dump import dump_program
+from enginebay_executor.full_vocab import FullVocab
+from enginebay_executor.prefill import forward_step, sample_step
+from enginebay_executor.step import Sampled, StepState, compact_decode_step, decode_step
+from enginebay_executor.tables import max_changes, on_tables
+from enginebay_executor.verify import verify_step
+from enginebay_executor.view import RunnerView
 
 STEPS: dict[Kind, Callable[..., Any]] = {
     "forward": forward_step,
@@ -63,14 +58,14 @@ class Prefill:
         *more: Any,
     ) -> tuple[StepState, Sampled]:
         state, last, sampled = self.forward(weights, state, changes, token_ids, ints, *more)
-        sampling = np.flatnonzero(ints[:, device.SAMPLES])
+        sampling = np.flatnonzero(ints[:, columns.SAMPLES])
         if not len(sampling):
             return state, sampled
         num = round_up(list(self.samplers), len(sampling))
         places = np.full(num, len(ints), np.int32)
         places[: len(sampling)] = sampling
         row_ids = np.zeros(num, np.int32)
-        row_ids[: len(sampling)] = ints[sampling, device.ROW]
+        row_ids[: len(sampling)] = ints[sampling, columns.ROW]
         full = sampled.full_vocab
         given = Sampled(sampled.tokens, sampled.logprobs, None, full and FullVocab(full.rows))
         (rows, processor_state), new = self.samplers[num](
@@ -202,12 +197,12 @@ class StepCompiler:
 
         changes = {g: ints(max_changes(bucket), 3) for g in self._layouts}
         if kind == "forward":
-            floats = jax.ShapeDtypeStruct((num, device.NUM_FLOAT_COLUMNS), jnp.float32)
+            floats = jax.ShapeDtypeStruct((num, columns.NUM_FLOAT_COLUMNS), jnp.float32)
             targets = (ints(bucket.tokens),) if key.full_vocab else ()
-            columns = ints(num, device.NUM_INT_COLUMNS)
+            plan = ints(num, columns.NUM_INT_COLUMNS)
             width = (bucket.tokens, info.hidden_size)
             embeds = (jax.ShapeDtypeStruct(width, jnp.float32),) if key.embeds else ()
-            return state, (changes, ints(bucket.tokens), columns, floats, *targets, *embeds)
+            return state, (changes, ints(bucket.tokens), plan, floats, *targets, *embeds)
         if kind == "sample":
             last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
             program = dataclasses.replace(

@@ -7,9 +7,9 @@ import numpy as np
 
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InternalError
-from enginebay.runner.commands import Step
-from enginebay.runner.full_vocab import FullVocab
-from enginebay.runner.step import Sampled
+from enginebay.executor.commands import Step
+from enginebay_executor.full_vocab import FullVocab
+from enginebay_executor.step import Sampled
 
 
 class LaunchedStep(Pending):

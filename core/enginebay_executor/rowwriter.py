@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import CompilationError, InternalError
+from enginebay.executor.commands import KnownTokens, WriteRows
 from enginebay.processor import IS_USED, ProcessorState, RowValues
-from enginebay.runner import device
-from enginebay.runner.commands import KnownTokens, WriteRows
-from enginebay.runner.view import RunnerView
+from enginebay_executor import device
+from enginebay_executor.view import RunnerView
 
 HISTORY = "history"
 """The program that writes a row's history; the others have the names of processors."""

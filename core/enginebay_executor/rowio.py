@@ -17,10 +17,9 @@ from enginebay.cache import CacheArrays, CacheGroup, KVLayout
 from enginebay.cache_state import StateGroup
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
-from enginebay.processor import RowValues
-from enginebay.runner.commands import Put, Take
-from enginebay.runner.device import COLUMNS, DeviceRows
-from enginebay.runner.runner import Runner
+from enginebay.executor.commands import Put, Take, values_of
+from enginebay_executor.device import COLUMNS, DeviceRows
+from enginebay_executor.runner import Runner
 
 
 def take_row(runner: Runner, command: Take) -> RowState:
@@ -165,13 +164,3 @@ def _check_group(runner: Runner, group: CacheGroup | StateGroup, saved: RowState
 
 
 _put = jax.jit(DeviceRows.put)  # one program, instead of some for each column
-
-
-def values_of(saved: RowState) -> list[RowValues]:
-    """The fields of logits processors among a row's columns, which are called "processor/field"."""
-    processor_state: dict[str, dict[str, np.ndarray]] = {}
-    for column, value in saved.sampling.items():
-        name, _, field = column.rpartition("/")
-        if name:
-            processor_state.setdefault(name, {})[field] = value
-    return [RowValues(name, values) for name, values in processor_state.items()]

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
+from enginebay.executor.commands import Drop, Grow, Make, SetTables
 from enginebay.processor import Sizes, empty_rows
-from enginebay.runner.commands import Drop, Grow, Make, SetTables
-from enginebay.runner.device import DeviceRows
-from enginebay.runner.runner import Runner
-from enginebay.runner.step import StepState
+from enginebay_executor.device import DeviceRows
+from enginebay_executor.runner import Runner
+from enginebay_executor.step import StepState
 
 
 class CacheMaker:

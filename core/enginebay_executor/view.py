@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from enginebay.cache import CacheLayout
 from enginebay.engine import Compilations
+from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo, Weights
-from enginebay.runner.sharding import Placement
-from enginebay.runner.step import Program, StepState
+from enginebay_executor.step import Program, StepState
 
 
 class RunnerView(Protocol):

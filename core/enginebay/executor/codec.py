@@ -25,10 +25,10 @@ import numpy as np
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError
+from enginebay.executor.commands import COMMANDS, Command, KnownTokens, RowUpdate
+from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
-from enginebay.runner.commands import COMMANDS, Command, KnownTokens, RowUpdate
-from enginebay.runner.keys import StepKey
 
 MAGIC = b"EBcm"
 VERSION = 1

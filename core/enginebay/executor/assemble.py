@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.engine import RowPlan
 from enginebay.errors import InternalError
+from enginebay.executor import columns
+from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
+from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.row_columns import write_row
 from enginebay.rows import RowTable
-from enginebay.runner import device
-from enginebay.runner.commands import KnownTokens, RowUpdate, Step, WriteRows
-from enginebay.runner.full_vocab import prompt_targets, wants_all
-from enginebay.runner.keys import StepKey
-from enginebay.runner.scoping import StepNeeds
 from enginebay.types import FrozenSampling, StepVariant
 
 
@@ -73,7 +71,7 @@ def prefill_command(
     """The prefill of `rows` by the program of a key."""
     bucket, order = key.bucket, sorted_for_attention(rows)
     token_ids = np.zeros(bucket.tokens, np.int32)
-    ints, floats = device.empty_plan(bucket.seqs, table.max_num_reqs)
+    ints, floats = columns.empty_plan(bucket.seqs, table.max_num_reqs)
     start = 0
     for place, index in enumerate(order):
         row = rows[index]
@@ -100,6 +98,35 @@ def prefill_command(
         returns_logprobs=bool(table.returns_logprobs[sampled].any()),
         returns_all=wants_all([row for row in rows if row.samples], table),
         spans=spans,
+    )
+
+
+def prompt_targets(
+    rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: RowTable
+) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+    """Of a prefill whose rows lie in `order` among num_tokens tokens: the prompt's next token after
+    each, int32 [num_tokens], -1 where no request needs it, and (start, count) of each row's.
+    """
+    targets = np.full(num_tokens, -1, np.int32)
+    spans = [(0, 0)] * len(rows)
+    start = 0
+    for index in order:
+        row = rows[index]
+        if row.returns_prompt:
+            # The last token of the prompt is followed by a sampled one.
+            end = min(row.num_computed + row.num_tokens, int(table.num_prompt_tokens[row.row]) - 1)
+            own = table.token_ids[row.row, row.num_computed + 1 : end + 1]
+            targets[start : start + len(own)] = own
+            spans[index] = start, len(own)
+        start += row.num_tokens
+    return targets, tuple(spans)
+
+
+def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:
+    """Whether one of the rows is told of the whole vocabulary."""
+    telling = table.returns_logprobs
+    return bool(telling.any()) and any(
+        telling[row.row] and table.request(row.row).sampling.returns_all for row in rows
     )
 
 
@@ -166,17 +193,19 @@ def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
 def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: RowTable) -> None:
     request = table.request(row.row)
     sampling = request.sampling
-    write_row(floats, ints[device.PARAMS : device.STOP_IDS], sampling.params)
-    ints[device.ROW] = row.row
-    ints[device.Q_LEN] = row.num_tokens
-    ints[device.KV_LEN] = row.num_computed + row.num_tokens
-    ints[device.SAMPLES] = device.DECODES if row.decodes else row.samples
-    ints[device.INDEX] = request.index
-    ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(request.key, np.uint32).view(np.int32)
-    ints[device.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens
-    ints[device.PROMPT_LENGTH] = len(request.prompt_token_ids)
-    ints[device.NUM_LOGPROBS] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
-    ints[device.STOP_IDS : device.STOP_IDS + len(sampling.stop_token_ids)] = sampling.stop_token_ids
+    write_row(floats, ints[columns.PARAMS : columns.STOP_IDS], sampling.params)
+    ints[columns.ROW] = row.row
+    ints[columns.Q_LEN] = row.num_tokens
+    ints[columns.KV_LEN] = row.num_computed + row.num_tokens
+    ints[columns.SAMPLES] = columns.DECODES if row.decodes else row.samples
+    ints[columns.INDEX] = request.index
+    ints[columns.KEY_HI : columns.KEY_LO + 1] = np.asarray(request.key, np.uint32).view(np.int32)
+    ints[columns.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens
+    ints[columns.PROMPT_LENGTH] = len(request.prompt_token_ids)
+    ints[columns.NUM_LOGPROBS] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+    ints[columns.STOP_IDS : columns.STOP_IDS + len(sampling.stop_token_ids)] = (
+        sampling.stop_token_ids
+    )
 
 
 def decode_command(

@@ -15,8 +15,8 @@ import numpy as np
 
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import Pending, RowState
+from enginebay.executor.keys import StepKey
 from enginebay.processor import RowValues
-from enginebay.runner.keys import StepKey
 
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -180,3 +180,13 @@ COMMANDS: tuple[type[Command[object]], ...] = (
     SetWeights,
 )
 """Every command there is."""
+
+
+def values_of(saved: RowState) -> list[RowValues]:
+    """The fields of logits processors among a row's columns, which are called "processor/field"."""
+    processor_state: dict[str, dict[str, np.ndarray]] = {}
+    for column, value in saved.sampling.items():
+        name, _, field = column.rpartition("/")
+        if name:
+            processor_state.setdefault(name, {})[field] = value
+    return [RowValues(name, values) for name, values in processor_state.items()]

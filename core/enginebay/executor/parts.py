@@ -15,18 +15,23 @@ from enginebay.cache_shape import CacheShape
 from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem
+from enginebay.executor.buckets import BucketSizes, default_sizes
+from enginebay.executor.sharding import Placement
 from enginebay.model import Model, Weights
-from enginebay.ops.spec import AttnSpec
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MAX_VERIFIED_ROWS
 from enginebay.rows import RowTable
-from enginebay.runner.buckets import BucketSizes, default_sizes
-from enginebay.runner.shadow import ShadowParts
-from enginebay.runner.sharding import Placement
-from enginebay.runner.step import OpsFactory, Program
 from enginebay.sampler import Sampler
 from enginebay.weights import QuantizedArray, WeightFormat, stored_bytes
+
+Layouts = Mapping[str, CacheLayout]
+"""The cache layout of each group."""
+
+OpsFactory = Callable[[Bucket, Layouts], Ops]
+"""The chosen ops for a step's bucket and layouts; called while the step is traced."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +93,24 @@ def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
     """An engine with its attention kernels, such as "engine vinference, attention native and xla"."""
     names = dict.fromkeys(name for op, name in kernels.items() if op.startswith("attention."))
     return f"engine {config.engine.name}, attention {' and '.join(names) or 'of its own'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShadowParts:
+    """A candidate for an op: its name, the share of steps, the ops that have it, and the phases it
+    is for.
+
+    `compact_decode`: attention that wants decode steps on one page a row. `chosen` are the names of
+    the chosen implementations by phase.
+    """
+
+    op: str
+    name: str
+    share: float
+    ops: OpsFactory
+    compact_decode: bool
+    chosen: Mapping[str, str]
+    """Only the phases in which the candidate is compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,21 +202,6 @@ class EngineParts:
             self.drafts_are_rows,
             self.platform.one_prefill_width,
             states=self.model.info.states,
-        )
-
-    def program(self) -> Program:
-        """What steps are compiled of."""
-        return Program(
-            self.model,
-            self.ops,
-            self.sampler,
-            self.returns_logits,
-            self.has_greedy,
-            self.processors,
-            rows_at_once=self.platform.rows_at_once,
-            drafts_are_rows=self.drafts_are_rows,
-            draft_passes=self.config.draft_passes,
-            mixes=self.config.mixed_steps == "on",
         )
 
 

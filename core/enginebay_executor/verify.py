@@ -12,25 +12,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from enginebay.executor.keys import draft_rows
+from enginebay.executor.parts import Layouts
 from enginebay.model import ModelCache, Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
-from enginebay.runner.device import ADVANCED, DeviceRows
-from enginebay.runner.step import Layouts, Program, Sampled, StepState
 from enginebay.types import StepVariant
+from enginebay_executor.device import ADVANCED, DeviceRows
+from enginebay_executor.step import Program, Sampled, StepState
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
 """Passes done, what they have made so far, and whether all that was guessed holds."""
-
-
-def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
-    """The shapes of a step for so many rows of at most so many drafts each."""
-    width = num_drafts + 1
-    return Bucket(num_rows * width, num_rows, pages_per_seq, width, max_kv_len, "mixed")
-
-
-def draft_rows(bucket: Bucket) -> Bucket:
-    """The shapes of a verify step that decodes each draft as a row of its own."""
-    return dataclasses.replace(bucket, seqs=bucket.tokens, max_q_len=1, mode="decode")
 
 
 def verify_step(

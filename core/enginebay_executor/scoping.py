@@ -4,18 +4,10 @@ is compiled for them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
+from enginebay.executor.keys import StepNeeds
 from enginebay.types import StepVariant
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepNeeds:
-    """The least that serves a step's rows: a variant and, for FULL, names of logits processors."""
-
-    variant: StepVariant
-    names: frozenset[str] = frozenset()
 
 
 class Scoping:

@@ -9,22 +9,16 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from enginebay.executor import columns
+from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay.processor import ProcessorState
-from enginebay.runner import device
-from enginebay.runner.device import ADVANCED, DeviceRows
-from enginebay.runner.full_vocab import FullVocab, prompt_logprobs
-from enginebay.runner.step import (
-    Layouts,
-    Program,
-    Sampled,
-    StepState,
-    batches_of,
-    put_fields,
-    take_fields,
-)
 from enginebay.types import StepVariant
+from enginebay_executor import device
+from enginebay_executor.device import ADVANCED, DeviceRows
+from enginebay_executor.full_vocab import FullVocab, prompt_logprobs
+from enginebay_executor.step import Program, Sampled, StepState, batches_of, put_fields, take_fields
 
 
 def prefill_step(
@@ -48,8 +42,8 @@ def prefill_step(
     state, last, sampled = forward_step(
         program, layouts, bucket, weights, state, token_ids, ints, floats, tables, *more
     )
-    row_ids, places = ints[:, device.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
-    places = jnp.where(ints[:, device.SAMPLES] != 0, places, bucket.seqs)
+    row_ids, places = ints[:, columns.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
+    places = jnp.where(ints[:, columns.SAMPLES] != 0, places, bucket.seqs)
     (rows, processor_state), sampled = sample_step(
         program,
         layouts,
@@ -81,20 +75,20 @@ def forward_step(
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
     `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
-    Rows that decode (see `device.DECODES`) go on from their own last token and length.
+    Rows that decode (see `columns.DECODES`) go on from their own last token and length.
     The tokens go into the rows' history. `more`: for a full-vocabulary program targets int32 [T],
     whose log-probabilities are returned, see `prompt_logprobs`; for one that takes embeddings these,
     f32 [T, hidden_size], in place of tokens with an id past the vocabulary. Returns the hidden values of each row's
     last token [S, width], and -1 as the token of each row [S, 1].
     """
     ops = program.make_ops(bucket, layouts)
-    row_ids, kv_lens = ints[:, device.ROW], ints[:, device.KV_LEN]
+    row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
     own = state.rows.take(row_ids, 0)
-    decodes = ints[:, device.SAMPLES] == device.DECODES
+    decodes = ints[:, columns.SAMPLES] == columns.DECODES
     mixes = program.mixes and bucket.mode == "mixed"
     if mixes:  # the plan has an upper bound of the rows' lengths
         kv_lens = jnp.where(decodes, own.length, kv_lens)
-    batches = batches_of(ints[:, device.Q_LEN], kv_lens, tables, layouts, bucket)
+    batches = batches_of(ints[:, columns.Q_LEN], kv_lens, tables, layouts, bucket)
     batch = next(iter(batches.values()))
     if mixes:
         is_last = decodes.at[batch.seq_ids].get(mode="fill", fill_value=False)

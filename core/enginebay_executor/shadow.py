@@ -11,7 +11,6 @@ the one and with the other, timed. The live step is the same program as ever.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import logging
 import math
@@ -24,12 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.executor import columns
+from enginebay.executor.commands import Step
+from enginebay.executor.keys import StepKey
+from enginebay.executor.parts import Layouts, OpsFactory, ShadowParts
 from enginebay.model import Model
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
-from enginebay.runner import device
-from enginebay.runner.commands import Step
-from enginebay.runner.keys import StepKey
-from enginebay.runner.shadow_steps import (
+from enginebay_executor.shadow_steps import (
     Form,
     attend,
     capture,
@@ -37,31 +37,12 @@ from enginebay.runner.shadow_steps import (
     compare_calls,
     hidden_states,
 )
-from enginebay.runner.step import Layouts, OpsFactory
-from enginebay.runner.view import RunnerView
+from enginebay_executor.view import RunnerView
 
-log = logging.getLogger("enginebay.runner")
+log = logging.getLogger("enginebay_executor")
 
 MAX_TIMES = 1024
 """The last so many steps are what medians are taken of."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ShadowParts:
-    """A candidate for an op: its name, the share of steps, the ops that have it, and the phases it
-    is for.
-
-    `compact_decode`: attention that wants decode steps on one page a row. `chosen` are the names of
-    the chosen implementations by phase.
-    """
-
-    op: str
-    name: str
-    share: float
-    ops: OpsFactory
-    compact_decode: bool
-    chosen: Mapping[str, str]
-    """Only the phases in which the candidate is compared."""
 
 
 class _Phase:
@@ -231,4 +212,4 @@ def _arrays(step: Step) -> tuple[jax.Array, ...]:
     if step.program.kind != "prefill":
         return (jnp.asarray(step.inputs[0]),)
     token_ids, ints = step.inputs[:2]
-    return tuple(map(jnp.asarray, (token_ids, ints[:, device.Q_LEN], ints[:, device.KV_LEN])))
+    return tuple(map(jnp.asarray, (token_ids, ints[:, columns.Q_LEN], ints[:, columns.KV_LEN])))

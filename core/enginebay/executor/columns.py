@@ -1,0 +1,38 @@
+"""The columns of a prefill plan's arrays int32 and f32, which have one row per row of the step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from enginebay.row_columns import FLOATS, INTS, neutral_columns
+from enginebay.types import MAX_STOP_TOKENS
+
+(
+    ROW,
+    Q_LEN,
+    KV_LEN,
+    SAMPLES,
+    INDEX,
+    KEY_HI,
+    KEY_LO,
+    MAX_LENGTH,
+    PROMPT_LENGTH,
+    NUM_LOGPROBS,
+    PARAMS,
+) = range(11)
+DECODES = 2
+"""In the column SAMPLES: the row goes on from the token that it sampled last. 1: its prompt ends."""
+STOP_IDS = PARAMS + len(INTS)
+NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
+NUM_FLOAT_COLUMNS = len(FLOATS)
+
+
+def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A plan's columns int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS] of padding,
+    whose row id is `num_rows`.
+    """
+    floats, values = neutral_columns(size)
+    ints = np.zeros((size, NUM_INT_COLUMNS), np.int32)
+    ints[:, ROW], ints[:, NUM_LOGPROBS], ints[:, STOP_IDS:] = num_rows, -1, -1
+    ints[:, PARAMS:STOP_IDS] = values
+    return ints, floats

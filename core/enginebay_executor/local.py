@@ -1,0 +1,124 @@
+"""LocalExecutor: runs commands in this process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from enginebay.background import Background
+from enginebay.engine import Compilations, Engine
+from enginebay.errors import InternalError, UnsupportedError
+from enginebay.executor.commands import (
+    Command,
+    CopyPages,
+    Drop,
+    Grow,
+    Make,
+    PageIn,
+    PageOut,
+    Put,
+    SetParts,
+    SetTables,
+    SetWeights,
+    Step,
+    Take,
+    WriteRows,
+)
+from enginebay.executor.contract import Executor, Report
+from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.executor.parts import EngineParts
+from enginebay.ops.shadow import ShadowReport
+from enginebay_executor.pages import PageMover
+from enginebay_executor.resize import CacheMaker
+from enginebay_executor.rowio import put_row, take_row
+from enginebay_executor.runner import Runner
+from enginebay_executor.step import Program
+from enginebay_executor.weights import merge_weights
+
+Result = TypeVar("Result")
+
+
+class LocalExecutor(Executor):
+    """Runs commands in this process."""
+
+    def __init__(
+        self, parts: EngineParts, resolve: Callable[[Mapping[str, str]], EngineParts] | None = None
+    ) -> None:
+        """`resolve` finds the parts of a SetParts; None: they come by `swap` alone."""
+        self._resolve, self._undo = resolve, list[Callable[[], None]]()
+        self.compilations = Compilations()
+        self.runner = runner = Runner(parts, self.compilations)
+        self.mover = mover = PageMover(runner)
+        maker = CacheMaker(runner)
+        self._run: Mapping[type[Any], Callable[[Any], Any]] = {
+            Step: runner.launch,
+            WriteRows: runner.writer.write,
+            SetTables: maker.set_tables,
+            CopyPages: mover.copy,
+            PageOut: mover.page_out,
+            PageIn: mover.page_in,
+            Make: maker.make,
+            Grow: maker.grow,
+            Drop: maker.drop,
+            Take: functools.partial(take_row, runner),
+            Put: functools.partial(put_row, runner),
+            SetParts: self._set_parts,
+            SetWeights: self._set_weights,
+        }
+
+    def run(self, command: Command[Result]) -> Result:
+        return cast("Result", self._run[type(command)](command))
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        return self.runner.swap(Program.of(parts))
+
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        return self.runner.choose(key, need)
+
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
+        if copies:
+            self.mover.compile()
+        return self.runner.compile_all(keys, progress) + copies
+
+    def compile_first(
+        self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
+    ) -> Background:
+        if copies:
+            self.mover.compile()
+        return self.runner.compile_first(keys, progress)
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        shadow = self.runner.shadow
+        return None if shadow is None else shadow.report()
+
+    def close(self) -> None:
+        self.runner.close()
+        self.mover.forget()
+
+    def _set_parts(self, command: SetParts) -> None:
+        if not command.names:
+            self._undo.pop()()
+        elif self._resolve is None:
+            raise InternalError("an executor without a composition root is given names of parts")
+        else:
+            self._undo.append(self.swap(self._resolve(command.names)))
+
+    def _set_weights(self, command: SetWeights) -> None:
+        self.runner.weights = merge_weights(self.runner.weights, command.weights)
+
+
+def runner_of(owner: Engine | Executor) -> Runner:
+    """What an executor, or that of an engine, holds in this process, for faces that share its
+    weights and programs. UnsupportedError when it holds nothing here.
+    """
+    executor = getattr(owner, "executor", owner)
+    runner = getattr(executor, "runner", None)
+    if not isinstance(runner, Runner):
+        raise UnsupportedError(
+            f"the weights and programs of a {type(executor).__name__}",
+            "an engine whose executor runs commands in this process",
+            "Make the engine with a LocalExecutor.",
+        )
+    return runner
