@@ -49,10 +49,21 @@ class Launched(Pending):
 
     tokens: np.ndarray
     before_read: Callable[[], None]
+    hidden: list[np.ndarray]
 
     def read(self) -> np.ndarray:
         self.before_read()
         return self.tokens
+
+    def read_hidden(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        states = self.hidden[row]
+        return states.sum(axis=0), states[-1]
+
+
+def hidden_of(token_ids: np.ndarray, start: int) -> np.ndarray:
+    """f32 [tokens, 2], the final hidden states of tokens: the id, and the position from `start`."""
+    positions = np.arange(start, start + len(token_ids))
+    return np.stack([token_ids, positions], axis=1).astype(np.float32)
 
 
 class FakeEngine(Engine):
@@ -111,7 +122,13 @@ class FakeEngine(Engine):
                 self._verify(row, its_pages, its_tokens)
             else:
                 its_tokens[:] = [self._decode(row.lease, its_pages) for _ in its_tokens]
-        return Launched(tokens, lambda: self.before_read(plan))
+        hidden = [self._hidden(row) for row in plan.rows]
+        return Launched(tokens, lambda: self.before_read(plan), hidden)
+
+    def _hidden(self, plan: RowPlan) -> np.ndarray:
+        start = plan.num_computed
+        token_ids = self.rows.token_ids[plan.row, start : start + plan.num_tokens]
+        return hidden_of(token_ids, start)
 
     def take(self, lease: Lease) -> RowState:
         row, num_cached = lease.row, max(int(self._length[lease.row]) - 1, 0)

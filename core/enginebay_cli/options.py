@@ -79,6 +79,11 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         help="read each step before the next is launched",
     )
     group.add_argument(
+        "--mixed-steps",
+        choices=["auto", "on", "off"],
+        help=with_default("decode beside prompts in one program", "mixed_steps"),
+    )
+    group.add_argument(
         "--verify-weights",
         action="store_true",
         default=None,

@@ -18,8 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """generate, chat, plugins, explain, config, env and new."""
+    """generate, embed, chat, plugins, explain, config, env and new."""
     register("generate", "enginebay_cli.generate:COMMAND", summary="complete a prompt")
+    register(
+        "embed",
+        "enginebay_cli.embed:COMMAND",
+        summary="print the pooled hidden states of texts",
+    )
     register("chat", "enginebay_cli.chat:COMMAND", summary="talk with a model")
     register(
         "plugins",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,12 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.engine import Pending, StepPlan
 from enginebay.errors import RequestError
+from enginebay.outputs import RequestOutput
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY
+from tests.fake_engine import hidden_of
+from tests.unit.serving import DEADLOCK_S, assert_idle
 
 SIZES: dict[str, Any] = {
     "dtype": "float32",
@@ -131,3 +137,85 @@ def test_wrong_poolings_and_engines_without_programs_are_refused(faked: None) ->
             llm.embed(PROMPTS, pooling="max")  # type: ignore[arg-type]
         with pytest.raises(RequestError, match=r"embed\(\) under forbid_compiling.*embeddings = t"):
             llm.embed(PROMPTS)
+
+
+TEXTS = ["Once upon a time", "A", "In the morning, the baker opened the shop and"]
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_embed_and_its_asyncio_twin_pool_the_hidden_states_of_prompts(fake_llm: LLM) -> None:
+    ids = [fake_llm.tokenizer.encode(prompt) for prompt in TEXTS]
+    states = [hidden_of(np.asarray(one), 0) for one in ids]
+    expected = {"mean": [one.mean(axis=0) for one in states], "last": [one[-1] for one in states]}
+
+    async def both(pooling: Any) -> tuple[list[np.ndarray], list[list[int]]]:
+        embedded, outputs = await asyncio.gather(
+            fake_llm.aembed(TEXTS, pooling=pooling, normalize=pooling == "last"),
+            fake_llm.agenerate(TEXTS, GREEDY),
+        )
+        return embedded, tokens_of(outputs)
+
+    generated = tokens_of(fake_llm.generate(TEXTS, GREEDY))
+    pooling: Any
+    for pooling, pooled in expected.items():
+        embedded, tokens = asyncio.run(asyncio.wait_for(both(pooling), DEADLOCK_S))
+        assert tokens == generated
+        plain = fake_llm.embed(TEXTS, pooling=pooling)
+        for one, alone, right in zip(embedded, plain, pooled, strict=True):
+            np.testing.assert_allclose(alone, right, rtol=1e-6)
+            length = np.linalg.norm(right) if pooling == "last" else 1.0
+            np.testing.assert_allclose(one, right / length, rtol=1e-6)
+    with pytest.raises(RequestError, match="pooling = 'max'"):
+        asyncio.run(fake_llm.aembed("A", pooling="max"))  # type: ignore[arg-type]
+
+
+def test_cancelling_aembed_ends_its_requests(fake_llm: LLM) -> None:
+    is_going, begun = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        begun.set()
+        is_going.wait(DEADLOCK_S)
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(fake_llm.aembed(TEXTS))
+        await asyncio.to_thread(begun.wait, DEADLOCK_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_llm.engine, "before_step", hold)
+        asyncio.run(cancel())
+        assert begun.is_set()
+        is_going.set()
+    assert_idle(fake_llm)
+
+
+@pytest.mark.usefixtures("faked")
+def test_embed_prints_a_line_for_each_text(
+    run: Callable[..., tuple[int, str, str]],
+    config: str,
+    fake_llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts, flags = ["The fox", "Once upon a time"], ("--config", config)
+    means = [one.tolist() for one in fake_llm.embed(texts)]
+    code, out, err = run("embed", *texts, *flags)
+    assert (code, err) == (0, "")
+    assert [[float(x) for x in line.split()] for line in out.splitlines()] == means
+    last = fake_llm.embed(texts, pooling="last", normalize=True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts)))
+    more = ("--pooling", "last", "--normalize", "--json", "--mixed-steps", "on")
+    code, out, err = run("embed", "-", *more, *flags)
+    assert (code, err) == (0, "")
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"prompt": text, "embedding": one.tolist()} for text, one in zip(texts, last, strict=True)
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    for nothing in [[], ["-"]]:
+        code, out, err = run("embed", *nothing, *flags)
+        assert (code, out) == (2, "")
+        assert "no text. Allowed: one or more" in err

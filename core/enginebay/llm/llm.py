@@ -340,7 +340,25 @@ class LLM:
     ) -> list[RequestOutput]:
         """generate() without blocking the event loop; cancelling ends the requests."""
         prepare = functools.partial(self._preparer.prepare, **turns)
-        prepared = await in_thread(prepare, prompts, params)
+        return await self._arun(prepare, prompts, params)
+
+    async def aembed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+        **turns: Unpack[Turns],
+    ) -> list[np.ndarray]:
+        """embed() without blocking the event loop; cancelling ends the requests."""
+        prepare = functools.partial(self._preparer.prepare_embed, **turns)
+        outputs = await self._arun(prepare, prompts, pooling)
+        return [pooled_of(output, normalize=normalize) for output in outputs]
+
+    async def _arun(
+        self, prepare: Callable[..., list[Prepared]], *args: Any
+    ) -> list[RequestOutput]:
+        prepared = await in_thread(prepare, *args)
         events = AsyncEvents()
         try:
             self._requests.submit(prepared, events, streams=False)

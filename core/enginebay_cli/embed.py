@@ -1,0 +1,63 @@
+"""embed: print the pooled hidden states of texts, as numbers or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import typing
+from contextlib import ExitStack
+
+from enginebay.cli.command import Command
+from enginebay.errors import InputError, explain
+from enginebay.types import Pooling
+from enginebay_cli.generate import load, read_stdin
+from enginebay_cli.options import (
+    add_engine_arguments,
+    add_profile_argument,
+    config_from,
+    traced,
+)
+
+POOLINGS: tuple[str, ...] = typing.get_args(Pooling)
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """The texts, how their hidden states are pooled, and the engine's flags."""
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="a text; - reads one text a line from stdin"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        default=POOLINGS[0],
+        help=f"the mean over a text's tokens, or its last token (default: {POOLINGS[0]})",
+    )
+    parser.add_argument(
+        "--normalize", action="store_true", help="divide each embedding by its Euclidean length"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per text")
+    add_profile_argument(parser)
+    add_engine_arguments(parser)
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Print a line for each text: its numbers, or an object with text and embedding."""
+    given: list[str] = args.prompts
+    prompts = read_stdin(sys.stdin.read).splitlines() if given == ["-"] else given
+    if not prompts:
+        raise InputError(explain("no text", "one or more", 'Write: enginebay embed "A text".'))
+    config = config_from(args)
+    with ExitStack() as bars, load(bars, config) as llm, traced(args):
+        found = llm.embed(prompts, pooling=args.pooling, normalize=args.normalize)
+        bars.close()
+        for prompt, embedding in zip(prompts, found, strict=True):
+            numbers = embedding.tolist()
+            if args.json:
+                print(json.dumps({"prompt": prompt, "embedding": numbers}))
+            else:
+                print(*numbers)
+    return 0
+
+
+COMMAND = Command(add_arguments, run)
