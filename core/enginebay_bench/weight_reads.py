@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import pkgutil
 import re
 import sys
@@ -24,6 +25,8 @@ from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_dec
 HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
 WEIGHT = re.compile(r"\[\\?'([\w.]+)\\?'\]")
+SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+SLICE = re.compile(r"slice=\{(.*?)\}")
 PASSED_ON = ("bitcast", "get-tuple-element", "opt-barrier", "tuple", "while")
 """Operations that hand a value on without reading it."""
 
@@ -33,6 +36,7 @@ class Instruction:
     """One line of a computation. `rest` begins with the operands."""
 
     name: str
+    shape: str
     operation: str
     rest: str
 
@@ -48,9 +52,13 @@ class Instruction:
         return re.findall(r"%([\w.-]+)", self.rest[:end])
 
 
-def count_reads(text: str) -> Mapping[str, int]:
+def count_reads(text: str) -> Mapping[str, float]:
     """Reads of each weight by its path, in a program whose first argument is a dict of weights. What
-    a loop reads counts once: as often as one turn of it.
+    a loop reads counts once: as often as one turn of it. A slice counts as the share of the weight
+    that it is.
+
+    A TPU's program may begin with a weight that the run before it fetched into fast memory, and
+    end with fetching that weight for the next run. This counts as one read.
     """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", list[Instruction]()
@@ -59,8 +67,8 @@ def count_reads(text: str) -> Mapping[str, int]:
             lines = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif found := INSTRUCTION.match(line):
-            lines.append(Instruction(found[1], found[3], found[4]))
-    reads: collections.Counter[str] = collections.Counter()
+            lines.append(Instruction(found[1], found[2], found[3], found[4]))
+    reads: dict[str, float] = collections.defaultdict(float)
     whole: dict[str, Any] = {}
     for one in computations[entry]:
         path = WEIGHT.search(one.rest) if one.operation == "parameter" else None
@@ -74,7 +82,7 @@ def _walk(
     computations: Mapping[str, Sequence[Instruction]],
     name: str,
     known: dict[str, Any],
-    reads: collections.Counter[str],
+    reads: dict[str, float],
 ) -> None:
     """Count the reads of a computation; `known`: by value, the weight that it is, or those of the
     places of a tuple.
@@ -96,8 +104,33 @@ def _walk(
                 inside = computations[body[1]]
                 own = {i.name: given[0] for i in inside if i.operation == "parameter"}
                 _walk(computations, body[1], own, reads)
-        else:
-            reads.update(path for path in given if isinstance(path, str))
+        elif not _is_for_next_run(one, computations[name]):
+            for path in given:
+                if isinstance(path, str):
+                    reads[path] += _share(one, computations[name])
+
+
+def _is_for_next_run(one: Instruction, others: Sequence[Instruction]) -> bool:
+    """Whether this starts a copy whose result nothing in the program uses."""
+    if one.operation != "copy-start":
+        return False
+    done = [other.name for other in others if one.name in other.operands]
+    return not any(set(done) & set(other.operands) for other in others)
+
+
+def _share(one: Instruction, others: Sequence[Instruction]) -> float:
+    """How much of its first operand an instruction reads: 1, and less for a slice."""
+    limits = SLICE.search(one.rest) if one.operation in ("slice", "slice-start") else None
+    if limits is None:
+        return 1.0
+    [operand] = [other for other in others if other.name == one.operands[0]]
+    whole = SHAPE.search(operand.shape)
+    assert whole is not None, "a value has a shape"
+    taken = [
+        (int(last) - int(first)) / int(step or 1)
+        for first, last, step in re.findall(r"(\d+):(\d+)(?::(\d+))?", limits[1])
+    ]
+    return math.prod(taken) / math.prod(int(size) for size in whole[1].split(",") if size)
 
 
 def compare(
@@ -112,25 +145,26 @@ def compare(
     return (
         f"{target}: {len(one)} weights of layers; a mixed step reads each {_times(one)}, a decode "
         f"step {_times(other)}, so that a prefill and a decode step read {_sum(one, other)} against "
-        f"{sum(one.values())}; cache {mixed.cache_bytes} bytes, "
+        f"{_sum(one)}; cache {mixed.cache_bytes} bytes, "
         f"{mixed.compiled.figures['alias_bytes']} of the results lie in it, "
         f"working space {mixed.compiled.figures['temp_bytes']}"
     )
 
 
-def layer_reads(report: StepReport) -> Mapping[str, int]:
+def layer_reads(report: StepReport) -> Mapping[str, float]:
     """Reads of the weights of layers: embedding and head are read in parts, or by another program."""
     reads = count_reads(report.compiled.text)
     return {path: num for path, num in reads.items() if path.startswith("layers.")}
 
 
-def _times(reads: Mapping[str, int]) -> str:
-    counts = sorted(set(reads.values()))
-    return " or ".join({1: "once", 2: "twice"}.get(num, f"{num} times") for num in counts)
+def _times(reads: Mapping[str, float]) -> str:
+    names = {1.0: "once", 2.0: "twice"}
+    counts = sorted({round(num, 2) for num in reads.values()})
+    return " or ".join(names.get(num) or f"{num:g} times" for num in counts)
 
 
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> int:
-    return sum(one.values()) + sum(other.values())
+def _sum(*each: Mapping[str, float]) -> str:
+    return f"{sum(sum(reads.values()) for reads in each):g}"
 
 
 def main(target: str, config: str, num_tokens: str = "512") -> None:
