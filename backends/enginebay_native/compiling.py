@@ -19,9 +19,9 @@ from pathlib import Path
 
 import jax
 
-from enginebay.compose.folders import cache_folder, make_private
 from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.waits import waiting
+from enginebay_startup.folders import cache_folder, make_private
 
 log = logging.getLogger("enginebay.native")
 

@@ -26,6 +26,7 @@ hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
 INTERFACE_VERSIONS: dict[str, int] = {
+    "startup": 1,
     "platform": 1,
     "checkpoint": 1,
     "quantization": 1,
@@ -37,6 +38,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "logits_processor": 1,
     "grammar": 1,
     "guide": 1,
+    "tuning": 1,
     "proposer": 1,
     "scheduler": 1,
     "engine": 1,
@@ -47,12 +49,14 @@ below.
 """
 
 CAPABILITIES: dict[str, tuple[str, ...]] = {
+    "startup": ("priority",),
     "model": ("priority", "architectures"),
     "kernel": ("priority", "custom_calls", "compiler", "layouts", "sharded", "quantizations"),
     "sampler": ("priority", "greedy_only", "exact_greedy", "draws"),
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
     "guide": ("priority",),
+    "tuning": ("priority",),
     "scheduler": ("priority", "order"),
     "engine": (
         "priority",
@@ -129,6 +133,12 @@ class Hooks:
     """The hooks, one for each kind."""
 
     @hookspec
+    def register_startups(self, register: Register) -> None:
+        """What is done in this process before an engine is planned and JAX starts. Target: a callable
+        that takes the `enginebay.config.EngineConfig`.
+        """
+
+    @hookspec
     def register_platforms(self, register: Register) -> None:
         """Devices to run on. Target: a class of `enginebay.platform.Platform`, made with no
         arguments.
@@ -186,6 +196,12 @@ class Hooks:
     def register_guides(self, register: Register) -> None:
         """What makes grammars of requests. Target: a callable (registry, configuration) ->
         `enginebay.constraint.MakeGuide`.
+        """
+
+    @hookspec
+    def register_tunings(self, register: Register) -> None:
+        """What knows the fastest configurations of kernels. Target: a callable (registry,
+        configuration) -> `enginebay.ops.tuning.Tuning`.
         """
 
     @hookspec

@@ -59,7 +59,11 @@ class Entry:
     @property
     def priority(self) -> int:
         """The priority that it declares, 0 by default."""
-        return int(self.declaration.capabilities.get("priority", 0)) if self.declaration else 0
+        return int(self.capability("priority", 0))
+
+    def capability(self, name: str, default: Any = None) -> Any:
+        """What the part declares of itself under this name."""
+        return self.declaration.capabilities.get(name, default) if self.declaration else default
 
     def why_not_on(self, platform: str) -> str | None:
         """Why the part cannot be used on a platform, or None."""
@@ -93,6 +97,11 @@ class Registry:
         return [
             e.name for e in self.entries if (e.kind, e.op) == (kind, op) and e.state != "broken"
         ]
+
+    def ready(self, kind: str) -> list[Entry]:
+        """The parts of a kind that can be used: by priority, of equals built-in ones first."""
+        ready = [e for e in self.entries if (e.kind, e.state) == (kind, "ready")]
+        return sorted(ready, key=lambda e: (-e.priority, not e.built_in, e.name))
 
     def find(self, kind: str, name: str, op: str = "") -> Entry:
         """The entry of a name, or of "package/name" where two plugins share one; does not import

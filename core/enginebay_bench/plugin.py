@@ -1,8 +1,18 @@
-"""What this package offers: the commands bench, tune and eval."""
+"""What this package offers: the commands bench, tune and eval, and tables of what was tuned."""
 
 from __future__ import annotations
 
 from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_tunings(register: Register) -> None:
+    """tables."""
+    register(
+        "tables",
+        "enginebay_bench.table_files:tables_of",
+        summary="tables of the fastest configurations: the user's, and those that packages bring",
+    )
 
 
 @hookimpl

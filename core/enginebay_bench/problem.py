@@ -20,9 +20,10 @@ from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
 from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.ops.tuning import OpProblem, Source, TunableOp, TunedConfigs
+from enginebay.ops.tuning import OpProblem, Source, TunableOp
 from enginebay.registry import import_target
 from enginebay_bench.shapes import Axes, Shape
+from enginebay_bench.tables import TunedConfigs
 from enginebay_testing.exact import Call, errors
 
 Step = Callable[..., tuple[Any, Any]]

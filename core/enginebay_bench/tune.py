@@ -13,7 +13,7 @@ from typing import Any
 from enginebay.compose.ops import ATTENTION
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
-from enginebay.ops.tuning import Place, TunableOp, TunedEntry, TunedTable, candidates_of, read_table
+from enginebay.ops.tuning import TunableOp, candidates_of
 from enginebay_bench.attention import bucket_problem
 from enginebay_bench.kernels import WRONG, Bench, run_contestants, why_not_measured
 from enginebay_bench.problem import (
@@ -25,6 +25,7 @@ from enginebay_bench.problem import (
     with_config,
 )
 from enginebay_bench.shapes import Shape
+from enginebay_bench.tables import Place, TunedEntry, TunedTable, read_table
 from enginebay_bench.timing import Contestant
 
 DROP_SLOWER_THAN = 1.5

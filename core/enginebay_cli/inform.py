@@ -119,7 +119,13 @@ def _print_configs(configs: Sequence[BucketConfig]) -> None:
                 f"by bucket: {counts}"
             )
         for one in tuned:
-            print(f"  {one}")
+            bucket = one.bucket
+            values = dataclasses.asdict(one.config).items() if one.config else ()
+            print(
+                f"  {bucket.tokens} tokens, {bucket.seqs} rows, context {bucket.max_kv_len}, "
+                f"page size {one.layout.page_size}: {one.source} "
+                f"{', '.join(f'{name} {value}' for name, value in values)}".rstrip()
+            )
 
 
 def _config(args: argparse.Namespace) -> None:

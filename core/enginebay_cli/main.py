@@ -46,7 +46,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name in registry.names("command") and not {"-h", "--help"} & set(arguments):
         declared = registry.find("command", name).declaration
         if declared is not None and not declared.capabilities.get("without_jax"):
-            from enginebay.compose.platform_startup import start_jax
+            from enginebay_startup.platforms import start_jax
 
             start_jax()
     command = None if name is None else load_command(name, registry)

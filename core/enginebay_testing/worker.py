@@ -81,10 +81,10 @@ class Bench:
 
 def serve(requests: int, answers: int) -> None:
     """Answer until the requests end."""
-    from enginebay.compose.platform_startup import start_jax
+    from enginebay_startup.platforms import start_jax
 
     start_jax()
-    from enginebay.compose.jaxconfig import configure_compile_cache
+    from enginebay_startup.jaxconfig import configure_compile_cache
 
     for pipe in (requests, answers):
         os.set_inheritable(

@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from enginebay.compose import jaxconfig
-from enginebay.compose import platform_startup as start
+from enginebay_startup import jaxconfig
+from enginebay_startup import platforms as start
 
 BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins"))
 SHAPE = "smollm2-135m/decode/b2/c64"

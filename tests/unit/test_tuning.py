@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from enginebay.compose.composition import kernel_configs, make_engine, make_plan
-from enginebay.compose.tuned import load_tuned, table_name, tuned_folder
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.ops.tuning import (
+from enginebay.registry import Entry, Registry
+from enginebay_bench.table_files import load_tuned, table_name, tuned_folder
+from enginebay_bench.tables import (
     TunedConfigs,
     TunedEntry,
     TunedTable,
@@ -29,7 +30,6 @@ from enginebay.ops.tuning import (
     read_table,
     spec_key,
 )
-from enginebay.registry import Entry, Registry
 from enginebay_xla.layout import HndLayout
 from enginebay_xla.ops import ATTENTION
 
@@ -173,16 +173,16 @@ def test_auto_takes_what_was_measured_faster_in_the_same_buckets() -> None:
         "auto",
     )
     ask = (ENV, [SPEC], "mixed")
-    assert tables.faster_than("attention", first, [second], *ask) == (
+    assert tables.faster_than("attention", [first, second], *ask) == (
         second,
         "measured fastest: 0.25 of the time of first over 1 tuned buckets",
     )
-    assert tables.faster_than("attention", second, [first], *ask) is None
-    assert tables.faster_than("attention", first, [second], ENV, [SPEC], "decode") is None
+    assert tables.faster_than("attention", [second, first], *ask) is None
+    assert tables.faster_than("attention", [first, second], ENV, [SPEC], "decode") is None
     able = [Candidate("first", 5, first), Candidate("second", 0, second)]
 
     def faster(impls: Any) -> Any:
-        return tables.faster_than("attention", impls[0], impls[1:], *ask)
+        return tables.faster_than("attention", impls, *ask)
 
     chosen, reason = choose("kernels.attention.mixed", "auto", able, lambda _: None, faster)
     assert chosen.name == reason.chosen == "second"

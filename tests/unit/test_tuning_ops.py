@@ -21,9 +21,10 @@ from enginebay.compose.override import overridden_plan
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
-from enginebay.ops.tuning import OpProblem, TunableOp, TunedConfigs, TunedEntry, TunedTable
+from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay_bench.kernels import measure_shape
 from enginebay_bench.shapes import Shape
+from enginebay_bench.tables import TunedConfigs, TunedEntry, TunedTable
 from enginebay_bench.tune import tune_shape
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.ops import RMS_NORM

@@ -62,21 +62,19 @@ def why_not_declared(
     """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is
     not looked at.
     """
-    known = {} if entry.declaration is None else entry.declaration.capabilities
-    layouts = known.get("layouts")
-    if is_sharded and known.get("sharded") is False:
+    layouts = entry.capability("layouts")
+    if is_sharded and entry.capability("sharded") is False:
         return "does not support weights split over devices"
     if layout is not None and layouts is not None and layout not in layouts:
         return f"does not support layout {layout} (has {', '.join(layouts)})"
-    methods = known.get("quantizations", ())
+    methods = entry.capability("quantizations", ())
     if quantization != NO_QUANTIZATION and not {quantization, ANY} & set(methods):
         return f"does not support {quantization} weights (has {', '.join(methods) or 'none'})"
     return None
 
 
 def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -> Candidate:
-    declared = entry.declaration
-    if entry.state != "ready" or declared is None:
+    if entry.state != "ready":
         return Candidate(entry.name, 0, unavailable=entry.reason)
     reason = entry.why_not_on(env.platform)
     if reason is not None and not interpret:
@@ -95,13 +93,11 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -
         return Candidate(entry.name, 0, unavailable=str(cause))
     except UnsupportedError as error:  # its interpreter is not installed
         return Candidate(entry.name, 0, unavailable=str(error))
-    priority = getattr(impl, "priority", declared.capabilities.get("priority", 0))
-    calls = tuple(declared.capabilities.get("custom_calls", ()))
     return Candidate(
         entry.name,
-        int(priority),
+        int(getattr(impl, "priority", entry.priority)),
         impl,
-        custom_calls=calls,
+        custom_calls=tuple(entry.capability("custom_calls", ())),
         interpreted=reason is not None,
         built_in=entry.built_in,
     )

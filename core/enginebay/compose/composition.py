@@ -10,9 +10,7 @@ from typing import Any
 
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
-from enginebay.compose.jaxconfig import configure_compile_cache
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
-from enginebay.compose.platform_startup import settle_platforms
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import ChosenProcessors, choose_processors
 from enginebay.compose.resolve import Facts, NamedFact, resolve
@@ -107,8 +105,8 @@ def make_plan(
     `checkpoint` is a model that is open already; without it config.model is opened.
     """
     registry = registry or load_registry()
-    configure_compile_cache(config.compile_cache)
-    settle_platforms()
+    for entry in registry.ready("startup"):
+        registry.load(entry)(config)
     platforms = make_platforms(registry)
     platform = pick_platform(registry, config, platforms)
     if checkpoint is None:
@@ -149,7 +147,7 @@ def make_plan(
     )
     processors = choose_processors(registry, settled)
     shadow = choose_shadow(registry, settled, kernels, model.info, placement)
-    greedy_only = _declares(registry.find("sampler", settled.sampler.name), "greedy_only")
+    greedy_only = bool(registry.find("sampler", settled.sampler.name).capability("greedy_only"))
     defaults = choose_sampling_defaults(
         settled, checkpoint, processors.entries, greedy_only=greedy_only
     )
@@ -189,9 +187,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
         plan.kernels, plan.model.info, plan.placement, choice.name, engine.attention_problems()
     )
     if plan.config.tuned == "require":
-        kernel_configs(
-            plan, engine
-        )  # what is missing is told now, not when a step is first compiled
+        kernel_configs(plan, engine)  # not when a step is first compiled
     return engine
 
 
@@ -230,7 +226,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         ops=OpsBinder(plan.kernels, info, plan.placement),
         sampler=make_sampler(registry, config, plan.kernels.bound(plan.placement)["sample"]),
         processors=plan.processors.processors,
-        has_greedy=_declares(registry.find("sampler", config.sampler.name), "exact_greedy"),
+        has_greedy=bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),
         platform=plan.platform,
         placement=plan.placement,
         layout_type=plan.kernels.layout_type,
@@ -255,71 +251,43 @@ def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sa
     options = registry.options(entry, config.sampler.options)
     target = registry.load(entry)
     sampler = target(options) if options is not None else target
-    if _declares(entry, "draws"):
+    if entry.capability("draws"):
         sampler = functools.partial(sampler, draw=draw)
     made: Sampler = sampler
     return made
 
 
-def _declares(entry: Entry, capability: str) -> bool:
-    return entry.declaration is not None and bool(entry.declaration.capabilities.get(capability))
-
-
 def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> None:
-    """UnsupportedError for a part that cannot be used here, ConfigError for options that it does
-    not take.
+    """UnsupportedError for a part that cannot be used here, for a proposer whose drafts the engine
+    does not verify, and for an implementation of sample that is chosen by name for a sampler that
+    never calls it. ConfigError for options that a part does not take.
     """
-    for kind, choice in (
-        ("engine", config.engine),
-        ("scheduler", config.scheduler),
-        ("sampler", config.sampler),
-    ):
+    engine, sampler, proposer = config.engine.name, config.sampler.name, config.proposer
+    drafts = {} if proposer.name == NO_PROPOSER else {"proposer": proposer}
+    chosen = {"engine": config.engine, "scheduler": config.scheduler, "sampler": config.sampler}
+    for kind, choice in (chosen | drafts).items():
         entry = registry.find(kind, choice.name)
-        _refuse_elsewhere(registry, entry, platform)
+        reason = entry.why_not_on(platform)
+        if reason is not None:
+            able = _names(registry, kind, lambda e: e.why_not_on(platform) is None)
+            given, todo = f"{kind} = {entry.name!r}: {reason}", "Choose one of these, or auto."
+            raise UnsupportedError(given, able or "none that is installed", todo)
         registry.options(entry, choice.options)
-    _check_proposer(registry, config, platform)
-    _refuse_unused_draw(registry, config)
-
-
-def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
-    """UnsupportedError for an implementation of sample that is chosen by name for a sampler that
-    never calls it.
-    """
+    if drafts and not registry.find("engine", engine).capability("verifies"):
+        able = _names(registry, "engine", lambda e: bool(e.capability("verifies")))
+        given = f"proposer = {proposer.name!r} with engine {engine!r}, which verifies no drafts"
+        todo = "Choose one, or leave the proposer out."
+        raise UnsupportedError(given, f"engines that do: {able or 'none'}", todo)
     named = config.kernels.get("sample", KernelChoice()).decode
-    if named != AUTO and not _declares(registry.find("sampler", config.sampler.name), "draws"):
-        able = ", ".join(
-            e.name for e in registry.entries if e.kind == "sampler" and _declares(e, "draws")
-        )
-        given = (
-            f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by "
-            "this op"
-        )
-        raise UnsupportedError(
-            given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out."
-        )
+    if named != AUTO and not registry.find("sampler", sampler).capability("draws"):
+        able = _names(registry, "sampler", lambda e: bool(e.capability("draws")))
+        given = f"kernels.sample = {named!r}, but sampler {sampler!r} does not draw by this op"
+        todo = "Choose one, or leave it out."
+        raise UnsupportedError(given, f"samplers that do: {able or 'none'}", todo)
 
 
-def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> None:
-    """UnsupportedError for a proposer that cannot be used here, or whose drafts the engine does not
-    verify.
-    """
-    choice = config.proposer
-    if choice.name == NO_PROPOSER:
-        return
-    entry = registry.find("proposer", choice.name)
-    _refuse_elsewhere(registry, entry, platform)
-    registry.options(entry, choice.options)
-    if not _declares(registry.find("engine", config.engine.name), "verifies"):
-        able = ", ".join(
-            e.name for e in registry.entries if e.kind == "engine" and _declares(e, "verifies")
-        )
-        given = (
-            f"proposer = {choice.name!r} with engine {config.engine.name!r}, "
-            "which verifies no drafts"
-        )
-        raise UnsupportedError(
-            given, f"engines that do: {able or 'none'}", "Choose one, or leave the proposer out."
-        )
+def _names(registry: Registry, kind: str, is_able: Callable[[Entry], bool]) -> str:
+    return ", ".join(e.name for e in registry.entries if e.kind == kind and is_able(e))
 
 
 def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:
@@ -330,27 +298,15 @@ def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) 
     return target(*before, made) if made is not None else target(*before)
 
 
-def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
-    """UnsupportedError for a part that does not run on the platform."""
-    reason = entry.why_not_on(platform)
-    if reason is not None:
-        able = [
-            e.name
-            for e in registry.entries
-            if e.kind == entry.kind and e.why_not_on(platform) is None
-        ]
-        raise UnsupportedError(
-            f"{entry.kind} = {entry.name!r}: {reason}",
-            ", ".join(able) or "none that is installed",
-            "Choose one of these, or auto.",
-        )
-
-
 def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
     """The parts of a kind, with what speaks against each on a platform."""
     return [
         NamedFact(
-            e.name, e.priority, e.why_not_on(platform), e.built_in, _declares(e, "mixed_steps")
+            e.name,
+            e.priority,
+            e.why_not_on(platform),
+            e.built_in,
+            bool(e.capability("mixed_steps")),
         )
         for e in registry.entries
         if e.kind == kind
@@ -374,19 +330,10 @@ def find_family(registry: Registry, architecture: str) -> ModelFamily:
     Of several the one of the highest priority; of equals a built-in one.
     """
     served: dict[str, Entry] = {}
-    for entry in sorted(
-        (e for e in registry.entries if e.kind == "model" and e.state == "ready"),
-        key=lambda e: (e.priority, e.built_in),
-    ):
-        if entry.declaration is not None:
-            served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry)
+    for entry in reversed(registry.ready("model")):
+        served |= dict.fromkeys(entry.capability("architectures", ()), entry)
     if architecture not in served:
-        raise CheckpointError(
-            str(
-                unknown_name(
-                    "architecture", architecture, served, "Install a plugin that serves it."
-                )
-            )
-        )
+        todo = "Install a plugin that serves it."
+        raise CheckpointError(str(unknown_name("architecture", architecture, served, todo)))
     family: ModelFamily = registry.load(served[architecture])
     return family

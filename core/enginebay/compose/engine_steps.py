@@ -57,7 +57,7 @@ def engine_steps(
     _refuse_drafts(config, model.info)
     entry = registry.find("engine", config.engine.name)
     options = registry.options(entry, config.engine.options)
-    target = entry.declaration.capabilities.get("attention_problems") if entry.declaration else None
+    target = entry.capability("attention_problems")
     what = f"attention_problems of engine {entry.name!r}"
     tell: AttentionProblemsOf = (
         usual_problems if target is None else import_target(str(target), what)

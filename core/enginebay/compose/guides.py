@@ -13,11 +13,8 @@ def choose_guide(registry: Registry, config: EngineConfig) -> MakeGuide:
     """That of the highest priority, a built-in one of equals; one that refuses guided requests when
     no plugin registers one. ConfigError for wrong options.
     """
-    able = [e for e in registry.entries if e.kind == "guide" and e.state == "ready"]
-    if not able:
-        return NoGuide
-    entry = min(able, key=lambda e: (-e.priority, not e.built_in, e.name))
-    make: MakeGuide = registry.load(entry)(registry, config)
+    able = registry.ready("guide")
+    make: MakeGuide = registry.load(able[0])(registry, config) if able else NoGuide
     return make
 
 

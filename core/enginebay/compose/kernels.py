@@ -14,7 +14,7 @@ from enginebay.compose.import_paths import check_import_paths, with_import_paths
 from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
 from enginebay.compose.partition import partitioned
-from enginebay.compose.tuned import load_tuned
+from enginebay.compose.tuned import choose_tuning
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import AttentionProblem
@@ -26,7 +26,7 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec
-from enginebay.ops.tuning import TunedConfigs
+from enginebay.ops.tuning import Tuning, Untuned
 from enginebay.registry import Registry, import_target
 
 
@@ -57,7 +57,7 @@ class ChosenKernels:
     """The registered ops that can be used, by name."""
     split: frozenset[str] = frozenset()
     """The ops whose implementation runs on each device's part by the op's partition rule."""
-    tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
+    tuned: Tuning = dataclasses.field(default_factory=Untuned)
     """Where configurations are looked up before an implementation's own default is taken."""
 
     def bound(self, placement: Placement) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def choose_kernels(
     specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     layout = choose_layout(registry, config, env, specs, default_layout)
     layout_type = registry.load(registry.find("layout", layout.chosen))
-    tuned = load_tuned(registry, config.tuned, config.tuned_folder)
+    tuned = choose_tuning(registry, config)
     steps_for = functools.partial(steps, layout.chosen, layout_type)
     attention, why = choose_attention(
         registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1

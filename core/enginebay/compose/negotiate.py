@@ -5,7 +5,6 @@ pages, rows and contexts.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnSpec, Mode
-from enginebay.ops.tuning import TunedConfigs
+from enginebay.ops.tuning import Tuning
 from enginebay.registry import Registry
 
 PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
@@ -64,7 +63,7 @@ def choose_attention(
     env: Env,
     specs: Mapping[str, AttnSpec],
     steps: StepsFor,
-    tuned: TunedConfigs,
+    tuned: Tuning,
     *,
     is_sharded: bool,
 ) -> tuple[dict[Mode, Candidate], list[Reason]]:
@@ -89,20 +88,12 @@ def choose_attention(
             name,
             candidates(registry, "attention", env, interpret=interpreted_names(config, name)),
             refusal,
-            functools.partial(_measured_faster, tuned, env, list(specs.values()), phase),
+            lambda able, phase=phase: tuned.faster_than(
+                "attention", able, env, list(specs.values()), phase
+            ),
         )
         reasons.append(why)
     return found, reasons
-
-
-def _measured_faster(
-    tuned: TunedConfigs,
-    env: Env,
-    specs: Sequence[AttnSpec],
-    phase: Mode,
-    able: Sequence[AttentionImpl],
-) -> tuple[Any, str] | None:
-    return tuned.faster_than("attention", able[0], able[1:], env, specs, phase)
 
 
 def choose_layout(

@@ -78,24 +78,16 @@ def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcess
     order.
     """
     if config.processors == AUTO:
-        able = [e for e in registry.entries if e.kind == "logits_processor" and e.state == "ready"]
-        entries = [
-            e
-            for e in able
-            if e.declaration is not None and e.declaration.capabilities.get("default")
-        ]
+        entries = [e for e in registry.ready("logits_processor") if e.capability("default")]
         why = "those that plugins declare as default"
     else:
         entries = [registry.find("logits_processor", name) for name in config.processors]
         why = "chosen by name"
-    entries = sorted({e.name: e for e in entries}.values(), key=lambda e: (_order(e), e.name))
+    entries = sorted(
+        {e.name: e for e in entries}.values(), key=lambda e: (e.capability("order", LAST), e.name)
+    )
     made: list[tuple[str, LogitsProcessor]] = [(e.name, registry.load(e)()) for e in entries]
     chosen = ", ".join(name for name, _ in made) or "none"
     return ChosenProcessors(
         registry, {e.name: e for e in entries}, tuple(made), Reason("processors", chosen, why)
     )
-
-
-def _order(entry: Entry) -> int:
-    capabilities = entry.declaration.capabilities if entry.declaration else {}
-    return int(capabilities.get("order", LAST))

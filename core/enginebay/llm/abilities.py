@@ -44,17 +44,17 @@ class Abilities:
     def of(plan: Plan) -> Abilities:
         """Those of the sampler and the engine that a plan has chosen."""
         chosen = (("sampler", plan.config.sampler.name), ("engine", plan.config.engine.name))
-        sampler, engine = (plan.registry.find(kind, name).declaration for kind, name in chosen)
+        sampler, engine = (plan.registry.find(*each) for each in chosen)
         return Abilities(
-            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
-            returns_logprobs=bool(engine and engine.capabilities.get("logprobs")),
+            greedy_only=bool(sampler.capability("greedy_only")),
+            returns_logprobs=bool(engine.capability("logprobs")),
             processors=plan.processors,
             make_guide=choose_guide(plan.registry, plan.config),
-            returns_full_vocab=bool(engine and engine.capabilities.get("full_vocab_logprobs")),
+            returns_full_vocab=bool(engine.capability("full_vocab_logprobs")),
             hidden_size=plan.model.info.hidden_size,
-            takes_embeds=bool(engine and engine.capabilities.get("prompt_embeds")),
+            takes_embeds=bool(engine.capability("prompt_embeds")),
             compiles_embeds=plan.config.prompt_embeds or not plan.config.forbid_compiling,
-            returns_hidden=bool(engine and engine.capabilities.get("hidden_states")),
+            returns_hidden=bool(engine.capability("hidden_states")),
             compiles_hidden=plan.config.embeddings or not plan.config.forbid_compiling,
             compiles_wide=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
             defaults=plan.sampling_defaults,

@@ -1,36 +1,18 @@
-"""Tuned configurations: tables of what was fastest where, and the rules by which a step finds its
-entry.
-
-An entry is found by op, implementation, its version, kind of device, spec, cache layout (name and
-page size) and bucket:
-
-1. the entry of exactly this bucket;
-2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and
-   context lengths;
-3. else the implementation's own default.
-
-Ops without phases have no bucket but their rows, and in the place of a spec the sizes and dtypes of
-their arguments, as the implementation names them; no layout. An entry whose configuration is
-neither the default nor a candidate for the bucket at hand is passed over, and so is every entry
-where the spec asks for `deterministic`: other block sizes add in another order.
+"""Configurations of kernels: what an implementation offers to choose from, and the contract of what
+chooses.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from enginebay.cache import KVLayout
-from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.validation import describe_validation
 
-TunedMode = Literal["auto", "off", "require"]
 Source = Literal["tuned", "tuned for a larger bucket", "default"]
 
 
@@ -86,142 +68,32 @@ class TunableOp(Protocol):
         """
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TunedEntry(_Frozen):
-    """What was fastest for one problem. `config` None: measured, but the implementation has nothing
-    to choose.
-
-    `spec` has the fields of AttnSpec that are not the defaults, without `scale`, on which no speed
-    depends. `roofline` is the share of this machine's limit that was reached; `default_median_s`
-    the time of the default configuration.
+class Tuning(ABC):
+    """Knows the configuration of a kernel for each problem. What a plugin's part of kind "tuning"
+    makes for an engine; `Untuned` where no plugin is asked.
     """
 
-    spec: dict[str, int | float | str | bool]
-    layout: str
-    page_size: int
-    bucket: dict[str, int | str | bool]
-    config: dict[str, int | float | str | bool] | None
-    median_s: float
-    default_median_s: float
-    roofline: float
-
-
-class TunedTable(_Frozen):
-    """All entries of one version of an implementation on one kind of device, and how they were
-    measured.
-    """
-
-    format: Literal[1] = 1
-    op: str
-    impl: str
-    version: str
-    device_kind: str
-    environment: dict[str, Any]
-    command: str
-    entries: tuple[TunedEntry, ...]
-
-
-def read_table(text: str, name: str) -> TunedTable:
-    """A table from its JSON; ConfigError that names it when it is none."""
-    try:
-        return TunedTable.model_validate_json(text)
-    except ValidationError as error:
-        problem = describe_validation(error, TunedTable)
-        raise ConfigError(f"table of tuned kernels {name}: {problem}") from None
-
-
-def spec_key(spec: AttnSpec) -> dict[str, int | float | str | bool]:
-    """The fields that tell one problem from another: those that differ from AttnSpec's defaults,
-    without the scale.
-    """
-    fields = {f.name: (f.default, getattr(spec, f.name)) for f in dataclasses.fields(spec)}
-    return {n: value for n, (default, value) in fields.items() if n != "scale" and value != default}
-
-
-def bucket_key(bucket: Bucket) -> dict[str, int | str | bool]:
-    """The bucket's sizes but pages_per_seq, which follows from the context and the page size."""
-    return {n: v for n, v in dataclasses.asdict(bucket).items() if n != "pages_per_seq"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the entry of a problem stands in a table; `text` is the problem for people."""
-
-    spec: dict[str, int | float | str | bool]
-    layout: str
-    page_size: int
-    bucket: dict[str, int | str | bool]
-    text: str
-
-    @staticmethod
-    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Place:
-        """That of attention."""
-        text = f"{bucket} of {spec_key(spec)} in layout {layout.name}, page size {layout.page_size}"
-        return Place(spec_key(spec), layout.name, layout.page_size, bucket_key(bucket), text)
-
-    @staticmethod
-    def of_op(problem: OpProblem) -> Place:
-        """That of an op without phases."""
-        sizes = dict(problem.sizes)
-        return Place({**sizes}, "", 0, {"rows": problem.rows}, f"{problem.rows} rows of {sizes}")
-
-
-def device_kind(env: Env) -> str:
-    """What tables call the device."""
-    return env.device_kind or env.platform
-
-
-def _is_next(entry: Mapping[str, Any], bucket: Mapping[str, Any]) -> bool:
-    """Whether an entry's bucket is of the same mode and no smaller in anything."""
-    same = ("mode", "rows_are_pages")
-    return all(
-        entry.get(n) == bucket[n] if n in same else entry.get(n, 0) >= bucket[n] for n in bucket
-    )
-
-
-def _size(entry: TunedEntry) -> float:
-    return math.prod(value for value in entry.bucket.values() if not isinstance(value, bool | str))
-
-
-@dataclasses.dataclass(frozen=True)
-class TunedConfigs:
-    """The tables that an engine looks configurations up in, the user's before those that packages
-    bring.
-    """
-
-    tables: tuple[TunedTable, ...] = ()
-    mode: TunedMode = "off"
-
-    def of(self, op: str, impl: Any, env: Env) -> tuple[TunedTable, ...]:
-        """The tables of an implementation in its version, on this kind of device."""
-        wanted = (op, impl.name, str(impl.version), device_kind(env))
-        return tuple(t for t in self.tables if (t.op, t.impl, t.version, t.device_kind) == wanted)
-
+    @abstractmethod
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> tuple[Any, Source]:
-        """The configuration of an implementation for a problem, by the rules of this module, and
-        where it is from.
-
-        UnsupportedError in mode "require" when candidates are there and no table has an entry.
+        """The configuration of an implementation of attention for a problem, and where it is from.
+        UnsupportedError where the engine requires a tuned one and there is none.
         """
-        default = impl.default_config(env, spec, bucket, layout)
-        choices = candidates_of(impl, env, spec, bucket, layout)
-        if spec.deterministic:
-            return default, "default"
-        return self._choose(
-            op, impl, env, Place.of_attention(spec, bucket, layout), default, choices
-        )
 
+    @abstractmethod
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
     ) -> tuple[Any, Source]:
         """The same for an op without phases."""
-        default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
-        return self._choose(op, impl, env, Place.of_op(problem), default, choices)
+
+    @abstractmethod
+    def faster_than(
+        self, op: str, impls: Sequence[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
+    ) -> tuple[Any, str] | None:
+        """The implementation that was measured to be the fastest in steps of a mode, and the reason,
+        where it is not the first of `impls`.
+        """
 
     def bound(self, op: str, impl: Any, env: Env) -> Any:
         """An implementation of an op without phases, which takes its configurations from here if it
@@ -231,82 +103,21 @@ class TunedConfigs:
             return impl
         return impl.tuned(lambda problem: self.op_config(op, impl, env, problem)[0])
 
-    def _choose(
-        self, op: str, impl: Any, env: Env, place: Place, default: Any, choices: Sequence[Any]
+
+class Untuned(Tuning):
+    """Every implementation's own defaults."""
+
+    def config(
+        self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> tuple[Any, Source]:
-        if self.mode == "off" or not choices:
-            return default, "default"
-        for table in self.of(op, impl, env):
-            for entry, source in _matching(table.entries, place):
-                found = next(
-                    (c for c in (default, *choices) if dataclasses.asdict(c) == entry.config), None
-                )
-                if found is not None:
-                    return found, source
-        if self.mode == "require":
-            raise UnsupportedError(
-                f"{op} {impl.name} {impl.version} is not tuned for {place.text}, "
-                f"on {device_kind(env)}",
-                "problems that a table of tuned kernels has",
-                'Run `enginebay tune`, or do not set tuned = "require".',
-            )
-        return default, "default"
+        return impl.default_config(env, spec, bucket, layout), "default"
+
+    def op_config(
+        self, op: str, impl: TunableOp, env: Env, problem: OpProblem
+    ) -> tuple[Any, Source]:
+        return impl.default_config(env, problem), "default"
 
     def faster_than(
-        self,
-        op: str,
-        first: Any,
-        others: Iterable[Any],
-        env: Env,
-        specs: Sequence[AttnSpec],
-        mode: Mode,
-    ) -> tuple[Any, str] | None:
-        """The implementation that tables measured to be the fastest, where it is not `first`, and
-        by how much.
-
-        Another one is compared by the buckets of a mode that both were measured in; times are
-        averaged geometrically.
-        """
-        if self.mode == "off":
-            return None
-        mine = self._medians(op, first, env, specs, mode)
-        best: tuple[float, Any, int] | None = None
-        for other in others:
-            theirs = self._medians(op, other, env, specs, mode)
-            common = sorted(mine.keys() & theirs.keys())
-            if not common:
-                continue
-            ratio = math.exp(sum(math.log(theirs[k] / mine[k]) for k in common) / len(common))
-            if ratio < (best[0] if best else 1.0):
-                best = (ratio, other, len(common))
-        if best is None:
-            return None
-        ratio, other, count = best
-        return (
-            other,
-            f"measured fastest: {ratio:.2f} of the time of {first.name} over {count} tuned buckets",
-        )
-
-    def _medians(
-        self, op: str, impl: Any, env: Env, specs: Sequence[AttnSpec], mode: Mode
-    ) -> dict[str, float]:
-        keys = [spec_key(spec) for spec in specs]
-        medians: dict[str, float] = {}
-        for table in self.of(op, impl, env):
-            for e in table.entries:
-                if e.spec in keys and e.bucket.get("mode") == mode:
-                    medians.setdefault(
-                        f"{sorted(e.spec.items())} {e.layout} {e.page_size} {e.bucket}", e.median_s
-                    )
-        return medians
-
-
-def _matching(entries: Iterable[TunedEntry], place: Place) -> list[tuple[TunedEntry, Source]]:
-    """The entries that may serve a problem, the best match first."""
-    here = (place.spec, place.layout, place.page_size)
-    same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]
-    exact: list[tuple[TunedEntry, Source]] = [
-        (e, "tuned") for e in same if e.bucket == place.bucket
-    ]
-    larger = [e for e in same if e.bucket != place.bucket and _is_next(e.bucket, place.bucket)]
-    return exact + [(e, "tuned for a larger bucket") for e in sorted(larger, key=_size)]
+        self, op: str, impls: Sequence[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
+    ) -> None:
+        """None: nothing was measured."""

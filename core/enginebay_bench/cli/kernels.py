@@ -155,12 +155,12 @@ def open_session(
 
     `command` is what was run, and `settled` names the flags that it settles.
     """
-    from enginebay.compose.jaxconfig import configure_compile_cache
     from enginebay.compose.platforms import find_platform
     from enginebay.registry import load_registry
     from enginebay_bench.kernels import Bench, Limits
     from enginebay_bench.roofline import measure_roofline
     from enginebay_cli.environment import free_bytes
+    from enginebay_startup.jaxconfig import configure_compile_cache
 
     _check_numbers(args)
     given = {name: getattr(args, name, None) for name in CONFIGURED}
@@ -254,9 +254,9 @@ def _settings(
 ) -> dict[str, BenchSetting]:
     """What problems share, by dtype."""
     from enginebay.compose.candidates import candidates
-    from enginebay.compose.tuned import load_tuned
     from enginebay.ops.select import choose
     from enginebay_bench.problem import BenchSetting
+    from enginebay_bench.table_files import load_tuned
 
     env = platform.env()
     dtypes = [platform.default_dtype if d == AUTO else d for d in listed(args.dtype or AUTO)]

@@ -91,7 +91,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Search, write a table for each implementation, and print what was found."""
-    from enginebay.compose.tuned import tuned_folder
+    from enginebay_bench.table_files import tuned_folder
 
     if args.config and args.op not in (None, ATTENTION):
         given = f"--op {args.op} with --config"
@@ -137,7 +137,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """The searches for the named shapes."""
-    from enginebay.ops.tuning import TunedConfigs
+    from enginebay_bench.tables import TunedConfigs
     from enginebay_bench.tune import tune_shape
 
     session = open_session(args, "tune", ragged=args.lengths != "full")
@@ -156,8 +156,8 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     are named.
     """
     from enginebay.compose.composition import kernel_configs, make_engine, make_plan
-    from enginebay.ops.tuning import TunedConfigs
     from enginebay_bench.problem import TuningKey
+    from enginebay_bench.tables import TunedConfigs
     from enginebay_bench.tune import tune_bucket
 
     refuse_flags(args, "--config", "tune without it", OF_SHAPES)
@@ -184,8 +184,8 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
     """A table for each implementation that has entries, with the entries that its file had before."""
-    from enginebay.compose.tuned import table_name
-    from enginebay.ops.tuning import TunedTable
+    from enginebay_bench.table_files import table_name
+    from enginebay_bench.tables import TunedTable
     from enginebay_bench.tune import merge, write_table
     from enginebay_cli.environment import environment
 

@@ -15,9 +15,9 @@ from jax._src import compilation_cache as _cache
 from jax._src.compilation_cache_interface import CacheInterface
 from jax.experimental.compilation_cache import compilation_cache
 
-from enginebay.compose.folders import cache_folder, make_private
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
+from enginebay_startup.folders import cache_folder, make_private
 
 log = logging.getLogger("enginebay.compose")
 

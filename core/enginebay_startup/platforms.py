@@ -79,7 +79,7 @@ def settle_platforms(found: Found | None = None) -> bool:
         or not found.starts_devices
     ):
         return False
-    from enginebay.compose.jaxconfig import keep_to_cpu
+    from enginebay_startup.jaxconfig import keep_to_cpu
 
     return keep_to_cpu()
 

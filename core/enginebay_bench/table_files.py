@@ -1,0 +1,98 @@
+"""Finding tables of tuned kernels: the user's folder, then the folder `tuned` of each package that
+brings kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from pathlib import Path
+
+from enginebay.config import EngineConfig
+from enginebay.config_sections import AUTO
+from enginebay.errors import ConfigError
+from enginebay.registry import Entry, Registry
+from enginebay_bench.tables import TunedConfigs, TunedMode, TunedTable, read_table
+from enginebay_startup.folders import cache_folder
+
+log = logging.getLogger("enginebay.compose")
+
+PACKAGE_FOLDER = "tuned"
+
+
+def tuned_folder(choice: str) -> Path:
+    """The folder of the user's own tables: one that is given, or below the user's cache."""
+    return cache_folder() / PACKAGE_FOLDER if choice == AUTO else Path(choice).expanduser()
+
+
+def table_name(op: str, impl: str, device_kind: str) -> str:
+    """The file of a table; its name is for people, what counts is in it."""
+    return f"{op}.{impl}.{re.sub(r'[^A-Za-z0-9]+', '-', device_kind).strip('-')}.json"
+
+
+def load_tuned(registry: Registry, mode: TunedMode, folder: str) -> TunedConfigs:
+    """All tables, the user's first. A broken one of the user's is a ConfigError, one of a package
+    is left out.
+
+    A package's tables are those in the folder `tuned` of the top-level package that its kernels'
+    targets lie in; only tables of its own kernels count.
+    """
+    if mode == "off":
+        return TunedConfigs()
+    tables = _user_tables(folder)
+    packages: dict[str, set[tuple[str, str]]] = {}
+    for entry in registry.entries:
+        if entry.kind == "kernel" and entry.state == "ready":
+            packages.setdefault(_top_package(entry), set()).add((entry.op, entry.name))
+    for package, own in sorted(packages.items()):
+        for path in _shipped(package):
+            try:
+                table = read_table(path.read_text(encoding="utf-8"), str(path))
+            except (ConfigError, OSError, UnicodeDecodeError) as error:
+                log.warning("a table of package %s is left out: %s", package, error)
+                continue
+            if (table.op, table.impl) in own:
+                tables.append(table)
+    return TunedConfigs(tuple(tables), mode)
+
+
+def _user_tables(choice: str) -> list[TunedTable]:
+    folder = tuned_folder(choice)
+    if not folder.is_dir():
+        if choice == AUTO:
+            return []
+        raise ConfigError(
+            f"tuned_folder = {choice!r}", "a folder that is there", "Make it, or correct the path."
+        )
+    tables = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"table of tuned kernels {path}: {error}", "a readable JSON file", "Remove it."
+            ) from None
+        tables.append(read_table(text, str(path)))
+    return tables
+
+
+def _top_package(entry: Entry) -> str:
+    assert entry.declaration is not None, "ready parts are declared"
+    return entry.declaration.target.partition(":")[0].partition(".")[0]
+
+
+def _shipped(package: str) -> list[Path]:
+    """The tables of a package, found without importing it."""
+    spec = importlib.util.find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return [
+        path
+        for folder in folders
+        for path in sorted((Path(folder) / PACKAGE_FOLDER).glob("*.json"))
+    ]
+
+
+def tables_of(registry: Registry, config: EngineConfig) -> TunedConfigs:
+    """The part `tables` of kind "tuning": the tables that a configuration asks for."""
+    return load_tuned(registry, config.tuned, config.tuned_folder)

@@ -1,0 +1,25 @@
+"""What this package offers: JAX's configuration before an engine is planned."""
+
+from __future__ import annotations
+
+from enginebay.config import EngineConfig
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_startups(register: Register) -> None:
+    """jax."""
+    register(
+        "jax",
+        "enginebay_startup.plugin:prepare",
+        summary="compile cache, and no start of devices that are certainly not there",
+    )
+
+
+def prepare(config: EngineConfig) -> None:
+    """Set JAX's compilation cache and platforms. ConfigError for a folder that cannot be trusted."""
+    from enginebay_startup.jaxconfig import configure_compile_cache
+    from enginebay_startup.platforms import settle_platforms
+
+    configure_compile_cache(config.compile_cache)
+    settle_platforms()
