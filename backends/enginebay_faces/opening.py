@@ -12,7 +12,7 @@ from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.llm import LLM
 from enginebay.model import count_weights
 from enginebay.text import Tokenizer
-from enginebay_worker.chat import WorkerChats
+from enginebay_worker.tokenizer import TextTokenizer
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 """A model and its configuration, as the documented APIs take them."""
@@ -74,7 +74,7 @@ def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
         )
         tokenizer: Tokenizer = where.load_tokenizer()
     elif all(callable(getattr(inner, name, None)) for name in ("encode", "decode")):
-        tokenizer = Tokenizer(inner, WorkerChats)
+        tokenizer = TextTokenizer(inner)
     else:
         raise ConfigError(
             f"a processor of type {type(given).__name__}",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import CheckpointError, shown, shown_text
-from enginebay.text import HuggingFaceTokenizer, Tokenizer
+from enginebay.text import Tokenizer
 from enginebay_models.checkpoint import read_json
-from enginebay_worker.chat import WorkerChats
+from enginebay_worker.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Classes that are tokenizer.json and nothing else; others may rebuild it by rules of their own.
@@ -50,8 +50,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if _may_be_plain(folder, config):
         plain = PlainTokenizer(folder, config)
         if plain.says_all(config):
-            return Tokenizer(plain, WorkerChats)
-    return Tokenizer(_from_transformers(folder, config.get("tokenizer_class")), WorkerChats)
+            return TextTokenizer(plain)
+    return TextTokenizer(_from_transformers(folder, config.get("tokenizer_class")))
 
 
 def _check_settings(config: Mapping[str, Any]) -> None:

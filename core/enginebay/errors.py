@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
 
 
 class EnginebayError(Exception):
@@ -92,27 +95,16 @@ def shown_text(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
-OTHER_NAMES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "f16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "f32": "float32",
-    "float": "float32",
-    "full": "float32",
-    "gpu": "cuda",
-    "nvidia": "cuda",
-    "flash_attn": "triton_flash",
-    "flashattention": "triton_flash",
-}
-"""Names by which other programs call what has another name here."""
+OTHER_PROGRAMS: Final = tomllib.loads(
+    Path(__file__).with_name("other_programs.toml").read_text(encoding="utf-8")
+)
+"""What other programs call options and values that have another name here."""
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
     """The name among `known` that was most likely meant; None when none is so alike (0 to 1)."""
     names = list(known)
-    other = OTHER_NAMES.get(name[:100].lower())
+    other = OTHER_PROGRAMS["names"].get(name[:100].lower())
     if other in names:
         return other
     return next(iter(difflib.get_close_matches(name[:100], names, n=1, cutoff=cutoff)), None)

@@ -1,16 +1,14 @@
-"""Text on the host: a tokenizer's face, token ids to text as they come, and stop texts across their
-borders.
+"""Text on the host: the contract of tokenizers, token ids to text as they come, and stop texts
+across their borders.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import RequestError, UnsupportedError
 
 UNFINISHED = "\ufffd"
 """What decoders give for bytes that are no character (yet)."""
@@ -25,161 +23,63 @@ Message = Mapping[str, Any]
 """One message of a chat: "role" and "content", and whatever else the chat template knows."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation, and how a request wants it rendered (see `Tokenizer.apply_chat_template`)."""
+class ChatOptions(TypedDict, total=False):
+    """How a request wants its conversation rendered.
 
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool | str = False
-    variables: Mapping[str, Any] | None = None
-
-
-class ChatRenderer(ABC):
-    """Renders chats for one tokenizer, within limits. Safe from several threads."""
-
-    @abstractmethod
-    def render(self, tokenizer: Any, chat: Chat) -> str:
-        """The text of a chat, by its own template or that of a `HuggingFaceTokenizer`. RequestError
-        for a chat that cannot be rendered, UnsupportedError when there is no template.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End what renders. It starts again with the next chat."""
-
-
-class NoChats(ChatRenderer):
-    """Refuses all chats: for tokenizers of texts alone."""
-
-    def __init__(self, limits: TemplateLimits) -> None:
-        """`limits` are unused: nothing is rendered."""
-
-    def render(self, tokenizer: Any, chat: Chat) -> str:
-        """UnsupportedError."""
-        raise UnsupportedError(
-            "messages for a tokenizer that was made without a renderer of chats",
-            "a text",
-            "Make it with a renderer, such as enginebay_worker.chat.WorkerChats.",
-        )
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-class HuggingFaceTokenizer(Protocol):
-    """What is used of a fast tokenizer of transformers (or of one that looks like it).
-
-    `chat_template` is a Jinja text, or several by name, or None. Its variables are
-    `special_tokens_map`, where there is one. A class that renders chats by other means has a method
-    apply_chat_template of its own.
+    `tools` are descriptions of functions for the template, if it knows what to do with them,
+    `chat_template` is Jinja text in place of the model's, and `chat_template_kwargs` are further
+    variables of it. With `continue_final_message` the text ends where the final message does, or
+    where its field of that name does; then `add_generation_prompt`, True by default, must be False.
     """
 
-    chat_template: Any
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids, with a begin-of-sequence token where the model wants one and it is asked
-        for.
-        """
-
-    def decode(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool,
-        clean_up_tokenization_spaces: bool,
-    ) -> str:
-        """Ids to text."""
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool | str
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
-class Tokenizer:
-    """A tokenizer with clear errors, whose decoding of parts adds up to its decoding of the whole."""
+class Tokenizer(ABC):
+    """Texts and chats to token ids and back. Safe from several threads. What a checkpoint loads; the
+    usual one is `enginebay_worker.tokenizer.TextTokenizer`.
 
-    def __init__(
-        self,
-        inner: HuggingFaceTokenizer,
-        make_chats: Callable[[TemplateLimits], ChatRenderer] = NoChats,
-    ) -> None:
-        """`make_chats` makes what renders chats; without it chats are refused."""
-        self._inner = inner
-        self._make_chats = make_chats
-        self._chats = make_chats(TemplateLimits())
+    Invariant: `decode` keeps spaces as they are, so that decoding parts adds up to decoding the
+    whole.
+    """
+
+    inner: Any
+    """The tokenizer of another library that does the work."""
 
     @property
-    def inner(self) -> HuggingFaceTokenizer:
-        """The tokenizer that does the work."""
-        return self._inner
-
-    @property
+    @abstractmethod
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` can work."""
-        return bool(self._inner.chat_template)
 
+    @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. RequestError for what is no text, or holds half a UTF-16 pair."""
-        if not isinstance(text, str):
-            raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            given = f"the lone surrogate {text[error.start]!a} at character {error.start}"
-            raise RequestError(
-                given, "text that UTF-8 can write", "Decode the input with errors='replace'."
-            ) from None
-        return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
+    @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, spaces as they are."""
-        return self._inner.decode(
-            list(token_ids),
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
+        """Text of token ids."""
 
+    @abstractmethod
     def apply_chat_template(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Token ids of a conversation, by `chat_template` or the model's own; special tokens are
-        the template's business.
+        """Token ids of a conversation; special tokens are the template's business.
 
-        `tools` are descriptions of functions for the template, if it knows what to do with them,
-        `chat_template_kwargs` more variables of it. With `continue_final_message` the text ends
-        where the final message does, or where its field of that name does; then
-        `add_generation_prompt` must be False. Raises RequestError for messages that are empty,
-        malformed or refused by the template, and for a template that exceeds a limit,
-        UnsupportedError when the tokenizer has no chat template.
+        RequestError for messages that are empty, malformed or refused by the template, and for a
+        template that exceeds a limit, UnsupportedError when there is no chat template.
         """
-        chat = Chat(
-            messages,
-            tools,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            chat_template_kwargs,
-        )
-        return self.render(chat)
 
-    def render(self, chat: Chat) -> list[int]:
-        """apply_chat_template() of a Chat, with the same errors."""
-        return self.encode(self._chats.render(self._inner, chat), add_special_tokens=False)
-
+    @abstractmethod
     def limit_templates(self, limits: TemplateLimits) -> None:
         """Render chats within these limits from now on."""
-        self._chats.close()
-        self._chats = self._make_chats(limits)
 
+    @abstractmethod
     def close(self) -> None:
-        """End the process that renders chats. It starts again with the next chat."""
-        self._chats.close()
+        """End what renders chats. It starts again with the next chat."""
 
 
 class IncrementalDetokenizer:

@@ -11,59 +11,17 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
-from enginebay.errors import EnginebayError, explain, nearest, shown, shown_text
+from enginebay.errors import (
+    OTHER_PROGRAMS,
+    EnginebayError,
+    explain,
+    nearest,
+    shown,
+    shown_text,
+)
 
 Given = TypeVar("Given")
 Kept = TypeVar("Kept")
-
-OTHER_PROGRAMS = {
-    "attention_backend": ("--attention NAME", "kernels={'attention': NAME}"),
-    "block_size": ("--set engine.page_size=N", "engine={'name': 'oengine', 'page_size': N}"),
-    "context_length": ("--max-model-len N", "max_model_len"),
-    "device": ("--platform NAME", "platform"),
-    "do_sample": ("--temperature X, where 0 is greedy", "temperature, where 0 is greedy"),
-    "enable_prefix_caching": ("--engine oengine, which does it by itself", "engine='oengine'"),
-    "gpu_memory_utilization": (
-        "--engine oengine --set engine.memory_utilization=X",
-        "engine={'name': 'oengine', 'memory_utilization': X}",
-    ),
-    "guided_choice": ("--choice TEXT", "choice"),
-    "guided_grammar": ("--grammar FILE", "grammar"),
-    "guided_json": ("--json-schema FILE", "json_schema"),
-    "guided_regex": ("--regex EXPRESSION", "regex"),
-    "max_length": ("--max-tokens N or --max-model-len N", "max_tokens or max_model_len"),
-    "max_new_tokens": ("--max-tokens N", "max_tokens"),
-    "max_seq_len": ("--max-model-len N", "max_model_len"),
-    "model_path": ("--model DIR", "model"),
-    "num_gpu_blocks_override": (
-        "--engine oengine --set engine.num_pages=N",
-        "engine={'name': 'oengine', 'num_pages': N}",
-    ),
-    "num_return_sequences": ("-n N", "n"),
-    "num_speculative_tokens": ("--draft-tokens N", "draft_tokens"),
-    "scheduling_policy": ("--scheduler NAME", "scheduler"),
-    "speculative_config": (
-        "--proposer ngram --draft-tokens N",
-        "proposer='ngram' with draft_tokens",
-    ),
-    "speculative_model": ("--proposer NAME", "proposer"),
-    "stop_sequences": ("--stop TEXT", "stop"),
-    "stop_strings": ("--stop TEXT", "stop"),
-    "tensor_parallel_size": ("--mesh tensor=N", "mesh={'tensor': N}"),
-    "tokenizer": ("--model DIR, whose tokenizer is used", "model, whose tokenizer is used"),
-    "tp_size": ("--mesh tensor=N", "mesh={'tensor': N}"),
-}
-"""Options of vLLM, SGLang and transformers, with the flag and the keyword that serve instead here.
-"""
-
-NOTHING = {
-    "data_parallel_size": "start one process for each replica",
-    "enforce_eager": "every step is compiled",
-    "load_format": "weights are read from safetensors files",
-    "pipeline_parallel_size": "layers are not split over devices",
-    "trust_remote_code": "code of checkpoints is never run",
-}
-"""Options of other programs that have no counterpart here, and the reason."""
 
 MAX_FINDINGS = 5
 """Wrong fields that one message lists."""
@@ -80,9 +38,9 @@ def other_program_hint(name: str, *, is_flag: bool) -> str | None:
     an unknown one.
     """
     plain = name.lstrip("-").replace("-", "_")
-    if plain in NOTHING:
-        return f"Leave it out: {NOTHING[plain]}."
-    served = OTHER_PROGRAMS.get(plain)
+    if plain in OTHER_PROGRAMS["nothing"]:
+        return f"Leave it out: {OTHER_PROGRAMS['nothing'][plain]}."
+    served = OTHER_PROGRAMS["options"].get(plain)
     return None if served is None else f"Here it is {served[0 if is_flag else 1]}."
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.config_sections import TemplateLimits
 from enginebay.errors import EnginebayError, RequestError, UnsupportedError
-from enginebay.text import Chat, ChatRenderer, Message
+from enginebay.text import Message
 from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -17,7 +18,19 @@ BASE_RENDERER = "transformers.tokenization_utils_base"
 """Where the method stands that all tokenizers of transformers render Jinja texts with."""
 
 
-class WorkerChats(ChatRenderer):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and how a request wants it rendered (see `enginebay.text.ChatOptions`)."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool | str = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+class WorkerChats:
     """Renders chats for one tokenizer, in one worker process that the first chat starts. Safe from
     several threads.
     """
@@ -39,14 +52,17 @@ class WorkerChats(ChatRenderer):
         limit that is exceeded; UnsupportedError when there is no template.
         """
         check_chat(chat)
-        if chat.template is None and not tokenizer.chat_template:
+        if chat.chat_template is None and not tokenizer.chat_template:
             raise _no_template()
-        if chat.template is None and _renders_itself(tokenizer):
+        if chat.chat_template is None and _renders_itself(tokenizer):
             return _rendered_by(tokenizer, chat)
         request = {
             "template": _template(tokenizer.chat_template, chat),
             "messages": chat.messages,
-            "variables": {**getattr(tokenizer, "special_tokens_map", {}), **(chat.variables or {})},
+            "variables": {
+                **getattr(tokenizer, "special_tokens_map", {}),
+                **(chat.chat_template_kwargs or {}),
+            },
             "given": {"tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt},
             "continued": chat.continue_final_message,
         }
@@ -94,13 +110,13 @@ def check_chat(chat: Chat) -> None:
     """RequestError for messages, tools or variables that no template could take."""
     check_messages(chat.messages)
     _check_tools(chat.tools)
-    if not isinstance(chat.template, str | None):
-        given = f"chat_template of type {type(chat.template).__name__}"
+    if not isinstance(chat.chat_template, str | None):
+        given = f"chat_template of type {type(chat.chat_template).__name__}"
         raise RequestError(given, "a Jinja text", "Leave it out for the model's own.")
-    if chat.variables is not None and not isinstance(chat.variables, Mapping):
-        given = f"chat_template_kwargs of type {type(chat.variables).__name__}"
+    if chat.chat_template_kwargs is not None and not isinstance(chat.chat_template_kwargs, Mapping):
+        given = f"chat_template_kwargs of type {type(chat.chat_template_kwargs).__name__}"
         raise RequestError(given, "a mapping of names to values", "Give a dict.")
-    taken = sorted(RESERVED & (chat.variables or {}).keys())
+    taken = sorted(RESERVED & (chat.chat_template_kwargs or {}).keys())
     if taken:
         given = f"{', '.join(taken)} in chat_template_kwargs"
         raise RequestError(
@@ -173,7 +189,7 @@ def _rendered_by(tokenizer: Any, chat: Chat) -> str:
             tokenize=False,
             add_generation_prompt=chat.add_generation_prompt,
             **more,
-            **(chat.variables or {}),
+            **(chat.chat_template_kwargs or {}),
         )
     except EnginebayError:
         raise
@@ -189,10 +205,10 @@ def _template(own: Any, chat: Chat) -> str:
     RequestError for none of these.
     """
     named = own if isinstance(own, Mapping) else {}
-    template = chat.template if chat.template is not None else own
-    if chat.template in named:
-        template = named[chat.template]
-    elif chat.template is None and named:
+    template = chat.chat_template if chat.chat_template is not None else own
+    if chat.chat_template in named:
+        template = named[chat.chat_template]
+    elif chat.chat_template is None and named:
         template = (
             named.get("tool_use") if chat.tools and "tool_use" in named else named.get("default")
         )

@@ -22,8 +22,8 @@ from enginebay.errors import RequestError, UnsupportedError
 from enginebay.text import Tokenizer
 from enginebay_models.checkpoint import find_folder
 from enginebay_models.tokenizer import load_tokenizer
-from enginebay_worker.chat import WorkerChats
 from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
+from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.test_text import byte_level
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -59,7 +59,7 @@ TEMPLATES = [
 @pytest.fixture(scope="module")
 def own() -> Iterator[Tokenizer]:
     """A tokenizer whose templates have small limits."""
-    made = Tokenizer(byte_level().inner, WorkerChats)
+    made = TextTokenizer(byte_level().inner)
     made.limit_templates(SMALL)
     yield made
     made.close()
@@ -236,7 +236,7 @@ class Renders(Named):
 
 
 def test_a_model_may_have_several_templates() -> None:
-    tokenizer = Tokenizer(Named(), WorkerChats)  # type: ignore[arg-type]
+    tokenizer = TextTokenizer(Named())  # type: ignore[arg-type]
     assert text_of(tokenizer) == "D"
     assert text_of(tokenizer, tools=TOOLS) == "T"
     assert text_of(tokenizer, chat_template="other") == "O"
@@ -254,7 +254,7 @@ def test_a_model_may_have_several_templates() -> None:
 
 
 def test_a_renderer_of_a_tokenizers_own_still_works() -> None:
-    tokenizer = Tokenizer(Renders(), WorkerChats)  # type: ignore[arg-type]
+    tokenizer = TextTokenizer(Renders())  # type: ignore[arg-type]
     got = json.loads(text_of(tokenizer, chat_template_kwargs={"more": 1}))
     assert got == {"tools": None, "chat_template": None, "add_generation_prompt": True, "more": 1}
     with pytest.raises(RequestError, match="SystemError: out of order"):

@@ -24,6 +24,7 @@ from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guided import Guided
 from enginebay_samplers.guided_grammar import Llguidance
 from enginebay_samplers.guides.guide import MAX_GRAMMARS, Guides, structure_of
+from enginebay_worker.tokenizer import TextTokenizer
 from tests.brief import DEMO
 from tests.unit.schemas import bounded_schema
 
@@ -254,7 +255,7 @@ def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
             return "".join(map(chr, token_ids))
 
     with pytest.raises(UnsupportedError, match=r"tokenizer of type Slow.*fast tokenizer"):
-        Llguidance(Vocabulary(Tokenizer(Slow()), 100, (0,)))  # type: ignore[arg-type]
+        Llguidance(Vocabulary(TextTokenizer(Slow()), 100, (0,)))  # type: ignore[arg-type]
 
 
 def test_the_device_keeps_the_tokens_of_the_mask() -> None:

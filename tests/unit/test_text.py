@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
-from enginebay_worker.chat import WorkerChats
+from enginebay_worker.tokenizer import TextTokenizer
 
 CORPUS = [
     "Once upon a time there was a fox.",
@@ -53,9 +53,8 @@ def byte_level() -> Tokenizer:
     fast.add_special_tokens(
         [AddedToken("<|user|>", special=True), AddedToken("<|assistant|>", special=True)]
     )
-    return Tokenizer(
-        PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>", chat_template=TEMPLATE),
-        WorkerChats,
+    return TextTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>", chat_template=TEMPLATE)
     )
 
 
@@ -85,7 +84,7 @@ def byte_fallback() -> Tokenizer:
         ]
     )
     inner = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>")
-    return Tokenizer(inner, WorkerChats)
+    return TextTokenizer(inner)
 
 
 def in_parts(
@@ -135,7 +134,7 @@ def test_any_byte_level_tokens_stream_to_the_same_text(
     assert "".join(in_parts(byte_level(), token_ids, sizes, skip=skip)) == whole
 
 
-class CountingTokenizer(Tokenizer):
+class CountingTokenizer(TextTokenizer):
     """Counts the tokens that are decoded."""
 
     def __init__(self) -> None:

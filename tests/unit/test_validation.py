@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field
 
 from enginebay import LLM, EngineConfig, SamplingParams, keywords
 from enginebay.config import make_config
-from enginebay.errors import ConfigError, InputError, RequestError, nearest
-from enginebay.validation import NOTHING, OTHER_PROGRAMS, describe_validation
+from enginebay.errors import OTHER_PROGRAMS, ConfigError, InputError, RequestError, nearest
+from enginebay.validation import describe_validation
 
 MAX_LINE = 250
 
@@ -156,10 +156,10 @@ def test_names_of_other_programs_lead_to_ours() -> None:
     ]
     assert nearest("gpu", ["cpu", "cuda", "tpu"]) == "cuda"
     fields = {*EngineConfig.model_fields, *SamplingParams.model_fields}
-    for other, (_, keyword) in OTHER_PROGRAMS.items():
+    for other, (_, keyword) in OTHER_PROGRAMS["options"].items():
         assert other not in fields
         assert {word.strip("=,'") for word in keyword.replace("=", " ").split()} & fields, other
-    assert not fields & set(NOTHING)
+    assert not fields & set(OTHER_PROGRAMS["nothing"])
 
 
 def test_keywords_for_type_checkers_are_the_fields() -> None:

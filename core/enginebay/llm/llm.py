@@ -19,14 +19,14 @@ from enginebay.llm.abilities import Abilities
 from enginebay.llm.events import AsyncEvents, Events
 from enginebay.llm.override import overridden
 from enginebay.llm.prepare import Param, Params, Prepared, Preparer, check_streamable
-from enginebay.llm.priority import Turn, Turns
+from enginebay.llm.priority import ChatTurn, Turn, Turns, split_turn
 from enginebay.llm.prompts import Prompt, Prompts, prompts_of
 from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
 from enginebay.loop.loop import EngineLoop, end_all, running_prompts
 from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
-from enginebay.text import Chat, Tokenizer
+from enginebay.text import Tokenizer
 from enginebay.types import Pooling, as_sampling_params
 from enginebay.waits import waiting
 
@@ -242,50 +242,28 @@ class LLM:
         return Stream(events)
 
     def chat(
-        self,
-        messages: Messages,
-        params: Param = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **turn: Unpack[Turn],
+        self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> RequestOutput:
         """Answer a conversation, messages with "role" and "content", by the model's chat template.
 
-        `tools` are descriptions of functions for the template, `chat_template` is Jinja text in
-        place of the model's, and `chat_template_kwargs` are further variables of it. With
+        `options`: those of generate(), and how it is rendered, see `enginebay.text.ChatOptions`. With
         continue_final_message=True and add_generation_prompt=False the answer continues the final
         message. RequestError for messages or a template that cannot be rendered.
         """
-        chat = Chat(
-            messages, tools, chat_template, add_generation_prompt, continue_final_message,
-            chat_template_kwargs,
-        )  # fmt: skip
-        prompt = self.tokenizer.render(chat)
+        prompt, turn = self._rendered(messages, **options)
         return self.generate([prompt], params, **turn)[0]
 
     def chat_stream(
-        self,
-        messages: Messages,
-        params: Param = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **turn: Unpack[Turn],
+        self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> Stream:
         """chat(), chunk by chunk."""
-        chat = Chat(
-            messages, tools, chat_template, add_generation_prompt, continue_final_message,
-            chat_template_kwargs,
-        )  # fmt: skip
-        prompt = self.tokenizer.render(chat)
+        prompt, turn = self._rendered(messages, **options)
         return self.stream(prompt, params, **turn)
+
+    def _rendered(self, messages: Messages, **options: Unpack[ChatTurn]) -> tuple[list[int], Turn]:
+        """The prompt of a conversation, and what its options say about the request's turn."""
+        chat, turn = split_turn(options)
+        return self.tokenizer.apply_chat_template(messages, **chat), turn
 
     # One by one, by id, for a server.
 
@@ -380,21 +358,9 @@ class LLM:
         return AsyncStream(begin)
 
     async def achat(
-        self,
-        messages: Messages,
-        params: Param = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool | str = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **turn: Unpack[Turn],
+        self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> RequestOutput:
         """chat() for asyncio."""
-        chat = Chat(
-            messages, tools, chat_template, add_generation_prompt, continue_final_message,
-            chat_template_kwargs,
-        )  # fmt: skip
-        prompt = await in_thread(self.tokenizer.render, chat)
+        render = functools.partial(self._rendered, **options)
+        prompt, turn = await in_thread(render, messages)
         return (await self.agenerate([prompt], params, **turn))[0]

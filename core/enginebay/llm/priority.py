@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any, TypedDict, TypeGuard
+from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 
 from enginebay.errors import RequestError
+from enginebay.text import ChatOptions
 
 Priorities = int | Sequence[int]
 Tenants = str | Sequence[str] | None
@@ -24,6 +25,17 @@ class Turn(TypedDict, total=False):
     priority: int
     tenant: str | None
     cache_salt: str | None
+
+
+class ChatTurn(ChatOptions, Turn, total=False):
+    """The same of a request whose prompt is a conversation, and how this is rendered."""
+
+
+def split_turn(options: ChatTurn) -> tuple[ChatOptions, Turn]:
+    """How a conversation is rendered, and what its request says about its turn."""
+    turn = {name: value for name, value in options.items() if name in Turn.__annotations__}
+    chat = {name: value for name, value in options.items() if name not in turn}
+    return cast("ChatOptions", chat), cast("Turn", turn)
 
 
 class Turns(TypedDict, total=False):

@@ -16,8 +16,8 @@ import numpy as np
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import InputError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.text import Tokenizer
 from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_answers, unpack_orders
+from enginebay_worker.tokenizer import TextTokenizer
 
 NUM_PATHS, NUM_STEPS = 16, 2
 """Texts that are tried with a new grammar, and their tokens: some grammars compile at once, and
@@ -119,7 +119,9 @@ def _library(settings: Mapping[str, Any]) -> GrammarLibrary:
     import tokenizers
 
     inner = SerialisedTokenizer(tokenizers.Tokenizer.from_str(settings["tokenizer"]))
-    vocabulary = Vocabulary(Tokenizer(inner), settings["size"], tuple(settings["eos_token_ids"]))
+    vocabulary = Vocabulary(
+        TextTokenizer(inner), settings["size"], tuple(settings["eos_token_ids"])
+    )
     made = _named(settings["library"])
     options = settings["options"]
     more = () if options is None else (_named(settings["options_model"])(**options),)

@@ -12,6 +12,7 @@ from enginebay import EngineConfig, SamplingParams
 from enginebay.text import Tokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
 from enginebay_vinference.subject import LoadedModel, complete_config, longest_sequence
+from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
@@ -43,7 +44,7 @@ def test_missing_ids_come_from_the_model_then_the_tokenizer(on_host: vInference)
 
 def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(on_host: vInference) -> None:
     nobody = type("Plan", (), {"checkpoint": type("C", (), {"token_info": subject_token_info()})})()
-    tokenizer = Tokenizer(Bare(on_host.tokenizer))  # type: ignore[arg-type]
+    tokenizer = TextTokenizer(Bare(on_host.tokenizer))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=r"vInferenceConfig\(pad_token_id=...\)"):
         complete_config(vInferenceConfig(), nobody, tokenizer)
     with pytest.raises(AssertionError, match="eos_token_id"):

@@ -1,0 +1,82 @@
+"""TextTokenizer: a tokenizer of transformers, or of its kind, by the contract of enginebay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Unpack
+
+from enginebay.config_sections import TemplateLimits
+from enginebay.errors import RequestError
+from enginebay.text import ChatOptions, Message, Tokenizer
+from enginebay_worker.chat import Chat, WorkerChats
+
+
+class HuggingFaceTokenizer(Protocol):
+    """What is used of a fast tokenizer of transformers (or of one that looks like it).
+
+    `chat_template` is a Jinja text, or several by name, or None. Its variables are
+    `special_tokens_map`, where there is one. A class that renders chats by other means has a method
+    apply_chat_template of its own.
+    """
+
+    chat_template: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids, with a begin-of-sequence token where the model wants one and it is asked
+        for.
+        """
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """Ids to text."""
+
+
+class TextTokenizer(Tokenizer):
+    """A fast tokenizer with clear errors, whose chats are rendered in a worker process."""
+
+    def __init__(self, inner: HuggingFaceTokenizer) -> None:
+        self.inner = inner
+        self._chats = WorkerChats(TemplateLimits())
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.inner.chat_template)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. RequestError for what is no text, or holds half a UTF-16 pair."""
+        if not isinstance(text, str):
+            raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            given = f"the lone surrogate {text[error.start]!a} at character {error.start}"
+            raise RequestError(
+                given, "text that UTF-8 can write", "Decode the input with errors='replace'."
+            ) from None
+        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, spaces as they are."""
+        return self.inner.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> list[int]:
+        text = self._chats.render(self.inner, Chat(messages, **options))
+        return self.encode(text, add_special_tokens=False)
+
+    def limit_templates(self, limits: TemplateLimits) -> None:
+        self._chats.close()
+        self._chats = WorkerChats(limits)
+
+    def close(self) -> None:
+        self._chats.close()
