@@ -5,6 +5,7 @@ pages, rows and contexts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,8 +89,8 @@ def choose_attention(
             name,
             candidates(registry, "attention", env, interpret=interpreted_names(config, name)),
             refusal,
-            lambda able, phase=phase: tuned.faster_than(
-                "attention", able, env, list(specs.values()), phase
+            functools.partial(
+                tuned.faster_than, "attention", env=env, specs=list(specs.values()), mode=phase
             ),
         )
         reasons.append(why)
