@@ -136,7 +136,7 @@ def traced(args: argparse.Namespace) -> Iterator[None]:
         return
     import jax
 
-    from enginebay.compose.folders import make_writable
+    from enginebay_startup.folders import make_writable
 
     with jax.profiler.trace(make_writable(args.profile, "--profile")):
         yield

@@ -11,7 +11,6 @@ from typing import Any
 from enginebay.background import Background
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
-from enginebay.compose.folders import make_writable
 from enginebay.config import EngineConfig
 from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
@@ -29,6 +28,7 @@ from enginebay_executor.scoping import Scoping
 from enginebay_executor.shadow import Shadow
 from enginebay_executor.step import Program, StepState
 from enginebay_executor.tables import ResidentTables, max_changes
+from enginebay_startup.folders import make_writable
 
 
 class Runner:
