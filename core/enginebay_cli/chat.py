@@ -29,6 +29,7 @@ from enginebay_cli.generate import (
     read_stdin,
     sampling_from,
 )
+from enginebay_cli.interrupts import go_on
 from enginebay_cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 
 
@@ -151,6 +152,7 @@ class Conversation:
                 print()
                 return
             except KeyboardInterrupt:
+                go_on()
                 print("\n/exit or Ctrl-D ends the conversation.")
                 continue
             if line == "/exit":
@@ -174,6 +176,7 @@ class Conversation:
         try:
             metrics = self.answer(message)
         except KeyboardInterrupt:
+            go_on()
             print("[interrupted]")
         except RequestError as error:
             print(f"{error} /clear begins anew.")

@@ -12,10 +12,21 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
 
 
+def _first(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def go_on() -> None:
+    """A command has answered a Ctrl-C and goes on: the next one is a first one again."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # _first set it: a Ctrl-C was raised
+        signal.signal(signal.SIGINT, _first)
+
+
 @contextlib.contextmanager
 def second_ends() -> Iterator[None]:
     """Within the block the first Ctrl-C raises KeyboardInterrupt, as ever; a second one, then or
-    later, ends the process.
+    later, ends the process, unless go_on() was called in between.
 
     So a command that was interrupted may wait for a program that is being compiled, and no second
     Ctrl-C becomes a traceback. Another handler, and a block on another thread than the main one,
@@ -26,14 +37,10 @@ def second_ends() -> Iterator[None]:
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
 
-    def first(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
     if is_ours:
-        signal.signal(signal.SIGINT, first)
+        signal.signal(signal.SIGINT, _first)
     try:
         yield
     finally:
-        if is_ours and signal.getsignal(signal.SIGINT) is first:
+        if is_ours and signal.getsignal(signal.SIGINT) is _first:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +29,10 @@ def type_lines(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> Callab
 
         def read(prompt: str = "") -> str:
             assert prompt == "> "
+            assert signal.getsignal(signal.SIGINT) is not signal.SIG_DFL, "Ctrl-C would end all"
             line = next(waiting, EOFError())
+            if isinstance(line, KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
             if isinstance(line, BaseException):
                 raise line
             return str(line)
@@ -84,6 +88,15 @@ def test_a_message_that_is_refused_is_no_end(type_lines: Callable[..., str], fak
     assert answer(fake_llm, MESSAGE) in out, "the refused message is not in the conversation"
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT as Python handles it; it is ignored where a shell starts tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(
     type_lines: Callable[..., str], monkeypatch: pytest.MonkeyPatch, fake_llm: LLM
 ) -> None:
@@ -93,13 +106,13 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
         histories.append([one["content"] for one in messages])
         chunks = real(llm, messages, params)
         yield next(chunks)
-        if len(histories) == 1:
-            raise KeyboardInterrupt
+        if len(histories) < 3:
+            signal.raise_signal(signal.SIGINT)
         yield from chunks
 
     monkeypatch.setattr(LLM, "chat_stream", cut_short)
-    out = type_lines(KeyboardInterrupt(), MESSAGE, "Really?")
-    assert "/exit or Ctrl-D ends the conversation." in out
-    assert "[interrupted]" in out
-    assert [len(one) for one in histories] == [2, 4], "the answer that was cut short stays"
+    out = type_lines(KeyboardInterrupt(), MESSAGE, KeyboardInterrupt(), "Why?", "Really?")
+    assert out.count("/exit or Ctrl-D ends the conversation.") == 2
+    assert out.count("[interrupted]") == 2
+    assert [len(one) for one in histories] == [2, 4, 6], "an answer that was cut short stays"
     assert out.count(" tokens/s") == 1
