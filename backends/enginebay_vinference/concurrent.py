@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from enginebay.errors import InputError
+from enginebay.errors import InputError, error_line
 from enginebay.types import SamplingParams
 from enginebay_vinference.prompts import Prompt, PromptOutput, PromptText
 from enginebay_vinference.state import SampleState
@@ -107,5 +107,5 @@ class Concurrently:
                 put((index, "text", delta))
             event: Event = (index, "final", text.output())
         except BaseException as error:  # noqa: BLE001  # the thread's edge: a failing prompt fails alone, and its reader is answered
-            event = (index, "error", f"{type(error).__name__}: {error}")
+            event = (index, "error", error_line(error))
         put(event)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.metadata
 import traceback
 
-from enginebay.errors import EnginebayError, InternalError
+from enginebay.errors import EnginebayError, InternalError, error_line
 from enginebay.hooks import GROUP
 
 
@@ -17,7 +17,7 @@ def failure(what: str, error: BaseException) -> EnginebayError:
     """
     if isinstance(error, EnginebayError):
         return error
-    given = f"{what} failed: {type(error).__name__}: {error}".removesuffix(": ")
+    given = f"{what} failed: {error_line(error)}"
     todo = f"The service goes on. {please_report(error)}"
     made = InternalError(given, "one that succeeds", todo)
     made.__cause__ = error

@@ -33,8 +33,11 @@ def _check(declaration: Declaration) -> None:
     _check_names(declaration)
     tests = (
         (
-            isinstance(name, str) and name not in ("", AUTO) and not {"/", ":"} & set(name),
-            "a name without / and :, not auto",
+            isinstance(name, str)
+            and name not in ("", AUTO)
+            and name.isprintable()
+            and not {"/", ":"} & set(name),
+            "a name without / and : and control characters, not auto",
         ),
         (
             isinstance(target, str) and ":" in target,

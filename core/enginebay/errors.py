@@ -81,18 +81,26 @@ def shown(value: object, limit: int = 100) -> str:
         value = value[: limit + 1]
     try:
         text = " ".join(repr(value).split())
-    except (
-        RecursionError,
-        ValueError,
-    ):  # nested too deeply, or a whole number of thousands of digits
+    except Exception:  # noqa: BLE001  # nested too deeply, a number of thousands of digits, or a class of the caller's
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def shown_text(text: str, limit: int = 300) -> str:
-    """A sentence of another library, without line breaks and cut to `limit` characters."""
-    line = " ".join(text[: 4 * limit].split())
+    """A sentence of another library, without line breaks and control characters, cut to `limit`
+    characters.
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return line if len(line) <= limit else f"{line[:limit]}..."
+
+
+def error_line(error: BaseException) -> str:
+    """Type and message of any error in one line, even where reading its message raises."""
+    try:
+        message = str(error)
+    except BaseException:  # noqa: BLE001  # a plugin's class of errors may raise anything
+        message = "its message cannot be read"
+    return shown_text(f"{type(error).__name__}: {message}", 2000).removesuffix(":")
 
 
 OTHER_PROGRAMS: Final = tomllib.loads(

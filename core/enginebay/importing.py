@@ -26,6 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, TextIO
 
+from enginebay.errors import error_line
+
 log = logging.getLogger("enginebay.plugins")
 
 
@@ -37,7 +39,7 @@ def reason_of(error: BaseException) -> str:
     """An error in one line, a stray exit as what it was raised as."""
     if isinstance(error, StrayExitError) and error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return error_line(error)
 
 
 @contextlib.contextmanager
@@ -56,7 +58,7 @@ def guarded(who: str) -> Iterator[None]:
         except BaseException as error:
             if pressed and isinstance(error, KeyboardInterrupt):
                 raise
-            raise StrayExitError(f"{type(error).__name__}: {error}") from error
+            raise StrayExitError(error_line(error)) from error
 
 
 class _Watch:

@@ -261,7 +261,7 @@ def _load_plugin(
     try:
         with guarded(who):
             module = point.load()
-        manager.register(module, point.name)
+            manager.register(module, point.name)
         manager.check_pending()
     except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
         if manager.has_plugin(point.name):

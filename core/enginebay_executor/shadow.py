@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.errors import error_line
 from enginebay.executor import columns
 from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey
@@ -95,7 +96,7 @@ class Shadow:
             log.info("shadow %s failed on %s", self.parts.name, key, exc_info=True)
             self._failed.add(key)
             self._num_failed += 1
-            self._error = self._error or " ".join(f"{key}: {type(error).__name__}: {error}".split())
+            self._error = self._error or f"{key}: {error_line(error)}"
 
     def report(self) -> ShadowReport:
         """What was found so far. May be called from any thread."""

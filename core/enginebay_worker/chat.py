@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import EnginebayError, RequestError, UnsupportedError
+from enginebay.errors import EnginebayError, RequestError, UnsupportedError, error_line
 from enginebay.text import Message
 from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 
@@ -194,7 +194,7 @@ def _rendered_by(tokenizer: Any, chat: Chat) -> str:
     except EnginebayError:
         raise
     except Exception as error:  # a renderer is a stranger's, and may raise anything
-        raise _refused(f"{type(error).__name__}: {error}") from error
+        raise _refused(error_line(error)) from error
     if not isinstance(text, str):
         raise _refused(f"the tokenizer made {type(text).__name__} of them, and no text")
     return text

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from enginebay import LLM
-from enginebay.errors import InternalError, PluginError
+from enginebay.compose.platforms import make_platforms, pick_platform
+from enginebay.config import EngineConfig
+from enginebay.errors import InternalError, PluginError, UnsupportedError
 from enginebay.importing import guarded
 from enginebay.registry import Registry, import_target, load_registry
 from tests.brief import BRIEF
@@ -29,6 +31,9 @@ PLUGINS = {
     "interrupting": "raise KeyboardInterrupt('from a plugin')",
     "exiting": "import sys\nsys.exit(3)",
     "ending": "class End(BaseException): pass\nraise End('of everything')",
+    "wordless": "class Wordless(Exception):\n    def __str__(self): raise SystemExit(3)\nraise Wordless",
+    "shouting": "raise ValueError('red \\x1b[31m' + 'a' * 10**6)",
+    "asked": "def __getattr__(name): raise KeyboardInterrupt(name)\ndef __dir__(): raise KeyboardInterrupt('dir')",
     "printing": ("import sys\nprint('loud', 'and', 'clear')\nprint('no end of line', "
         "end='')\nsys.stderr.write('warned\\n')"),
     "widening": "import jax\njax.config.update('jax_enable_x64', True)",
@@ -50,6 +55,20 @@ from enginebay.hooks import hookimpl
 def register_schedulers(register):
     register("never", "harmful_failing:Failing")
 """,
+    "sinking": """
+from enginebay.hooks import hookimpl
+class Leaving:
+    def __init__(self):
+        raise SystemExit(3)
+class Asked:
+    priority = 99
+    def why_not(self):
+        raise RuntimeError("no driver")
+@hookimpl
+def register_platforms(register):
+    register("leaving", "harmful_sinking:Leaving")
+    register("asked", "harmful_sinking:Asked")
+""",
     "hooking": """
 from enginebay.hooks import hookimpl
 @hookimpl
@@ -61,7 +80,10 @@ BROKEN = {
     "interrupting": "KeyboardInterrupt: from a plugin",
     "exiting": "SystemExit: 3",
     "ending": "End: of everything",
-    "hooking": "register_kernels failed: KeyboardInterrupt: ",
+    "hooking": "register_kernels failed: KeyboardInterrupt",
+    "wordless": "Wordless: its message cannot be read",
+    "shouting": "ValueError: red [31maaaa",
+    "asked": "KeyboardInterrupt: dir",
 }
 
 
@@ -170,6 +192,20 @@ def test_a_part_that_raises_no_exception_when_it_is_imported_is_a_plugin_error(
     monkeypatch.syspath_prepend(site)
     with pytest.raises(PluginError, match=r"scheduler 'x': importing .* failed: KeyboardInterrupt"):
         import_target("harmful_interrupting:Part", "scheduler 'x'")
+
+
+def test_platforms_that_raise_are_left_out_and_refused_when_asked_for(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("ENGINEBAY_PLUGINS", "sinking,xla")
+    registry = load_registry()
+    platforms = make_platforms(registry)
+    assert "leaving" not in platforms
+    assert pick_platform(registry, EngineConfig(), platforms).name == "cpu"
+    for name, reason in (("asked", "RuntimeError: no driver"), ("leaving", "SystemExit: 3")):
+        with pytest.raises(UnsupportedError, match=reason):
+            pick_platform(registry, EngineConfig(platform=name), platforms)
 
 
 @pytest.mark.usefixtures("faked")

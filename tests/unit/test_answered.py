@@ -32,7 +32,15 @@ class Panic(BaseException):
     """What a panic in Rust code is raised as: no Exception."""
 
 
+class Wordless(Exception):
+    """Its message cannot be read."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
 ENDS: list[type[BaseException]] = [SystemExit, KeyboardInterrupt, Panic]
+EVERYTHING: list[type[BaseException]] = [*ENDS, Wordless]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +126,7 @@ class Leaves(Scheduler):
         return self.inner.decide(view, state)
 
 
-@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("kind", EVERYTHING)
 def test_a_scheduler_that_leaves_fails_its_requests_and_the_loop_goes_on(
     start: Loops, parts: Composed, kind: type[BaseException]
 ) -> None:
@@ -230,7 +238,7 @@ def test_an_engine_that_cannot_begin_anew_answers_everybody_and_says_why(
     loop.engine.make_arrays()
 
 
-@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("kind", EVERYTHING)
 def test_a_tokenizer_that_panics_fails_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:

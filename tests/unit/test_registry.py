@@ -130,6 +130,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         (register("register(None, 'a:b')"), "a name without /"),
         (register("register('a/b', 'a:b')"), "a name without /"),
         (register("register('a:b', 'a:b')"), "a name without / and :"),
+        (register(r"register('a\x1b[31m', 'a:b')"), "control characters"),
         (register("register('auto', 'a:b')"), "not auto"),
         (register("register('x', 'a:b', requires='torch')"), "tuples for platforms, requires"),
         (

@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
-from enginebay.compose.platforms import make_platforms, pick_platform
+from enginebay.compose.platforms import make_platforms, pick_platform, why_not
 from enginebay.compose.processors import ChosenProcessors, choose_processors
 from enginebay.compose.resolve import Facts, NamedFact, resolve
 from enginebay.compose.sampling_defaults import (
@@ -127,7 +127,7 @@ def make_plan(
     here = platform.env().platform
     facts = Facts(
         platforms=[
-            NamedFact(n, p.priority, p.why_not(), registry.find("platform", n).built_in)
+            NamedFact(n, p.priority, why_not(p), registry.find("platform", n).built_in)
             for n, p in platforms.items()
         ],
         engines=_facts(registry, "engine", here),

@@ -6,7 +6,8 @@ import logging
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
-from enginebay.errors import PluginError, UnsupportedError
+from enginebay.errors import PluginError, UnsupportedError, error_line
+from enginebay.importing import guarded
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
 
@@ -24,27 +25,34 @@ def make_platforms(registry: Registry) -> dict[str, Platform]:
     for entry in registry.entries:
         if entry.kind == "platform" and entry.state == "ready":
             try:
-                found[entry.name] = registry.load(entry)()
-            except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
-                log.warning(
-                    "platform %s of plugin %s cannot be made: %s", entry.name, entry.package, error
-                )
+                found[entry.name] = _make_platform(registry, entry)
+            except PluginError as error:  # one broken plugin never takes the host down
+                log.warning("%s", error)
     return found
 
 
 def _make_platform(registry: Registry, entry: Entry) -> Platform:
-    """The platform that was asked for by name; PluginError when it cannot be made."""
+    """The platform of an entry; PluginError when it cannot be made."""
     target = registry.load(entry)
     try:
-        platform: Platform = target()
+        with guarded(f"plugin {entry.package!r}"):
+            platform: Platform = target()
     except Exception as error:
         raise PluginError(
             f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
-            f"{' '.join(f'{type(error).__name__}: {error}'.split())}",
+            f"{error_line(error)}",
             "one that can be made without arguments",
             "Mend the plugin or choose another platform.",
         ) from error
     return platform
+
+
+def why_not(platform: Platform) -> str | None:
+    """Why a platform cannot serve; what a plugin's platform raises is such a reason."""
+    try:
+        return platform.why_not()
+    except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
+        return error_line(error)
 
 
 def pick_platform(
@@ -54,7 +62,7 @@ def pick_platform(
     device.
     """
     if config.platform == AUTO:
-        able = {name: p for name, p in platforms.items() if p.why_not() is None}
+        able = {name: p for name, p in platforms.items() if why_not(p) is None}
         if not able:
             raise UnsupportedError(
                 "no platform has a device",
@@ -67,9 +75,9 @@ def pick_platform(
         return able[best]
     entry = registry.find("platform", config.platform)
     platform = platforms.get(config.platform) or _make_platform(registry, entry)
-    reason = platform.why_not()
+    reason = why_not(platform)
     if reason is not None:
-        able_names = [n for n, p in platforms.items() if p.why_not() is None]
+        able_names = [n for n, p in platforms.items() if why_not(p) is None]
         raise UnsupportedError(
             f"platform = {config.platform!r}: {reason}",
             ", ".join(able_names) or "none here",

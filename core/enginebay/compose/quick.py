@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.errors import IncorrectError, UnsupportedError
+from enginebay.errors import IncorrectError, UnsupportedError, error_line
 from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import import_target
 
@@ -34,7 +34,7 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
         except (
             Exception
         ) as error:  # whatever a stranger's function raises is reported with its case
-            finding = f"{case.name}: it raised {type(error).__name__}: {error}"
+            finding = f"{case.name}: it raised {error_line(error)}"
             raise _incorrect(what, finding, switch) from error
         difference = _difference(op, case, got, wanted)
         if difference is not None:

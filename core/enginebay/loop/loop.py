@@ -14,7 +14,7 @@ from typing import Any
 from enginebay.blame import failure
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine
-from enginebay.errors import EnginebayError, StoppedError
+from enginebay.errors import EnginebayError, StoppedError, error_line
 from enginebay.loop.delivery import Delivery
 from enginebay.loop.messages import (
     Abort,
@@ -287,9 +287,7 @@ class EngineLoop:
 
     def _give_up(self, cause: EnginebayError, last: BaseException) -> None:
         """Answer every request and call with an error, and take in nothing any more."""
-        self._inbox.close(
-            f"the engine broke down ({type(last).__name__}: {last}): make a new one to go on"
-        )
+        self._inbox.close(f"the engine broke down ({error_line(last)}): make a new one to go on")
         for tracked in self._requests.everything:
             tracked.finished = True
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.errors import RequestError, StoppedError
+from enginebay.errors import RequestError, StoppedError, error_line
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
 from enginebay_worker.process import (
@@ -308,7 +308,7 @@ def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestErr
         given = f"a constraint on which the library fails at {place}: {error}"
         return RequestError(given, "what it can follow", "Simplify it.")
     return RequestError(
-        f"a constraint that cannot be followed: {type(error).__name__}: {error}",
+        f"a constraint that cannot be followed: {error_line(error)}",
         "a worker process that answers",
         "Send the request again.",
     )
