@@ -24,6 +24,7 @@ CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metad
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
 QUICK := not slow and not matrix
+DOCS_VENV := .venv-docs
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
 EVAL_VENV := .venv-eval
@@ -31,6 +32,7 @@ EVAL_TESTS := tests/unit/test_lm_eval.py tests/unit/test_lm_eval_tasks.py
 
 N ?= 2
 PARTS ?=
+PAGES ?=
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
 ZOO_ARGS ?=
@@ -136,6 +138,14 @@ test-kernels: env-kernels ## tests that need the tool chains of TPUs and GPUs, a
 test-kernels-all: env-kernels ## the same, every case: hours
 	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not torch" $(KERNEL_TESTS) $(PYTEST_ARGS)
 
+.PHONY: docs
+docs: env-docs ## the documentation as a site, in site/
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+
+.PHONY: walk
+walk: env-docs ## run the commands of the documentation's paths in order, as a reader does (PAGES="quickstart paths/operator")
+	@$(DOCS_VENV)/bin/python tools/walk_docs.py $(PAGES)
+
 .PHONY: support
 support: env-kernels ## docs/support.md, from what kernels declare and what checks find
 	@$(KERNELS_VENV)/bin/enginebay check kernel --jobs $(N) --timeout 300 --matrix docs/support.json
@@ -165,7 +175,7 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-dev env-parity env-kernels env-eval
+.PHONY: env env-test env-dev env-parity env-kernels env-eval env-docs
 env:
 	@$(SETUP)
 env-test:
@@ -175,6 +185,8 @@ env-dev:
 env-kernels:
 	@tools/setup_env.sh --venv $(KERNELS_VENV) $(KERNELS_WITH) tpu,test
 	@$(CUDA_COMPILER)
+env-docs:
+	@tools/setup_env.sh --venv $(DOCS_VENV) docs,test
 env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
 env-parity:
