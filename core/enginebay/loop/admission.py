@@ -119,8 +119,11 @@ class Admission:
     def chunk_end(self, tracked: RequestState) -> int:
         """Where the next chunk of a running request that is prefilled ends at the latest."""
         assert tracked.lease is not None, "running requests have a lease"
-        fork_at = tracked.num_prompt - 1 if tracked.request.parent_id else None
-        return self.engine.ledger.chunk_end(tracked.lease, tracked.num_prefill, fork_at)
+        ledger, parent = self.engine.ledger, tracked.request.parent_id
+        others = self.requests.waiting.values() if ledger.states and parent else ()
+        is_forked = any(one.request.parent_id == parent for one in others)
+        fork_at = tracked.num_prompt - 1 if is_forked else None
+        return ledger.chunk_end(tracked.lease, tracked.num_prefill, fork_at)
 
     def set_computed(self, tracked: RequestState, num_tokens: int) -> None:
         """Take note that launched steps put so many tokens of a running request into the cache."""
