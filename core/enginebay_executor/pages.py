@@ -30,6 +30,11 @@ def copy_page(cache: Cache, pages: Mapping[str, jax.Array]) -> Cache:
     }
 
 
+@jax.jit
+def _read_pages(layers: Sequence[Mapping[str, jax.Array]], pages: jax.Array) -> Any:
+    return jax.tree.map(lambda array: array[pages], layers)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
 def _write_pages(array: jax.Array, pages: jax.Array, values: jax.Array) -> jax.Array:
     return array.at[pages].set(values)
@@ -90,9 +95,9 @@ class PageMover:
     def page_out(self, command: PageOut) -> Mapping[str, np.ndarray]:
         """The pages' content on the host, by "group/layer/array"."""
         return {
-            f"{group}/{number}/{name}": np.asarray(array[pages])
+            f"{group}/{number}/{name}": np.asarray(array)
             for group, pages in command.pages.items()
-            for number, layer in enumerate(self._runner.state.cache[group])
+            for number, layer in enumerate(_read_pages(self._runner.state.cache[group], pages))
             for name, array in layer.items()
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import unittest
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,15 +29,17 @@ def state_moves_to_another_engine(subject: EngineSubject) -> None:
     the middle of its prompt, or of its output.
     """
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
+    cases = (*dict.fromkeys((greedy, seeded, penalised)).items(), (penalised, MID_PROMPT))
     with subject.shared() as first, subject.make() as second:
-        moves_between(first, second, prompt, MID_PROMPT)
+        moves_between(first, second, prompt, [(params(12), end) for params, end in cases])
 
 
-def moves_between(first: LLM, second: LLM, prompt: list[int], chunk: int) -> None:
-    """`state_moves_to_another_engine` of two engines, of a prompt whose first chunk has so many
-    tokens.
+def moves_between(
+    first: LLM, second: LLM, prompt: list[int], cases: Sequence[tuple[SamplingParams, int | None]]
+) -> None:
+    """`state_moves_to_another_engine` of two engines, of a prompt with parameters that give 12
+    tokens; taken after so many tokens of the prompt, None: after four new ones.
     """
-    cases = (greedy(12), None), (seeded(12), None), (penalised(12), None), (penalised(12), chunk)
     for params, end in cases:
         begin = functools.partial(_begin_and_take, first.engine, prompt, params, end)
         state, before, after = first.run_on_engine(begin)

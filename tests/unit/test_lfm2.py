@@ -4,22 +4,39 @@ the tokens of transformers on the engines.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import json
+import math
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, UnsupportedError
+from enginebay.runner.codec import decode
+from enginebay.runner.commands import CopyPages, Drop, PageIn, PageOut
+from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.stepping.engine import StepEngine
 from enginebay_models.lfm2 import family as lfm2
-from enginebay_testing.engine_moves import moves_between, put_and_compare
+from enginebay_oengine.pools import SNAPSHOTS_PER_ROW
+from enginebay_testing.engine_moves import MID_PROMPT, moves_between, put_and_compare
+from enginebay_testing.recording import frames, replay
+from enginebay_testing.subject import greedy, penalised, seeded
 from tests.parity import tiny
 from tests.pool import few_sizes
+from tests.unit.test_mixed_steps import mixed, watch
 from tests.unit.test_models_families import CONFIG
+from tests.unit.test_replay import recording
 
 NUM_NEW = 12
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True)
@@ -78,22 +95,205 @@ def test_forks_go_on_from_the_state_before_the_last_token(paged: LLM) -> None:
         paged.run_on_engine(lambda: (paged.engine.drop_arrays(), paged.engine.make_arrays()))
 
 
+def test_only_prompts_that_others_fork_are_cut_before_their_last_token(paged: LLM) -> None:
+    (prompt,), chunks = tiny.prompts()[2:3], []
+    for n in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            plans = watch(paged.engine, patch)
+            paged.generate([prompt], GREEDY.model_copy(update={"n": n}))
+        chunks.append([p.rows[0].num_tokens for p in plans if not p.is_decode])
+    assert chunks == [[7], [6, 1, 1]]
+
+
+class PreemptsPrompts(Scheduler):
+    """Preempts each request once, when some of its prompt is computed and some is not."""
+
+    def __init__(self, inner: Scheduler) -> None:
+        self.inner, self.computed = inner, dict[str, int]()
+
+    def initial_state(self) -> Any:
+        return self.inner.initial_state()
+
+    def decide(self, view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+        for row in view.running:
+            num_computed = row.num_tokens - row.num_left
+            if row.num_left and num_computed and row.request_id not in self.computed:
+                self.computed[row.request_id] = num_computed
+                return Decision(preempt=(row.request_id,)), state
+        return self.inner.decide(view, state)
+
+
+@contextlib.contextmanager
+def scheduled_by(llm: LLM, scheduler: Scheduler) -> Iterator[None]:
+    """Within the block, an idle LLM is scheduled by another scheduler."""
+    before = llm.loop.scheduler
+    llm.run_on_engine(lambda: setattr(llm.loop, "scheduler", scheduler))
+    try:
+        yield
+    finally:
+        llm.run_on_engine(lambda: setattr(llm.loop, "scheduler", before))
+
+
+def test_rows_preempted_in_the_middle_of_their_prompts_have_the_same_tokens(paged: LLM) -> None:
+    """They go on from a snapshot or from the beginning, never from the state that they left."""
+    paged.run_on_engine(lambda: (paged.engine.drop_arrays(), paged.engine.make_arrays()))
+    prompts, scheduler = tiny.prompts(), PreemptsPrompts(paged.loop.scheduler)
+    with scheduled_by(paged, scheduler):
+        assert tokens_of(paged.generate(prompts, GREEDY)) == wanted()
+    num_computed = sorted(scheduler.computed.values())
+    chunked = [prompt for prompt in prompts if len(prompt) > PAGED["page_size"]]
+    assert len(num_computed) == len(chunked), "each prompt that is cut was preempted between chunks"
+    assert all(num < max(map(len, chunked)) for num in num_computed)
+    assert any(num % PAGED["page_size"] for num in num_computed), "one of them without a snapshot"
+    paged.engine.ledger.check()
+
+
+def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -> None:
+    paged.generate(tiny.prompts(), GREEDY)
+
+    def move() -> None:
+        engine = paged.engine
+        assert isinstance(engine, StepEngine)
+        before = flat(engine.runner.state.cache)
+        sources, targets = {}, {}
+        for group, layer in engine.runner.state.cache.items():
+            used = np.asarray(next(iter(layer[0].values())))
+            held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
+            order = [2, 0, 1] if group == "full" else [1]
+            sources[group] = held[order].astype(np.int32)
+            targets[group] = held[3:][order].astype(np.int32)
+        out = engine.executor.run(PageOut(sources))
+        engine.executor.run(PageIn(targets, out))
+        after = flat(engine.runner.state.cache)
+        assert set(out) == set(before) == set(after)
+        for name, whole in before.items():
+            group = name.partition("/")[0]
+            moved, source, target = after[name], sources[group], targets[group]
+            assert whole[source].tobytes() != whole[target].tobytes()
+            assert moved[target].tobytes() == whole[source].tobytes()
+            others = np.setdiff1d(np.arange(len(whole)), target)
+            assert moved[others].tobytes() == whole[others].tobytes()
+        engine.drop_arrays()
+        engine.make_arrays()
+
+    paged.run_on_engine(move)
+
+
+def flat(cache: Any) -> dict[str, np.ndarray]:
+    return {
+        f"{group}/{number}/{name}": np.asarray(array)
+        for group, layers in cache.items()
+        for number, layer in enumerate(layers)
+        for name, array in layer.items()
+    }
+
+
+def test_a_recorded_run_is_replayed_bit_by_bit(paged: LLM, tmp_path: Path) -> None:
+    """Of chunks, hits, forks and preempted rows, which copy states to snapshots and back."""
+    engine, path = paged.engine, tmp_path / "run"
+    assert isinstance(engine, StepEngine)
+    record(paged, path)
+    commands = [decode(data) for kind, data in frames(path) if kind == b"C"]
+    copied = [one.pages for one in commands if isinstance(one, CopyPages)]
+    assert {"conv", "full"} <= {group for pages in copied for group in pages}
+
+    def replayed() -> Any:
+        engine.drop_arrays()
+        try:
+            return replay(path, engine.executor)
+        finally:
+            engine.executor.run(Drop())
+            engine.make_arrays()
+
+    found = paged.run_on_engine(replayed)
+    assert (found.different_steps, found.arrays_are_equal) == ((), True)
+    assert found.num_commands == len(commands)
+
+
+def record(llm: LLM, path: Path) -> None:
+    """Record a run of prompts, preempted once each, and again with forks."""
+    forks = GREEDY.model_copy(update={"n": 3})
+    with scheduled_by(llm, PreemptsPrompts(llm.loop.scheduler)), recording(llm, path):
+        assert tokens_of(llm.generate(tiny.prompts(), GREEDY)) == wanted()
+        assert tokens_of(llm.generate(tiny.prompts(), forks)) == wanted()
+
+
+@pytest.mark.slow
+def test_a_recorded_run_is_replayed_in_another_process(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with few_sizes(), LLM(folder, engine=SCARCE, **CHOICES) as llm:
+        record(llm, path)
+    words = [sys.executable, "-m", "enginebay_testing.replay", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["num_steps"] > 20
+    assert (found["different_steps"], found["arrays_are_equal"]) == ([], True)
+
+
+def test_the_memory_plan_counts_places_and_snapshots(paged: LLM) -> None:
+    """The bytes of the arrays that there are, to the byte."""
+    paged.run_on_engine(lambda: assert_planned(paged))
+    (conv,) = paged.plan.model.info.states
+    (first, second) = paged.run_on_engine(lambda: paged.engine.runner.state.cache["conv"])
+    num_places = 1 + (1 + SNAPSHOTS_PER_ROW) * CHOICES["max_num_seqs"]
+    assert first["inputs"].shape == (num_places, *conv.arrays[0].shape)
+    assert first["inputs"].nbytes + second["inputs"].nbytes == 4 * conv.num_layers * math.prod(
+        (num_places, *conv.arrays[0].shape)
+    )
+
+
+def assert_planned(llm: LLM) -> None:
+    """The memory plan has exactly the bytes that a device holds of the cache."""
+    device = llm.plan.placement.device
+    held = sum(
+        shard.data.nbytes
+        for array in jax.tree.leaves(llm.engine.runner.state.cache)
+        for shard in array.addressable_shards
+        if shard.device == device
+    )
+    assert held == llm.engine.memory.cache_bytes
+
+
+COMPACT = {"kernels": {"attention": "xla"}, "layout": "hnd"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "mesh"),
-    [("vinference", 1), (SCARCE, 1), (PAGED, 2), (PAGED, 4), ("vinference", 2), ("vinference", 4)],
+    ("engine", "mesh", "more"),
+    [
+        *((engine, mesh, {}) for engine in ("vinference", PAGED) for mesh in (1, 2, 4)),
+        (SCARCE, 1, {}),
+        *(
+            (engine, 1, more)
+            for engine in ("vinference", PAGED)
+            for more in (COMPACT, {"mixed_steps": "on"})
+        ),
+    ],
     ids=str,
 )
-def test_rows_have_the_tokens_of_transformers(engine: Any, mesh: int, folder: str) -> None:
+def test_rows_have_the_tokens_of_transformers(
+    engine: Any, mesh: int, more: dict[str, Any], folder: str
+) -> None:
+    """On several devices, with too few pages, with a compact copy of keys and values in each decode,
+    and where rows decode beside prompts.
+    """
     if len(jax.devices()) < mesh:
         pytest.skip(f"needs {mesh} devices, there are {len(jax.devices())}")
     goldens, num_new = tiny.read_golden("lfm2-mixed")[0], 64
     params = GREEDY.model_copy(update={"max_tokens": num_new})
-    with few_sizes(), LLM(folder, engine=engine, mesh={"tensor": mesh}, **CHOICES) as llm:
-        for _ in range(2):
-            outputs = llm.generate(tiny.prompts(), params)
-            assert tokens_of(outputs) == [list(tokens[:num_new]) for tokens in goldens]
+    choices = {**CHOICES, "mesh": {"tensor": mesh}, **more}
+    with few_sizes(), LLM(folder, engine=engine, **choices) as llm:
+        with pytest.MonkeyPatch.context() as patch:
+            plans = watch(llm.engine, patch)
+            for _ in range(2):
+                outputs = llm.generate(tiny.prompts(), params)
+                assert tokens_of(outputs) == [list(tokens[:num_new]) for tokens in goldens]
+        assert bool(mixed(plans)) == ("mixed_steps" in more)
+        assert ("compact" in {key.kind for key in llm.engine.runner.programs}) == (more == COMPACT)
         llm.engine.ledger.check()
+        if engine != "vinference":  # whose slots have not grown to their full length
+            llm.run_on_engine(lambda: assert_planned(llm))
 
 
 def test_layers_and_widths_follow_transformers() -> None:
@@ -131,9 +331,18 @@ def test_faces_with_arrays_of_their_own_are_refused(folder: str) -> None:
             opened(folder)
 
 
-def test_a_row_moves_within_its_engine(paged: LLM) -> None:
-    """In the middle of its prompt as in the middle of its output."""
+def test_a_row_moves_within_its_engine_in_the_middle_of_its_prompt(paged: LLM) -> None:
     prompt = tiny.prompts()[3]
-    for end in (None, 16):
-        paged.run_on_engine(functools.partial(put_and_compare, paged.engine, prompt, end))
-    moves_between(paged, paged, prompt, 16)
+    paged.run_on_engine(functools.partial(put_and_compare, paged.engine, prompt, MID_PROMPT))
+    moves_between(paged, paged, prompt, [(GREEDY, MID_PROMPT)])
+
+
+@pytest.mark.slow
+def test_rows_move_between_paged_and_contiguous_engines(paged: LLM, folder: str) -> None:
+    prompt, kinds = tiny.prompts()[3], (greedy(12), seeded(12), penalised(12))
+    cases = [(params, end) for params in kinds for end in (None, MID_PROMPT)]
+    with few_sizes(), LLM(folder, engine="vinference", **CHOICES) as contiguous:
+        for first, second in itertools.product((paged, contiguous), repeat=2):
+            moves_between(first, second, prompt, cases)
+        for llm, end in itertools.product((paged, contiguous), (None, MID_PROMPT)):
+            llm.run_on_engine(functools.partial(put_and_compare, llm.engine, prompt, end))
