@@ -35,10 +35,11 @@ FULL, WINDOW = "full", "window"
 @dataclasses.dataclass(frozen=True)
 class Mixer:
     """What some `layers` have in the place of attention: `make` makes it of the layer's prefix in
-    the checkpoint, and `group` declares its states.
+    the checkpoint, and `group` declares its states. Functions are no part of a repr, which would
+    differ between processes: ModelInfo.constants is one.
     """
 
-    make: Callable[[str], Any]
+    make: Callable[[str], Any] = dataclasses.field(repr=False)
     layers: tuple[int, ...]
     group: StateGroup
 
@@ -50,7 +51,7 @@ class Variant:
 
     The later fields are those of Gemma: the rotary embedding of layers with a window, the factor on
     scores, norms of what is added to the stream, and what RmsNorm and Decoder say of theirs.
-    `mlp` makes the MLP of a layer, as `Mlp` is made and called. `names` replaces parts of tensors'
+    `mlp` makes the MLP of a layer, as `Mlp` is made and called, by `mlp_config`, if any. `names` replaces parts of tensors'
     names, where a family calls them otherwise.
     """
 
@@ -65,7 +66,8 @@ class Variant:
     norm_offset: float = 0.0
     embed_scale: float | None = None
     logit_cap: float | None = None
-    mlp: Callable[..., Any] = Mlp
+    mlp: Callable[..., Any] = dataclasses.field(default=Mlp, repr=False)
+    mlp_config: Any = None
     mixer: Mixer | None = None
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -68,7 +68,14 @@ class Qwen3MoeFamily(ModelFamily):
             is_plain = int(name.split(".")[2]) in experts.plain_layers
             return Mlp(name, *sizes, **choices) if is_plain else Experts(name, decoder, experts)
 
-        variant = Variant(windows=windows, qkv_bias=bias, out_bias=bias, qk_norm=True, mlp=make_mlp)
+        variant = Variant(
+            windows=windows,
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=True,
+            mlp=make_mlp,
+            mlp_config=experts,
+        )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 
 

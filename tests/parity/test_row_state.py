@@ -62,3 +62,12 @@ def test_a_row_goes_on_where_heads_are_held_differently(tmp_path: Path) -> None:
                 == tiny.CONFIGS[VARIANT]["num_key_value_heads"]
             )
             assert other.run_on_engine(lambda: go_on(other, state, before)) == after  # noqa: B023
+
+
+@pytest.mark.parametrize("variant", tiny.CONFIGS)
+def test_equal_models_have_equal_constants(variant: str) -> None:
+    """Also those of two processes, between which rows move."""
+    family, config = tiny.family_of(variant), tiny.CONFIGS[variant]
+    one, other = (family.build(config, dtype="float32") for _ in range(2))
+    assert one.info.constants == other.info.constants
+    assert " at 0x" not in one.info.constants
