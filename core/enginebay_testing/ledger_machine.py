@@ -42,11 +42,15 @@ class Row:
     num_prompt: int
     num_computed: int
     num_committed: int
+    fork_at: int | None = None
+    """After how many tokens of its prompt others may fork it."""
 
 
 @dataclasses.dataclass
 class Device:
-    """What lies in the pages of a cache, by group, page and offset."""
+    """What lies in the pages of a cache, by group, page and offset. In a place of a group with a
+    state lies one value, that of the last token which the state is after.
+    """
 
     contents: dict[tuple[str, int, int], int] = dataclasses.field(default_factory=dict)
 
@@ -100,9 +104,9 @@ class LedgerWorld:
             self.first_token
         ]
 
-    def add(self, row: int, prompt: list[int], num_new: int) -> bool:
+    def add(self, row: int, prompt: list[int], num_new: int, *, forked: bool = False) -> bool:
         """Admit a request to a free row, which may get `num_new` tokens more; whether there was
-        room.
+        room. `forked`: others may share all of its prompt but the last token.
         """
         free = self.ledger.num_free_tokens
         wanted = len(prompt) + (
@@ -125,7 +129,8 @@ class LedgerWorld:
             f"{told} tokens were cached before admission, {lease.num_cached} are"
         )
         assert lease.num_cached < len(prompt), "nothing of a prompt is left to compute"
-        self.rows[row] = Row(lease, prompt, len(prompt), lease.num_cached, lease.num_cached)
+        cached, fork_at = lease.num_cached, len(prompt) - 1 if forked else None
+        self.rows[row] = Row(lease, prompt, len(prompt), cached, cached, fork_at)
         return True
 
     def fork(self, row: int, new_row: int, num_less: int) -> bool:
@@ -146,7 +151,8 @@ class LedgerWorld:
         assert lease.capacity > num_cached, (
             f"a fork of {num_cached} tokens has no room for the next one"
         )
-        may_have_fewer = any(self.ledger.windows.values()) and lease.num_cached < num_cached
+        is_partial = any(self.ledger.windows.values()) or self.ledger.states
+        may_have_fewer = is_partial and lease.num_cached < num_cached
         assert may_have_fewer or lease.num_cached == num_cached, (
             f"{num_cached} tokens are shared, the lease has {lease.num_cached}"
         )
@@ -157,12 +163,12 @@ class LedgerWorld:
         return True
 
     def step(self, row: int, num_tokens: int) -> bool:
-        """Compute more tokens of a row, as a step does; whether there was room."""
+        """Compute more tokens of a row, as a step does; whether there was room. A prompt ends its
+        chunks where the ledger says, and is committed after each where a group has a state.
+        """
         one = self.rows[row]
-        left = one.num_prompt - one.num_computed
-        end = min(
-            one.num_computed + (min(num_tokens, left) if left > 0 else num_tokens), self.max_tokens
-        )
+        is_prompt, end = one.num_computed < one.num_prompt, one.num_computed + num_tokens
+        end = min(end, self._chunk_end(one) if is_prompt else self.max_tokens)
         if not self.ledger.grows:
             end = min(end, one.lease.capacity)
         if self.ledger.max_ahead is not None:
@@ -179,7 +185,17 @@ class LedgerWorld:
         self._write(row, one.num_computed, end)
         one.num_computed = max(one.num_computed, end)
         self.check()
+        if is_prompt and self.ledger.states:
+            self.commit(row)
         return True
+
+    def _chunk_end(self, one: Row) -> int:
+        end = self.ledger.chunk_end(one.lease, one.num_prompt, one.fork_at)
+        assert one.num_computed < end <= one.num_prompt, (
+            f"a prompt of {one.num_prompt} tokens, of which {one.num_computed} are computed, is "
+            f"cut after {end}"
+        )
+        return end
 
     def commit(self, row: int) -> None:
         """Tell the ledger what was computed."""
@@ -200,6 +216,7 @@ class LedgerWorld:
         a group with a window those that it looks at after the committed tokens.
         """
         self.ledger.check()
+        self._check_places()
         for row, one in self.rows.items():
             values = whole_prefixes(one.token_ids)
             for (group, window), table in zip(
@@ -219,6 +236,26 @@ class LedgerWorld:
                         f"tokens, {most} are the most"
                     )
 
+    def _check_places(self) -> None:
+        """Each row has a place of its own, with the state after the tokens that it has computed; a
+        row without any has a state of zeros, whatever its place holds.
+        """
+        for group in self.ledger.states:
+            places = {row: self._state_place(group, one) for row, one in self.rows.items()}
+            assert len(set(places.values())) == len(places), f"rows share places: {places}"
+            for row, place in places.items():
+                one, found = self.rows[row], self.device.contents.get(place)
+                values = whole_prefixes(one.token_ids[: one.num_computed])
+                assert not values or found == values[-1], (
+                    f"row {row} goes on after {one.num_computed} tokens from the state of others, "
+                    f"place {place[1]}"
+                )
+
+    def _state_place(self, group: str, one: Row) -> tuple[str, int, int]:
+        table = np.zeros((1, 1), np.int32)
+        self.ledger.write_table(group, [one.lease], table)
+        return group, int(table[0, 0]), 0
+
     def _run_copies(self) -> None:
         for group, pairs in self.ledger.take_copies().items():
             for source, target in pairs:
@@ -228,6 +265,8 @@ class LedgerWorld:
     def _write(self, row: int, start: int, end: int) -> None:
         one = self.rows[row]
         values = whole_prefixes(one.token_ids)
+        for group in self.ledger.states:
+            self.device.contents[self._state_place(group, one)] = values[end - 1]
         for i, (group, table) in enumerate(
             zip(self.ledger.windows, self._tables(one), strict=True)
         ):
@@ -280,12 +319,15 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
         kinds=st.lists(st.integers(0, 2), max_size=5),
         cut=st.sampled_from((0, 0, 0, 1, 3)),
         new=st.integers(1, 64),
+        forked=st.booleans(),
     )
-    def add(self, like: int, alike: int, kinds: list[int], cut: int, new: int) -> None:
+    def add(
+        self, like: int, alike: int, kinds: list[int], cut: int, new: int, *, forked: bool
+    ) -> None:
         """Admit a request."""
         rows = [row for row in range(self.world.num_rows) if row not in self.world.rows]
         prompt = self.world.prompt(like, alike, kinds, cut)[: self.world.max_tokens - 1]
-        self.world.add(rows[like % len(rows)], prompt, new)
+        self.world.add(rows[like % len(rows)], prompt, new, forked=forked)
 
     @stateful.precondition(lambda self: self.world.ledger.forks and self.world.rows)
     @stateful.rule(which=st.integers(0, 40), into=st.integers(0, 40), less=st.integers(0, 2))

@@ -53,13 +53,18 @@ class Books:
             for row in range(self.num_rows)
         ]
 
+    @property
+    def groups(self) -> list[str]:
+        """All cache groups, those with a state last: a row's pages there are its place."""
+        return [*self.ledger.windows, *self.ledger.states]
+
     def tables(self, leases: list[Lease], fill: int = 0) -> np.ndarray:
         """[groups, leases, columns]: the leases' rows of page tables that held `fill` everywhere;
         wide enough for pages of one token.
         """
-        shape = (len(self.ledger.windows), max(len(leases), self.num_rows), self.max_tokens)
+        shape = (len(self.groups), max(len(leases), self.num_rows), self.max_tokens)
         tables = np.full(shape, fill, np.int32)
-        for group, table in zip(self.ledger.windows, tables, strict=True):
+        for group, table in zip(self.groups, tables, strict=True):
             self.ledger.write_table(group, leases, table)
         return tables[:, : len(leases)]
 
@@ -68,7 +73,7 @@ class Books:
         is all zeros has page 0.
         """
         found: set[tuple[str, int]] = set()
-        for group, (row,) in zip(self.ledger.windows, self.tables([lease]), strict=True):
+        for group, (row,) in zip(self.groups, self.tables([lease]), strict=True):
             last = max(1, int(np.max(np.flatnonzero(row), initial=-1)) + 1)
             found |= {(group, page) for page in row[:last].tolist()}
         return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from enginebay.cache import Lease
+from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
@@ -18,6 +18,7 @@ from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.store import PageStore
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_vinference.ledger import SlotLedger
+from tests.zoo import caches
 
 NUM_ROWS, MAX_TOKENS = 4, 64
 
@@ -64,7 +65,7 @@ def make_windows(windows: dict[str, int | None], num_pages: int, max_ahead: int)
     return PageLedger(groups, NUM_ROWS, MAX_TOKENS, max_ahead=max_ahead)
 
 
-PAGED: dict[str, Callable[[], PageLedger]] = {
+PAGED: dict[str, Callable[[], Ledger]] = {
     "room_for_all": lambda: make_pages(1 + NUM_ROWS * MAX_TOKENS // 8),
     "tight": lambda: make_pages(20),
     "room_for_one": lambda: make_pages(1 + MAX_TOKENS // 8),
@@ -72,6 +73,7 @@ PAGED: dict[str, Callable[[], PageLedger]] = {
     "all_at_once": lambda: make_pages(20, grows=False),
     "full_and_window": lambda: make_windows({"full": None, "window": 11}, 20, 16),
     "two_windows": lambda: make_windows({"short": 1, "full": None, "long": 17}, 33, 9),
+    "states": caches.make(caches.StateLedger),
     "window_alone": lambda: make_windows({"window": 8}, 0, 12),
 }
 

@@ -5,35 +5,50 @@ back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
-from enginebay_oengine.held import GroupPages
+from enginebay_oengine.group_prefixes import GroupPrefixes
+from enginebay_oengine.held import GroupPages, Held
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
+from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
 from enginebay_testing.ledgers import Check, ledger_checks
 
 NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
+NUM_SNAPSHOTS, SNAPSHOT_TOKENS = 6, 16
 
 
 def make(kind: type[PageLedger]) -> Callable[[], Ledger]:
-    """Makes ledgers of a kind over a pool of pages with a prefix index."""
-    return lambda: kind(
-        {
-            "full": GroupPages(
-                PageStore(PagePool(NUM_PAGES), PrefixIndex(None)),
-                PageTable(NUM_ROWS, MAX_TOKENS // PAGE_SIZE, PAGE_SIZE),
+    """Makes ledgers of a kind over a pool of pages with a prefix index; a StateLedger has a group
+    with a state too.
+    """
+
+    def ledger() -> Ledger:
+        store = PageStore(PagePool(NUM_PAGES), PrefixIndex(None))
+        table = PageTable(NUM_ROWS, MAX_TOKENS // PAGE_SIZE, PAGE_SIZE)
+        groups: dict[str, GroupPages | StatePlaces] = {"full": GroupPages(store, table)}
+        if issubclass(kind, StateLedger):
+            groups["conv"] = kind.make_places(
+                PageStore(PagePool(1 + NUM_ROWS + NUM_SNAPSHOTS), PrefixIndex(None)),
+                PageTable(NUM_ROWS, 1, MAX_TOKENS),
+                SNAPSHOT_TOKENS,
             )
-        },
-        NUM_ROWS,
-        MAX_TOKENS,
-    )
+        return kind(groups, NUM_ROWS, MAX_TOKENS)
+
+    return ledger
+
+
+class StateLedger(PageLedger):
+    """A right ledger with a group that has a state."""
+
+    make_places: ClassVar[type[StatePlaces]] = StatePlaces
 
 
 class Generous(PageLedger):
@@ -138,15 +153,108 @@ class Uncopied(PageLedger):
         return {}
 
 
+class Anywhere(StateLedger):
+    """Ends a hit at any page, with a snapshot or without."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._prefixes = GroupPrefixes(self.groups)
+
+
+class Unrestored(StateLedger):
+    """Forgets the copies of states."""
+
+    def take_copies(self) -> Any:
+        return {g: pairs for g, pairs in super().take_copies().items() if g not in self.states}
+
+
+class Late(StateLedger):
+    """Does not cut prompts: keeps the state after a later token under the hash of a snapshot
+    point.
+    """
+
+    def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
+        super().chunk_end(lease, num_tokens, fork_at)
+        return num_tokens
+
+    def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
+        held = self._held.current(lease)
+        cut = held.cut
+        super().commit(lease, token_ids)
+        if cut is not None and cut < len(token_ids):
+            held.num_computed = cut
+            self._keep(held)
+            held.num_computed = len(token_ids)
+
+
+class LongFork(StateLedger):
+    """Says of a fork that it goes on from where it was asked to, and gives it an earlier state."""
+
+    def _fork_from(self, parent: Held, num_cached: int) -> tuple[int, bytes | None]:
+        return num_cached, super()._fork_from(parent, num_cached)[1]
+
+
+class InPlace(StatePlaces):
+    """Gives a row the snapshot itself, which can still be found."""
+
+    def give(self, row: int, snapshot: bytes | None) -> tuple[int, int | None]:
+        source = None if snapshot is None else self.store.find(snapshot)
+        if source is None or not self.store.pool.num_cached:
+            return super().give(row, snapshot)
+        self.store.share(source)
+        self._places[row] = source
+        self.table.append(row, [source])
+        return source, source
+
+
+class Overwriting(StateLedger):
+    """Writes to snapshots that can still be found."""
+
+    make_places = InPlace
+
+
+class NextPlace(StatePlaces):
+    """Copies the place behind a snapshot."""
+
+    def give(self, row: int, snapshot: bytes | None) -> tuple[int, int | None]:
+        place, source = super().give(row, snapshot)
+        return place, None if source is None else (source % self.store.pool.num_usable) + 1
+
+
+class Elsewhere(StateLedger):
+    """Copies another snapshot than the one that was found."""
+
+    make_places = NextPlace
+
+
+class Squatting(StateLedger):
+    """Names the first place for every row."""
+
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
+        super().write_table(group, leases, table)
+        if group in self.states:
+            table[: len(leases), 0] = 1
+
+
+class Kept(StateLedger):
+    """Keeps the place of a row that has ended."""
+
+    def release(self, lease: Lease) -> None:
+        for state in self._states.values():
+            state.store.share(state._places[lease.row])
+        super().release(lease)
+
+
 FAULTS: dict[str, type[PageLedger]] = {
     kind.__name__: kind
     for kind in (
         *(Generous, TooLarge, Forgetful, Whole, Leaky, Lenient, Silent),
         *(Shrinking, Refusing, Dirty, Sorted, Uncopied),
+        *(Anywhere, Unrestored, Late, LongFork, Overwriting, Elsewhere, Squatting, Kept),
     )
 }
 
-RIGHT: dict[str, type[PageLedger]] = {"pages": PageLedger}
+RIGHT: dict[str, type[PageLedger]] = {"pages": PageLedger, "pages and states": StateLedger}
 
 
 def checks(part: type[PageLedger]) -> list[Check]:

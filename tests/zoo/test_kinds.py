@@ -16,6 +16,7 @@ QUICK = {
     ("proposer", "padded with -1"),
     ("cache", "Generous"),
     ("cache", "Whole"),
+    ("cache", "Squatting"),
 }
 """Faults that the quick tests plant: their suites compile nothing."""
 
