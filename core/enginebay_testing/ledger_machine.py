@@ -12,7 +12,8 @@ import numpy as np
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from enginebay.cache import Lease, Ledger
+from enginebay.cache import Ledger
+from enginebay_testing.ledger_device import Device, Row, whole_prefixes
 
 FIRST_TOKEN = 1 << 20
 """Smallest token of the model, above every vocabulary: no real prompt finds the prefixes that the
@@ -22,46 +23,6 @@ model leaves in a ledger's index.
 
 MAX_WORLDS = 8000
 """Most worlds, each with tokens that no other world uses: all are below 2**30."""
-
-
-def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
-    """What the keys and values at each position depend on: all tokens up to it, as one number."""
-    values, last = [], 0
-    for token in token_ids:
-        last = hash((last, token))
-        values.append(last)
-    return values
-
-
-@dataclasses.dataclass(slots=True)
-class Row:
-    """A running request: its tokens, of which the first num_computed are in the cache."""
-
-    lease: Lease
-    token_ids: list[int]
-    num_prompt: int
-    num_computed: int
-    num_committed: int
-    fork_at: int | None = None
-    """After how many tokens of its prompt others may fork it."""
-
-
-@dataclasses.dataclass
-class Device:
-    """What lies in the pages of a cache, by group, page and offset. In a place of a group with a
-    state lies one value, that of the last token which the state is after.
-    """
-
-    contents: dict[tuple[str, int, int], int] = dataclasses.field(default_factory=dict)
-
-    def copy(self, group: str, source: int, target: int, page_size: int) -> None:
-        """Copy a page."""
-        for offset in range(page_size):
-            value = self.contents.get((group, source, offset))
-            if value is None:
-                self.contents.pop((group, target, offset), None)
-            else:
-                self.contents[group, target, offset] = value
 
 
 @dataclasses.dataclass
@@ -168,7 +129,14 @@ class LedgerWorld:
         """
         one = self.rows[row]
         is_prompt, end = one.num_computed < one.num_prompt, one.num_computed + num_tokens
-        end = min(end, self._chunk_end(one) if is_prompt else self.max_tokens)
+        end = min(end, self.max_tokens)
+        if is_prompt:
+            cut = self.ledger.chunk_end(one.lease, one.num_prompt, one.fork_at)
+            assert one.num_computed < cut <= one.num_prompt, (
+                f"a prompt of {one.num_prompt} tokens, of which {one.num_computed} are computed, "
+                f"is cut after {cut}"
+            )
+            end = min(end, cut)
         if not self.ledger.grows:
             end = min(end, one.lease.capacity)
         if self.ledger.max_ahead is not None:
@@ -189,14 +157,6 @@ class LedgerWorld:
             self.commit(row)
         return True
 
-    def _chunk_end(self, one: Row) -> int:
-        end = self.ledger.chunk_end(one.lease, one.num_prompt, one.fork_at)
-        assert one.num_computed < end <= one.num_prompt, (
-            f"a prompt of {one.num_prompt} tokens, of which {one.num_computed} are computed, is "
-            f"cut after {end}"
-        )
-        return end
-
     def commit(self, row: int) -> None:
         """Tell the ledger what was computed."""
         one = self.rows[row]
@@ -216,7 +176,7 @@ class LedgerWorld:
         a group with a window those that it looks at after the committed tokens.
         """
         self.ledger.check()
-        self._check_places()
+        self.device.check_places(self.ledger, self.rows)
         for row, one in self.rows.items():
             values = whole_prefixes(one.token_ids)
             for (group, window), table in zip(
@@ -236,26 +196,6 @@ class LedgerWorld:
                         f"tokens, {most} are the most"
                     )
 
-    def _check_places(self) -> None:
-        """Each row has a place of its own, with the state after the tokens that it has computed; a
-        row without any has a state of zeros, whatever its place holds.
-        """
-        for group in self.ledger.states:
-            places = {row: self._state_place(group, one) for row, one in self.rows.items()}
-            assert len(set(places.values())) == len(places), f"rows share places: {places}"
-            for row, place in places.items():
-                one, found = self.rows[row], self.device.contents.get(place)
-                values = whole_prefixes(one.token_ids[: one.num_computed])
-                assert not values or found == values[-1], (
-                    f"row {row} goes on after {one.num_computed} tokens from the state of others, "
-                    f"place {place[1]}"
-                )
-
-    def _state_place(self, group: str, one: Row) -> tuple[str, int, int]:
-        table = np.zeros((1, 1), np.int32)
-        self.ledger.write_table(group, [one.lease], table)
-        return group, int(table[0, 0]), 0
-
     def _run_copies(self) -> None:
         for group, pairs in self.ledger.take_copies().items():
             for source, target in pairs:
@@ -265,8 +205,7 @@ class LedgerWorld:
     def _write(self, row: int, start: int, end: int) -> None:
         one = self.rows[row]
         values = whole_prefixes(one.token_ids)
-        for group in self.ledger.states:
-            self.device.contents[self._state_place(group, one)] = values[end - 1]
+        self.device.write_places(self.ledger, one.lease, values[end - 1])
         for i, (group, table) in enumerate(
             zip(self.ledger.windows, self._tables(one), strict=True)
         ):

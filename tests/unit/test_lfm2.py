@@ -23,10 +23,11 @@ from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, UnsupportedError
-from enginebay.runner.codec import decode
-from enginebay.runner.commands import CopyPages, Drop, PageIn, PageOut
+from enginebay.executor.codec import decode
+from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.local import runner_of
 from enginebay_models.lfm2 import family as lfm2
 from enginebay_oengine.pools import SNAPSHOTS_PER_ROW
 from enginebay_testing.engine_moves import MID_PROMPT, moves_between, put_and_compare
@@ -154,9 +155,9 @@ def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -
     def move() -> None:
         engine = paged.engine
         assert isinstance(engine, StepEngine)
-        before = flat(engine.runner.state.cache)
+        before = flat(runner_of(engine).state.cache)
         sources, targets = {}, {}
-        for group, layer in engine.runner.state.cache.items():
+        for group, layer in runner_of(engine).state.cache.items():
             used = np.asarray(next(iter(layer[0].values())))
             held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
             order = [2, 0, 1] if group == "full" else [1]
@@ -164,7 +165,7 @@ def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -
             targets[group] = held[3:][order].astype(np.int32)
         out = engine.executor.run(PageOut(sources))
         engine.executor.run(PageIn(targets, out))
-        after = flat(engine.runner.state.cache)
+        after = flat(runner_of(engine).state.cache)
         assert set(out) == set(before) == set(after)
         for name, whole in before.items():
             group = name.partition("/")[0]
@@ -235,7 +236,7 @@ def test_the_memory_plan_counts_places_and_snapshots(paged: LLM) -> None:
     """The bytes of the arrays that there are, to the byte."""
     paged.run_on_engine(lambda: assert_planned(paged))
     (conv,) = paged.plan.model.info.states
-    (first, second) = paged.run_on_engine(lambda: paged.engine.runner.state.cache["conv"])
+    (first, second) = paged.run_on_engine(lambda: runner_of(paged.engine).state.cache["conv"])
     num_places = 1 + (1 + SNAPSHOTS_PER_ROW) * CHOICES["max_num_seqs"]
     assert first["inputs"].shape == (num_places, *conv.arrays[0].shape)
     assert first["inputs"].nbytes + second["inputs"].nbytes == 4 * conv.num_layers * math.prod(
@@ -248,7 +249,7 @@ def assert_planned(llm: LLM) -> None:
     device = llm.plan.placement.device
     held = sum(
         shard.data.nbytes
-        for array in jax.tree.leaves(llm.engine.runner.state.cache)
+        for array in jax.tree.leaves(runner_of(llm.engine).state.cache)
         for shard in array.addressable_shards
         if shard.device == device
     )
@@ -287,7 +288,7 @@ def test_rows_have_the_tokens_of_transformers(
                 outputs = llm.generate(tiny.prompts(), params)
                 assert tokens_of(outputs) == [list(tokens[:num_new]) for tokens in goldens]
         assert bool(mixed(plans)) == ("mixed_steps" in more)
-        kinds = {key.kind for key in llm.engine.runner.programs}
+        kinds = {key.kind for key in runner_of(llm.engine).programs}
         assert ("compact" in kinds) == (more is COMPACT)
         llm.engine.ledger.check()
         if engine != "vinference":  # whose slots have not grown to their full length
