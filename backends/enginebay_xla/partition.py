@@ -1,6 +1,4 @@
-"""How calls of the built-in ops are split over devices: embedding, grouped_linear and sample always,
-linear, rms_norm and add_rms_norm for implementations that the compiler cannot split.
-"""
+"""How calls of the built-in ops are split over devices."""
 
 from __future__ import annotations
 
@@ -27,39 +25,48 @@ def _names(letter: str, count: int) -> str:
 def linear(
     impl: LinearOp, x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None
 ) -> Partition:
-    """Products whose inputs are split are summed in f32, and rounded once with the bias."""
+    """As the weight is split: over outputs, each device computes its own; over inputs, products are
+    summed in f32, and rounded once with the bias.
+    """
     inner = _names("i", x.ndim - 1)
     outer = _names("o", weight.ndim - (x.ndim - 1))
 
-    def run(shards: Shards, x: jax.Array, weight: jax.Array, *bias: jax.Array) -> jax.Array:
+    def run(shards: Shards, x: jax.Array, weight: Any, *bias: jax.Array) -> jax.Array:
+        if not shards.axes:
+            return impl(x, weight, *bias, out_dtype=out_dtype)
         out = shards.reduce(impl(x, weight, out_dtype=jnp.float32))
         out = out if not bias else out + bias[0].astype(jnp.float32)
         return out.astype(out_dtype or x.dtype)
 
     biases = () if bias is None else (outer,)
-    return Partition((f"t {inner}", f"{outer} {inner}", *biases), (f"t {outer}",), run)
+    inputs = (f"t {inner}", f"{outer} {inner}", *biases)
+    return Partition(inputs, (f"t {outer}",), run, reduced=tuple(inner.split()))
+
+
+def _rows(x: Any) -> str:
+    """Names for x [T, features] or [T, heads, ..., features]: heads lie as KV heads do."""
+    heads = "" if x.ndim < 3 else f"kv_heads {_names('r', x.ndim - 3)}"
+    return f"t {heads} f" if x.ndim > 1 else "f"
 
 
 def rms_norm(impl: RmsNormOp, x: Any, weight: Any, *, eps: float) -> Partition:
-    """Rows, and heads, are split; the features that are normed are not."""
-    rows = f"{_names('r', x.ndim - 1)} f"
+    """Heads are split; the features that are normed are not."""
 
     def run(shards: Shards, *arrays: jax.Array) -> jax.Array:
         return impl(*arrays, eps=eps)
 
-    return Partition((rows, "f"), (rows,), run, whole=("f",))
+    return Partition((_rows(x), "f"), (_rows(x),), run)
 
 
 def add_rms_norm(
     impl: AddRmsNormOp, x: Any, residual: Any, weight: Any, *, eps: float
 ) -> Partition:
     """As rms_norm."""
-    rows = f"{_names('r', x.ndim - 1)} f"
 
     def run(shards: Shards, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         return impl(*arrays, eps=eps)
 
-    return Partition((rows, rows, "f"), (rows, rows), run, whole=("f",))
+    return Partition((_rows(x), _rows(x), "f"), (_rows(x), _rows(x)), run)
 
 
 def embedding(impl: EmbeddingOp, table: Any, ids: Any) -> Partition:
@@ -71,7 +78,7 @@ def embedding(impl: EmbeddingOp, table: Any, ids: Any) -> Partition:
         rows = impl(table, jnp.clip(local, 0, table.shape[0] - 1))
         return shards.reduce(jnp.where(is_mine[:, None], rows, 0))
 
-    return Partition(("vocab f", "t"), ("t f",), run, axis="vocab")
+    return Partition(("vocab f", "t"), ("t f",), run, reduced=("vocab",))
 
 
 def grouped_linear(
@@ -95,7 +102,7 @@ def grouped_linear(
         ("t i", "expert o i", "g"),
         ("expert o",),
         run,
-        axis="expert",
+        reduced=("expert",),
         reduction="all_to_all",
         size=x.shape[0],
     )
@@ -113,7 +120,7 @@ def sample(impl: SampleOp, z: Any, seeds: Any, *, top_k: Any, top_p: Any, min_p:
         ("s vocab", "s two", "s", "s", "s"),
         ("s",),
         run,
-        axis="vocab",
+        reduced=("vocab",),
         reduction="all_gather",
         keywords=("top_k", "top_p", "min_p"),
     )

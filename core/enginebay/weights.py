@@ -81,6 +81,17 @@ class QuantizedArray:
 Weight = jax.Array | QuantizedArray
 
 
+@functools.partial(tree_util.register_dataclass, data_fields=["weight"], meta_fields=["axes"])
+@dataclasses.dataclass(frozen=True)
+class NamedWeight:
+    """A weight with the logical axis of each dimension, as a model split over devices passes it to
+    ops; implementations are called with the weight itself.
+    """
+
+    weight: Weight
+    axes: tuple[str | None, ...]
+
+
 class Quantization(ABC):
     """A method of storing weights in fewer bits, registered as kind "quantization"; made with no
     arguments.

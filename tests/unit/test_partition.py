@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ from enginebay.errors import IncorrectError
 from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting, Op
+from enginebay.weights import NamedWeight, QuantizedArray
 from enginebay_models.int8 import Int8
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample
@@ -33,6 +35,7 @@ from enginebay_xla.ops import (
     RMS_NORM,
     SAMPLE,
 )
+from tests.unit.test_native_compiling import need_compiler
 
 P = PartitionSpec
 PLACEMENT = make_placement(jax.devices(), {"tensor": 2}, DEFAULT_AXIS_RULES)
@@ -46,7 +49,7 @@ def placed(array: np.ndarray, *axes: str | None) -> jax.Array:
     return jax.device_put(array, NamedSharding(MESH, P(*axes)))
 
 
-def run(op: Op[Any], impl: Any, *arrays: jax.Array, **keywords: Any) -> tuple[Any, set[str], Any]:
+def run(op: Op[Any], impl: Any, *arrays: Any, **keywords: Any) -> tuple[Any, set[str], Any]:
     """The result, the collectives of the program, and the shapes that the implementation saw."""
     seen: list[Any] = []
 
@@ -54,7 +57,7 @@ def run(op: Op[Any], impl: Any, *arrays: jax.Array, **keywords: Any) -> tuple[An
         seen.append([array.shape for array in given])
         return impl(*given, **named)
 
-    split = partitioned(op, watched, COLLECTIVES, PLACEMENT, by_compiler=False)
+    split = partitioned(op, watched, COLLECTIVES, PLACEMENT)
     step = jax.jit(lambda *given: split(*given, **keywords))
     program = step.lower(*arrays).compile()
     text = program.as_text()
@@ -67,36 +70,70 @@ WIDE = RNG.normal(size=(6, 2, 8)).astype(np.float32)
 BIAS = RNG.normal(size=6).astype(np.float32)
 
 
+@pytest.mark.parametrize("kind", ["plain", "native_int8"])
 @pytest.mark.parametrize(
-    ("x_axes", "weight_axes", "collectives", "shapes"),
+    ("axes", "collectives", "shapes"),
     [
-        ((), ("tensor",), set(), [(3, 2, 8), (3, 2, 8)]),
-        ((None, "tensor"), (None, "tensor"), {"all-reduce"}, [(3, 1, 8), (6, 1, 8)]),
+        (("mlp", None, None), set(), [(3, 2, 8), (3, 2, 8), (3,)]),
+        ((None, "kv_heads", None), {"all-reduce"}, [(3, 1, 8), (6, 1, 8)]),
     ],
     ids=["outputs", "inputs"],
 )
 def test_a_product_is_split_as_its_weight_is_and_a_split_sum_is_added_up(
-    x_axes: Any, weight_axes: Any, collectives: set[str], shapes: Any
+    axes: tuple[str | None, ...], collectives: set[str], shapes: Any, kind: str
 ) -> None:
-    """The bias is added once, and the result rounded once."""
-    x, weight = placed(X, *x_axes), placed(WIDE, *weight_axes)
-    bias = placed(BIAS, *weight_axes[:1])
-    got, found, seen = run(LINEAR, xla.linear, x, weight, bias)
+    """The bias is added once, and the result rounded once; so it is of a kernel in C++, which the
+    compiler cannot split.
+    """
+    weight: Any = WIDE
+    impl: Any = xla.linear
+    if kind == "native_int8":
+        need_compiler()
+        weight = Int8().quantize(WIDE, 2)
+        impl = importlib.import_module("enginebay_native.linear").linear
+    expected = weight.dequantized() if kind == "native_int8" else WIDE
+    mesh_axes = PLACEMENT.spec(axes)
+    arrays = jax.tree.map(
+        lambda a: placed(a, *mesh_axes[: 1 if a.shape[-1] == 1 else None]), weight
+    )
+    x, bias = placed(X, None, mesh_axes[1]), placed(BIAS, mesh_axes[0])
+    got, found, seen = run(LINEAR, impl, x, NamedWeight(arrays, axes), bias)
     assert (found, seen) == (collectives, shapes)
-    np.testing.assert_allclose(got, oracle.linear(X, WIDE, BIAS), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, oracle.linear(X, expected, BIAS), rtol=1e-5, atol=1e-5)
     assert got.dtype == X.dtype
+
+
+def test_groups_of_inputs_are_split_with_their_inputs() -> None:
+    """Groups that the devices do not divide are left to the compiler."""
+    x = RNG.normal(size=(3, 12)).astype(np.float32)
+    values = RNG.integers(-7, 8, size=(2, 12)).astype(np.int8)
+    axes, expected, halves = (None, "mlp"), [], []
+    weights = []
+    for groups in (2, 3):
+        scales = RNG.uniform(1, 2, size=(2, groups)).astype(np.float32)
+        points = RNG.integers(0, 3, size=(2, groups)).astype(np.int8)
+        weight = QuantizedArray(values, scales, points, "mine")
+        weights.append(NamedWeight(weight, axes))
+        expected.append(x @ np.asarray(weight.dequantized()).T)
+
+    def linear(x: jax.Array, weight: QuantizedArray, **keywords: Any) -> jax.Array:
+        halves.append(weight.scales.shape)
+        return xla.linear(x, weight, **keywords)
+
+    split = partitioned(LINEAR, linear, COLLECTIVES, PLACEMENT)
+    got = jax.jit(lambda x, weights: [split(x, weight) for weight in weights])(x, weights)
+    assert halves == [(2, 1), (2, 3)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), got, expected)
 
 
 def test_heads_are_normed_where_they_are_and_features_are_never_split() -> None:
     scale = RNG.normal(size=8).astype(np.float32)
     weight, expected = placed(scale), oracle.rms_norm(X, scale, eps=1e-5)
-    got, found, seen = run(RMS_NORM, norm.rms_norm, placed(X, None, "tensor"), weight, eps=1e-5)
-    assert (found, seen) == (set(), [(3, 1, 8), (8,)])
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-    split = placed(X, None, None, "tensor")
-    got, _, seen = run(RMS_NORM, norm.rms_norm, split, weight, eps=1e-5)
-    assert seen == [(3, 2, 8), (8,)]
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    for axes in ((None, "tensor"), (None, None, "tensor")):
+        got, found, seen = run(RMS_NORM, norm.rms_norm, placed(X, *axes), weight, eps=1e-5)
+        assert seen == [(3, 1, 8), (8,)]
+        assert bool(found) == (len(axes) == 3), "only split features are exchanged"
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_a_rule_of_two_results() -> None:

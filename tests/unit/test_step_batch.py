@@ -67,7 +67,7 @@ def rule(implementation: Any, x: Any, *, batch: StepBatch) -> Partition:
         return implementation(x, batch=StepBatch(rows, positions))
 
     inputs = ("tokens features", "tokens", "tokens")
-    return Partition(inputs, inputs[:1], run, axis="features", keywords=("batch",))
+    return Partition(inputs, inputs[:1], run, keywords=("batch",))
 
 
 class PlacedMlp(Mlp):
@@ -160,7 +160,7 @@ def test_a_rule_splits_the_batch_as_its_two_arrays() -> None:
         return place(x, batch=batch)
 
     reduce = {"all_reduce": collectives.all_reduce}
-    split = partitioned(PLACE, watched, reduce, placement, by_compiler=True)
+    split = partitioned(PLACE, watched, reduce, placement)
     x, batch = np.ones((3, 4), np.float32), StepBatch(*np.arange(6).reshape(2, 3))
     whole = NamedSharding(placement.mesh, PartitionSpec(None, "tensor"))
     got = jax.jit(split)(jax.device_put(x, whole), batch=batch)

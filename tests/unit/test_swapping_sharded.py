@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
+import jax
 import pytest
 
 from enginebay import LLM
 from enginebay.compose.override import overridden_plan
 from enginebay.errors import IncorrectError, UnsupportedError
+from enginebay_xla import collectives
 from enginebay_xla.attention import CAPS, xla_attention
-from tests.brief import BRIEF
+from tests.brief import BRIEF, TINY
 from tests.unit.serving import GREEDY, SIZES, assert_idle
 from tests.unit.test_native_compiling import need_compiler
 from tests.unit.unregistered import garbage_attention, plain_attention, scaled_linear
@@ -78,9 +81,53 @@ def test_a_kernel_of_weights_in_one_piece_runs_on_each_part_by_its_ops_rule(
 ) -> None:
     need_compiler()
     with sharded.override(linear="native"):
-        assert sharded.plan.kernels.split == {"linear"}
         assert tokens(sharded) == expected
-    assert not sharded.plan.kernels.split
+
+
+@pytest.mark.slow  # a small sample is in test_partition.py
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_kernel_in_cpp_has_the_tokens_of_one_device(devices: int, quantization: str) -> None:
+    """The compiler cannot split a call of foreign code: the op's rule does."""
+    need_compiler()
+    named: dict[str, Any] = {"kernels": {"linear": "native"}, "quantization": quantization}
+    both = []
+    for mesh in ({}, {"tensor": devices}):
+        with LLM(TINY, engine="oengine", mesh=mesh, **SIZES, **named) as llm:
+            assert llm.plan.kernels.names["linear"] == "native"
+            both.append(tokens(llm))
+    assert both[0] == both[1]
+
+
+def test_an_engine_adds_up_by_an_all_reduce_given_by_hand(
+    sharded: LLM, expected: list[int]
+) -> None:
+    """One that forgets the other devices changes the tokens."""
+    seen: list[tuple[int, ...]] = []
+
+    def mine(x: jax.Array, *, axes: tuple[str, ...]) -> jax.Array:
+        seen.append(x.shape)
+        return x
+
+    with pytest.raises(IncorrectError, match="all_reduce"):
+        sharded.override(all_reduce=mine).__enter__()
+    before = len(seen)
+    with sharded.override(all_reduce=mine, check=False):
+        wrong = tokens(sharded)
+    layers = sharded.plan.model.info.groups[0].num_layers
+    assert wrong != expected
+    assert (len(seen) - before) % (1 + 2 * layers) == 0, (
+        "embedding, attention and MLP of each layer"
+    )
+    assert len(seen) > before
+
+
+@pytest.mark.slow
+def test_another_all_reduce_that_is_right_has_the_same_tokens(
+    sharded: LLM, expected: list[int]
+) -> None:
+    with sharded.override(all_reduce=collectives.all_reduce_reference):
+        assert tokens(sharded) == expected
 
 
 def test_what_cannot_be_split_is_refused(sharded: LLM) -> None:

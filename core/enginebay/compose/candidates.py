@@ -4,7 +4,6 @@ serve here.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 
 from enginebay.config import NO_QUANTIZATION, EngineConfig
@@ -28,28 +27,21 @@ def candidates(
     layout: str | None = None,
     quantization: str = NO_QUANTIZATION,
     interpret: Collection[str] = (),
-    split: Collection[str] = (),
 ) -> list[Candidate]:
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
-    With `is_sharded`, implementations that declare the capability sharded = False are refused,
-    unless they are in `split`: their op's partition rule splits them. So are implementations
-    whose capability `layouts` lacks `layout`, or whose capability `quantizations` lacks the method
+    With `is_sharded`, implementations that declare the capability sharded = False are refused. So
+    are implementations whose capability `layouts` lacks `layout`, or whose capability `quantizations` lacks the method
     of the weights that the op is given. Of the names in `interpret`,
     those that are made for another platform serve this one by interpretation.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
     unable = [
-        why_not_declared(
-            e, layout, is_sharded=is_sharded and e.name not in split, quantization=quantization
-        )
+        why_not_declared(e, layout, is_sharded=is_sharded, quantization=quantization)
         for e in kernels
     ]
     return [
-        dataclasses.replace(
-            _candidate(registry, e, env, interpret=e.name in interpret),
-            split=is_sharded and why_not_declared(e, None, is_sharded=True) is not None,
-        )
+        _candidate(registry, e, env, interpret=e.name in interpret)
         if reason is None
         else Candidate(e.name, 0, unavailable=reason, built_in=e.built_in)
         for e, reason in zip(kernels, unable, strict=True)

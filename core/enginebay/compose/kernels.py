@@ -55,8 +55,6 @@ class ChosenKernels:
     """
     ops: Mapping[str, Op[Any]] = dataclasses.field(default_factory=dict)
     """The registered ops that can be used, by name."""
-    split: frozenset[str] = frozenset()
-    """The ops whose implementation runs on each device's part by the op's partition rule."""
     tuned: Tuning = dataclasses.field(default_factory=Untuned)
     """Where configurations are looked up before an implementation's own default is taken."""
 
@@ -67,11 +65,7 @@ class ChosenKernels:
         bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
         if placement.mesh is not None:
             bound |= {
-                op: partitioned(
-                    self.ops[op], impl, bound, placement, by_compiler=op not in self.split
-                )
-                for op, impl in bound.items()
-                if self.ops[op].partition
+                op: partitioned(self.ops[op], impl, bound, placement) for op, impl in bound.items()
             }
         for op in self.ops.values():
             if op.composed and op.name not in bound and bound.keys() >= set(op.made_of):
@@ -159,7 +153,6 @@ def choose_kernels(
         env,
         tuple(sorted(calls)),
         ops,
-        frozenset(op for op, found in plain.items() if found.split),
         tuned,
         steps_for,
     )
@@ -196,15 +189,12 @@ def choose_plain(
     is_sharded: bool = False,
     layout: str | None = None,
     quantization: str = NO_QUANTIZATION,
-    has_rule: bool = False,
 ) -> tuple[Candidate, Reason]:
     """Settle an op that has no phases and is not fused; `quantization` is of the weights that it
-    is given. With `has_rule` an implementation that is named may be split by the op's partition
-    rule; "auto" takes none, as none has been measured.
+    is given.
     """
     wanted = _wanted(config, op)
     where: Any = {"is_sharded": is_sharded, "layout": layout, "quantization": quantization}
-    where["split"] = {wanted} - {AUTO} if has_rule else ()
     able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
     return choose(f"kernels.{op}", wanted, able, lambda _: None)
 
@@ -221,14 +211,16 @@ def _choose_plain(
     """Every op without phases; of the fused ones those that one implementation computes."""
     plain: dict[str, Candidate] = {}
     reasons = []
-    where: dict[str, Any] = {"is_sharded": is_sharded, "layout": layout}
+
+    def needs_compiler(op: str) -> bool:
+        # An op's rule splits a kernel that is named; "auto" takes none that was not measured so.
+        return is_sharded and not (ops[op].partition and _wanted(config, op) != AUTO)
+
     for op in (op for op, record in ops.items() if not record.made_of and op != ATTENTION):
         method = config.quantization if ops[op].reads_weights else NO_QUANTIZATION
+        where: Any = {"is_sharded": needs_compiler(op), "layout": layout}
         try:
-            rule = bool(ops[op].partition) and method == NO_QUANTIZATION
-            plain[op], why = choose_plain(
-                registry, config, env, op, quantization=method, has_rule=rule, **where
-            )
+            plain[op], why = choose_plain(registry, config, env, op, quantization=method, **where)
         except UnsupportedError as error:
             if _wanted(config, op) != AUTO or registry.find("op", op).built_in:
                 raise
@@ -241,8 +233,8 @@ def _choose_plain(
             record.name,
             env,
             interpret=interpreted_names(config, wanted),
-            split={wanted} - {AUTO} if record.partition else (),
-            **where,
+            is_sharded=needs_compiler(record.name),
+            layout=layout,
         )
         parts = [
             Part(part, plain[part], is_named=_wanted(config, part) != AUTO)

@@ -38,8 +38,6 @@ class _Given:
     impl: Any
     registered: bool
     given: Any
-    split: bool
-    """Whether the op's partition rule splits it over devices."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -64,7 +62,6 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
     told: dict[str, Reason] = {}
     swapped = None if plan.swapped is None else dict(plan.swapped)
-    split = kernels.split
     for one in (one for op, value in given.items() for one in _read(plan, op, value)):
         if not isinstance(one.given, str):
             swapped = None
@@ -78,7 +75,6 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             attention |= dict.fromkeys(one.phases, one.impl)
         else:
             plain[one.op] = one.impl
-            split = split | {one.op} if one.split else split - {one.op}
             # A fused op would compute this one in the place of what is given: it is taken apart.
             ops = kernels.ops.values()
             for fused in {op.name for op in ops if one.op in op.made_of} - set(given):
@@ -99,7 +95,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         )
     reasons = _replaced(kernels.reasons, told)
     changed = dataclasses.replace(
-        kernels, attention=attention, plain=plain, names=names, reasons=reasons, split=split
+        kernels, attention=attention, plain=plain, names=names, reasons=reasons
     )
     reasons = _replaced(plan.reasons, told)
     return dataclasses.replace(plan, kernels=changed, reasons=reasons, swapped=swapped)
@@ -141,9 +137,7 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
             "a registered kernel whose capability `quantizations` names the method",
             "Register it, or make the LLM without quantization.",
         )
-    is_sharded = plan.placement.num_shards("kv_heads") > 1
-    split = is_sharded and entry is not None and why_not_declared(entry, None, is_sharded=True)
-    one = _Given(op, phases, name, impl, entry is not None, value, bool(split))
+    one = _Given(op, phases, name, impl, entry is not None, value)
     if op == ATTENTION:
         _refuse(plan, one)
     return one
@@ -157,11 +151,9 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     if is_import_path(value):
         return value, import_path(value, f"kernel of op {op}"), None
     entry = plan.registry.find("kernel", value, op)
-    quantization = _quantization(plan, op)
-    has_rule = plan.kernels.ops[op].partition and quantization == NO_QUANTIZATION
-    is_sharded = plan.placement.num_shards("kv_heads") > 1 and not has_rule
+    is_sharded = plan.placement.num_shards("kv_heads") > 1 and not plan.kernels.ops[op].partition
     reason = why_not_declared(
-        entry, plan.kernels.layout, is_sharded=is_sharded, quantization=quantization
+        entry, plan.kernels.layout, is_sharded=is_sharded, quantization=_quantization(plan, op)
     )
     if reason is not None:
         raise UnsupportedError(

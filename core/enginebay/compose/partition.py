@@ -8,77 +8,95 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from enginebay.cache import CacheArrays
 from enginebay.executor.sharding import Placement
+from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
+from enginebay.ops.bound import Ops
 from enginebay.ops.op import Op, Partition, Shards
-from enginebay.ops.spec import StepBatch
+from enginebay.ops.spec import AttnBatch, StepBatch
 from enginebay.registry import import_target
-
-Axes = Mapping[str, Any]
-"""The mesh axes that a dimension of the rule is split over, by its name."""
+from enginebay.weights import NamedWeight, QuantizedArray, WeightSpec
 
 
 def partitioned(
-    op: Op[Any],
-    implementation: Any,
-    collectives: Mapping[str, Any],
-    placement: Placement,
-    *,
-    by_compiler: bool,
+    op: Op[Any], implementation: Any, collectives: Mapping[str, Any], placement: Placement
 ) -> Callable[..., Any]:
     """An implementation that runs on each device's part of the arguments, as the op's `partition`
-    says.
-
-    A rule with a logical axis is applied where the dimensions of this name divide by its mesh axis. How
-    arguments are split under a rule without one is what the compiler finds in the program around the
-    call; `by_compiler`: the implementation can be split without that.
+    says. The compiler splits calls of an op without a rule.
     """
-    rule_of = import_target(str(op.partition), f"the partition rule of op {op.name!r}")
+    rule_of = op.partition and import_target(op.partition, f"the partition rule of op {op.name!r}")
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        rule: Partition = rule_of(implementation, *arguments, **keywords)
-        arrays = [array for array in arguments if array is not None]
+        plain = [a.weight if isinstance(a, NamedWeight) else a for a in arguments]
+        if not rule_of:
+            return implementation(*plain, **keywords)
+        rule: Partition = rule_of(implementation, *plain, **keywords)
+        arrays = [array for array in plain if array is not None]
         for given in (keywords[name] for name in rule.keywords):
             of_step = isinstance(given, StepBatch)
             arrays += [given.rows, given.positions] if of_step else [given]
-        if rule.axis is not None and _divides(rule, arrays, placement):
-            return _on_axis(rule, collectives[rule.reduction], placement)(*arrays)
-        if rule.axis is not None or by_compiler:
-            return implementation(*arguments, **keywords)
-        return _as_compiled(rule, collectives[rule.reduction])(*arrays)
+        names = [text.split() for text in rule.inputs]
+        split = _split(names, arrays, placement)
+        for of_weight, weight in zip(names, (a for a in arguments if a is not None), strict=False):
+            if isinstance(weight, NamedWeight):
+                split |= zip(of_weight, placement.spec(weight.axes), strict=True)
+        split = {name: axis for name, axis in split.items() if axis is not None}
+        specs = [_spec(n, array, split, placement) for n, array in zip(names, arrays, strict=True)]
+        if not split or None in specs:
+            return implementation(*plain, **keywords)
+        return _sharded(rule, specs, split, collectives[rule.reduction], placement)(*arrays)
 
     return call
 
 
-def _divides(rule: Partition, arrays: Sequence[Any], placement: Placement) -> bool:
-    """Whether a call is split: its axis is, and every dimension of its name into equal parts."""
-    count = placement.num_shards(rule.axis)
-    return count > 1 and all(
-        size % count == 0
-        for names, array in zip(rule.inputs, arrays, strict=True)
-        for name, size in zip(names.split(), array.shape, strict=True)
-        if name == rule.axis
-    )
+def _split(
+    names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: Placement
+) -> dict[str, str | None]:
+    """The mesh axis of each dimension that is named as a logical axis, if all arrays divide by it."""
+    sizes: dict[str, set[int]] = {}
+    for of_array, array in zip(names, arrays, strict=True):
+        for name, size in zip(of_array, array.shape, strict=True):
+            sizes.setdefault(name, set()).add(size)
+    return {
+        name: axis
+        for name, axis in placement.rules.items()
+        if all(size % placement.num_shards(name) == 0 for size in sizes.get(name, [1]))
+    }
 
 
-def _on_axis(rule: Partition, collective: Any, placement: Placement) -> Callable[..., Any]:
-    axis = placement.rules[str(rule.axis)]
-    shards = Shards((str(axis),), placement.num_shards(rule.axis), collective)
+def _spec(names: Sequence[str], array: Any, split: Mapping[str, str], placement: Placement) -> Any:
+    """The partition of an array, or of the arrays of a quantised weight; None where its groups of
+    inputs do not lie whole on one device.
+    """
+    axes = [split.get(name) for name in names]
+    if not isinstance(array, QuantizedArray):
+        return PartitionSpec(*axes)
+    outputs, groups = array.scales.ndim - 1, array.scales.shape[-1]
+    first, *others = axes[outputs:]
+    if groups > 1 and (any(others) or (first and groups % placement.mesh.shape[first])):
+        return None
+    factors = PartitionSpec(*axes[:outputs], first if groups > 1 else None)
+    points = None if array.zero_points is None else factors
+    return QuantizedArray(PartitionSpec(*axes), factors, points, array.method)
 
-    def place(names: str) -> PartitionSpec:
-        # Arrays of a quantised weight have their first dimensions in common.
-        places = [axis if name == rule.axis else None for name in names.split()]
-        while places and places[-1] is None:
-            places.pop()
-        return PartitionSpec(*places)
 
-    outputs = tuple(map(place, rule.outputs))
+def _sharded(
+    rule: Partition,
+    specs: Sequence[Any],
+    split: Mapping[str, str],
+    collective: Any,
+    placement: Placement,
+) -> Callable[..., Any]:
+    assert placement.mesh is not None, "a dimension is split"
+    axes = tuple(dict.fromkeys(split[name] for name in rule.reduced if name in split))
+    shards = Shards(axes, math.prod(placement.mesh.shape[a] for a in axes), collective)
+    outputs = tuple(PartitionSpec(*map(split.get, names.split())) for names in rule.outputs)
     sharded = jax.shard_map(
         functools.partial(rule.run, shards),
         mesh=placement.mesh,
-        in_specs=tuple(map(place, rule.inputs)),
+        in_specs=tuple(specs),
         out_specs=outputs if len(outputs) > 1 else outputs[0],
         check_vma=False,
     )
@@ -87,45 +105,37 @@ def _on_axis(rule: Partition, collective: Any, placement: Placement) -> Callable
     return lambda *arrays: jax.tree.map(lambda out: out[: rule.size], sharded(*arrays))
 
 
-def _as_compiled(rule: Partition, collective: Any) -> Any:
-    inputs, outputs = ([names.split() for names in side] for side in (rule.inputs, rule.outputs))
-    summed = {name for names in inputs for name in names} - {n for names in outputs for n in names}
+class SplitModel(Model):
+    """A model that gives ops its weights with the logical axes of their dimensions."""
 
-    def partition(mesh: Mesh, arguments: Sequence[Any], results: Any) -> Any:
-        split = _axes(rule, inputs, arguments)
-        reduced = tuple(axis for name in summed for axis in _listed(split.get(name)))
-        shards = Shards(reduced, math.prod(mesh.shape[axis] for axis in reduced), collective)
+    def __init__(self, model: Model) -> None:
+        self._model, self.info = model, model.info
+        self._specs = model.weight_specs()
 
-        def place(names: Sequence[str]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(split.get(name) for name in names)))
+    def weight_specs(self) -> dict[str, WeightSpec]:
+        return dict(self._specs)
 
-        placed = jax.tree.unflatten(jax.tree.structure(results), map(place, outputs))
-        return mesh, functools.partial(rule.run, shards), placed, tuple(map(place, inputs))
+    def tensor_sources(self) -> dict[str, TensorSource]:
+        return self._model.tensor_sources()
 
-    whole = custom_partitioning(functools.partial(rule.run, Shards((), 1, collective)))
-    whole.def_partition(
-        partition=partition,
-        sharding_rule=f"{', '.join(rule.inputs)} -> {', '.join(rule.outputs)}",
-        need_replication_factors=rule.whole,
-    )
-    return whole
+    def hidden(
+        self,
+        weights: Weights,
+        ops: Ops,
+        token_ids: jax.Array,
+        cache: ModelCache,
+        batches: Mapping[str, AttnBatch],
+        embeds: Embeddings | None = None,
+    ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
+        return self._model.hidden(self._named(weights), ops, token_ids, cache, batches, embeds)
 
+    def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
+        return self._model.logits(self._named(weights), ops, hidden)
 
-def _axes(rule: Partition, inputs: Sequence[Sequence[str]], arguments: Sequence[Any]) -> Axes:
-    """Which mesh axes split each dimension. An axis splits one dimension, that of the largest array
-    which has it.
-    """
-    split: dict[str, Any] = {}
-    used: set[str] = set()
-    for names, array in sorted(zip(inputs, arguments, strict=True), key=lambda p: -p[1].size):
-        for name, axis in zip(names, array.sharding.spec, strict=False):
-            mine = set(_listed(axis))
-            if mine and name not in split and name not in rule.whole and not mine & used:
-                split[name] = axis
-                used |= mine
-    return split
-
-
-def _listed(axis: Any) -> tuple[str, ...]:
-    """The mesh axes of an entry of a PartitionSpec."""
-    return () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    def _named(self, weights: Weights) -> Any:
+        return {
+            path: weight
+            if self._specs[path].num_inputs is None
+            else NamedWeight(weight, self._specs[path].axes)
+            for path, weight in weights.items()
+        }

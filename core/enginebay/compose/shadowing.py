@@ -84,7 +84,7 @@ def _choose_plain(
     if op not in kernels.plain:
         raise unknown_name("op to shadow", op, [ATTENTION, *kernels.plain], "Name one of these.")
     extended = with_import_paths(registry, config, kernels.layout, (op, choice.name))
-    is_sharded = placement.num_shards("kv_heads") > 1
+    is_sharded = placement.num_shards("kv_heads") > 1 and not kernels.ops[op].partition
     able = candidates(extended, op, kernels.env, is_sharded=is_sharded, layout=kernels.layout)
     found = _find(able, op, choice.name)
     what = f"shadow.{op} = {choice.name!r}"

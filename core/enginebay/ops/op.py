@@ -41,8 +41,8 @@ class Op(Generic[SignatureT]):
     given a QuantizedArray.
 
     `partition` is "module:attribute" of a function (implementation, *arguments, **keywords of a
-    call) -> Partition, by which calls are split over devices. Without one an implementation that the
-    compiler cannot split (the capability sharded = False) is refused there.
+    call) -> Partition, by which calls are split over devices. Without one the compiler splits them,
+    and an implementation that it cannot split (the capability sharded = False) is refused there.
 
     The others are for tools. `oracle` is "module:attribute" of a function of the op's arguments as
     NumPy arrays that returns its results in float64; without one the reference runs in float64.
@@ -93,22 +93,20 @@ class Partition:
     """How one call of an op is split over devices.
 
     `inputs` and `outputs` name the dimensions of each array, "rows features"; a dimension of the
-    same name is split alike everywhere. A dimension in `whole` is never split. `run` (shards,
-    *arrays) computes a device's part of the results from its part of the arguments that are not
-    None, and of the keywords that `keywords` names; `batch` gives two arrays, its rows and its
-    positions. `reduction` is the collective op by which the parts meet, `shards.reduce`.
+    same name is split alike everywhere. A dimension of a NamedWeight lies where the weight's axis
+    lies. A dimension named as a logical axis ("vocab", "kv_heads") lies on its mesh axis, where all
+    arrays divide by it. A call of which no dimension is split is left to the compiler.
 
-    With `axis`, a logical axis ("vocab", "expert"), the dimensions of this name lie on its mesh axis,
-    and every implementation runs inside shard_map. Without one the compiler finds from the program
-    around a call what is split, and implementations that it can split itself do without the rule;
-    the reduction, a sum, is over the devices that have split what no output has.
+    `run` (shards, *arrays) runs inside shard_map. It computes a device's part of the results from
+    its part of the arguments that are not None, and of the keywords that `keywords` names; `batch`
+    gives two arrays, its rows and its positions. `reduction` is the collective op by which the parts
+    meet, `shards.reduce`, over the devices that split one of the dimensions `reduced`.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     run: Callable[..., Any]
-    whole: tuple[str, ...] = ()
-    axis: str | None = None
+    reduced: tuple[str, ...] = ()
     reduction: str = "all_reduce"
     keywords: tuple[str, ...] = ()
     size: int | None = None
@@ -117,8 +115,8 @@ class Partition:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The devices that share one call, as a part of it sees them: the mesh axes, how many devices, and
-    the collective op of the rule.
+    """The devices over which a part of a call is reduced, as the part sees them: the mesh axes, how
+    many devices, and the collective op of the rule. No axes where no reduced dimension is split.
     """
 
     axes: tuple[str, ...]

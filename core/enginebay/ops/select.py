@@ -26,8 +26,6 @@ class Candidate:
     """Whether it is made for another platform, and serves this one by interpretation."""
     built_in: bool = False
     """Whether it comes with enginebay: of equal priorities "auto" takes such a candidate."""
-    split: bool = False
-    """Whether weights are split over devices, which it serves by its op's partition rule alone."""
 
 
 def is_import_path(name: str) -> bool:
