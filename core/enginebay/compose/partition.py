@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from enginebay.cache import CacheArrays
 from enginebay.executor.sharding import Placement
@@ -19,6 +19,9 @@ from enginebay.ops.spec import AttnBatch, StepBatch
 from enginebay.registry import import_target
 from enginebay.weights import NamedWeight, QuantizedArray, WeightSpec
 
+Axes = dict[str, str | None]
+"""The mesh axis of each dimension, by the rule's name for it; None or absent: not split."""
+
 
 def partitioned(
     op: Op[Any], implementation: Any, collectives: Mapping[str, Any], placement: Placement
@@ -26,6 +29,8 @@ def partitioned(
     """An implementation that runs on each device's part of the arguments, as the op's `partition`
     says. The compiler splits calls of an op without a rule.
     """
+    mesh = placement.mesh
+    assert mesh is not None, "calls are split over the devices of a mesh"
     rule_of = op.partition and import_target(op.partition, f"the partition rule of op {op.name!r}")
 
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -38,35 +43,32 @@ def partitioned(
             of_step = isinstance(given, StepBatch)
             arrays += [given.rows, given.positions] if of_step else [given]
         names = [text.split() for text in rule.inputs]
-        split = _split(names, arrays, placement)
+        split = _by_name(names, arrays, placement)
         for of_weight, weight in zip(names, (a for a in arguments if a is not None), strict=False):
             if isinstance(weight, NamedWeight):
                 split |= zip(of_weight, placement.spec(weight.axes), strict=True)
-        split = {name: axis for name, axis in split.items() if axis is not None}
-        specs = [_spec(n, array, split, placement) for n, array in zip(names, arrays, strict=True)]
-        if not split or None in specs:
+        specs = [_spec(n, array, split, mesh) for n, array in zip(names, arrays, strict=True)]
+        if not any(split.values()) or None in specs:
             return implementation(*plain, **keywords)
-        return _sharded(rule, specs, split, collectives[rule.reduction], placement)(*arrays)
+        return _sharded(rule, specs, split, collectives[rule.reduction], mesh)(*arrays)
 
     return call
 
 
-def _split(
-    names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: Placement
-) -> dict[str, str | None]:
-    """The mesh axis of each dimension that is named as a logical axis, if all arrays divide by it."""
+def _by_name(names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: Placement) -> Axes:
+    """Of the dimensions that are named as a logical axis, if all arrays divide by it."""
     sizes: dict[str, set[int]] = {}
     for of_array, array in zip(names, arrays, strict=True):
         for name, size in zip(of_array, array.shape, strict=True):
             sizes.setdefault(name, set()).add(size)
     return {
-        name: axis
-        for name, axis in placement.rules.items()
-        if all(size % placement.num_shards(name) == 0 for size in sizes.get(name, [1]))
+        name: placement.rules.get(name)
+        for name, found in sizes.items()
+        if not any(size % placement.num_shards(name) for size in found)
     }
 
 
-def _spec(names: Sequence[str], array: Any, split: Mapping[str, str], placement: Placement) -> Any:
+def _spec(names: Sequence[str], array: Any, split: Axes, mesh: Mesh) -> Any:
     """The partition of an array, or of the arrays of a quantised weight; None where its groups of
     inputs do not lie whole on one device.
     """
@@ -75,7 +77,7 @@ def _spec(names: Sequence[str], array: Any, split: Mapping[str, str], placement:
         return PartitionSpec(*axes)
     outputs, groups = array.scales.ndim - 1, array.scales.shape[-1]
     first, *others = axes[outputs:]
-    if groups > 1 and (any(others) or (first and groups % placement.mesh.shape[first])):
+    if groups > 1 and (any(others) or (first and groups % mesh.shape[first])):
         return None
     factors = PartitionSpec(*axes[:outputs], first if groups > 1 else None)
     points = None if array.zero_points is None else factors
@@ -83,19 +85,14 @@ def _spec(names: Sequence[str], array: Any, split: Mapping[str, str], placement:
 
 
 def _sharded(
-    rule: Partition,
-    specs: Sequence[Any],
-    split: Mapping[str, str],
-    collective: Any,
-    placement: Placement,
+    rule: Partition, specs: Sequence[Any], split: Axes, collective: Any, mesh: Mesh
 ) -> Callable[..., Any]:
-    assert placement.mesh is not None, "a dimension is split"
-    axes = tuple(dict.fromkeys(split[name] for name in rule.reduced if name in split))
-    shards = Shards(axes, math.prod(placement.mesh.shape[a] for a in axes), collective)
+    axes = tuple(dict.fromkeys(axis for name in rule.reduced if (axis := split.get(name))))
+    shards = Shards(axes, math.prod(mesh.shape[axis] for axis in axes), collective)
     outputs = tuple(PartitionSpec(*map(split.get, names.split())) for names in rule.outputs)
     sharded = jax.shard_map(
         functools.partial(rule.run, shards),
-        mesh=placement.mesh,
+        mesh=mesh,
         in_specs=tuple(specs),
         out_specs=outputs if len(outputs) > 1 else outputs[0],
         check_vma=False,
