@@ -16,7 +16,7 @@ from enginebay.cache import KVLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
-from enginebay.compose.partition import SplitModel
+from enginebay.compose.partition import split_model
 from enginebay.compose.resolve import NamedFact, pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
@@ -173,7 +173,7 @@ def compile_decode_step(
     )
     kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement, shape)
     program = Program(
-        model if placement.mesh is None else SplitModel(model),
+        split_model(model, placement),
         OpsBinder(kernels, model.info, placement),
         make_sampler(registry, config, kernels.bound(placement)["sample"]),
         mixes=True,

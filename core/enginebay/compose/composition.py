@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
-from enginebay.compose.partition import SplitModel
+from enginebay.compose.partition import split_model
 from enginebay.compose.platforms import make_platforms, pick_platform, why_not
 from enginebay.compose.processors import ChosenProcessors, choose_processors
 from enginebay.compose.resolve import Facts, NamedFact, resolve
@@ -154,11 +154,9 @@ def make_plan(
     )
     reasons += (processors.reason, defaults.reason, *kernels.reasons)
     reasons += () if shadow is None else (shadow.reason,)
-    if placement.mesh is not None:
-        model = SplitModel(model)
     return Plan(
-        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors,
-        weight_format, shadow, defaults
+        registry, settled, reasons, platform, checkpoint, split_model(model, placement),
+        placement, kernels, processors, weight_format, shadow, defaults
     )  # fmt: skip
 
 

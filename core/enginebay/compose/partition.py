@@ -102,9 +102,12 @@ def _sharded(
     return lambda *arrays: jax.tree.map(lambda out: out[: rule.size], sharded(*arrays))
 
 
-class SplitModel(Model):
-    """A model that gives ops its weights with the logical axes of their dimensions."""
+def split_model(model: Model, placement: Placement) -> Model:
+    """The model for a mesh: it gives ops its weights with the logical axes of their dimensions."""
+    return model if placement.mesh is None else _SplitModel(model)
 
+
+class _SplitModel(Model):
     def __init__(self, model: Model) -> None:
         self._model, self.info = model, model.info
         self._specs = model.weight_specs()
