@@ -12,7 +12,6 @@ from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.rows import PageTable
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import Shapes, pool_problems
-from enginebay_executor.local import LocalExecutor
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
@@ -31,7 +30,7 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     sizes = pool_sizes(parts, options)
     rows = parts.make_rows(options.page_size)
     ledger = make_ledger(parts, options, sizes.whole, rows.page_tables)
-    return StepEngine(parts, rows, ledger, sizes, LocalExecutor(parts))
+    return StepEngine(parts, rows, ledger, sizes)
 
 
 def make_ledger(

@@ -10,7 +10,6 @@ from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import slot_shape, slot_sizes
-from enginebay_executor.local import LocalExecutor
 from enginebay_vinference.ledger import SlotLedger
 
 
@@ -40,7 +39,7 @@ def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
     sizes_of_rows = config.max_num_seqs, config.max_model_len
     ledger = SlotLedger(*sizes_of_rows, groups, rows.page_tables, states)
     sizes = slot_sizes(parts.facts(), options.page_size, grow=options.grow)
-    return StepEngine(parts, rows, ledger, sizes, LocalExecutor(parts))
+    return StepEngine(parts, rows, ledger, sizes)
 
 
 def is_contiguous(engine: Engine) -> TypeGuard[StepEngine]:

@@ -110,6 +110,7 @@ class EngineConfig(Validated):
         default=TemplateLimits(), description="limits of rendering a chat template"
     )
     checkpoint: str = Field(default="huggingface", description="part that opens the model")
+    executor: str = Field(default="local", description="part that runs an engine's commands")
     generation_config: Literal["auto", "none"] = Field(
         default="auto", description="sampling of checkpoints"
     )

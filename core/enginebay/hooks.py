@@ -41,6 +41,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "tuning": 1,
     "proposer": 1,
     "scheduler": 1,
+    "executor": 1,
     "engine": 1,
     "command": 1,
 }
@@ -213,6 +214,12 @@ class Hooks:
     @hookspec
     def register_schedulers(self, register: Register) -> None:
         """Schedulers. Target: a subclass of `enginebay.scheduler.Scheduler`, made with its options."""
+
+    @hookspec
+    def register_executors(self, register: Register) -> None:
+        """What runs engines' commands. Target: a callable `enginebay.executor.parts.EngineParts` ->
+        `Executor` of the same module.
+        """
 
     @hookspec
     def register_engines(self, register: Register) -> None:

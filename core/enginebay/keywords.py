@@ -20,6 +20,7 @@ class ServingChoices(TypedDict, total=False):
     """The fields of enginebay.config.EngineConfig that every face leaves to its caller."""
 
     checkpoint: str
+    executor: str
     platform: str
     weight_dtype: Dtype
     kv_cache_dtype: Dtype | Mapping[str, Dtype]

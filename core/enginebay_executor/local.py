@@ -25,9 +25,8 @@ from enginebay.executor.commands import (
     Take,
     WriteRows,
 )
-from enginebay.executor.contract import Executor, Report
 from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts
+from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.ops.shadow import ShadowReport
 from enginebay_executor.pages import PageMover
 from enginebay_executor.resize import CacheMaker

@@ -16,9 +16,8 @@ from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.executor import columns
 from enginebay.executor.commands import Step
-from enginebay.executor.contract import Report
 from enginebay.executor.keys import StepKey, StepNeeds, covering
-from enginebay.executor.parts import EngineParts
+from enginebay.executor.parts import EngineParts, Report
 from enginebay.model import ModelInfo, Weights
 from enginebay.waits import waiting
 from enginebay_executor.compiling import StepCompiler

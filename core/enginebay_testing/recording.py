@@ -20,9 +20,8 @@ from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.codec import decode, encode
 from enginebay.executor.commands import Command, SetParts, Step
-from enginebay.executor.contract import Executor, Report
 from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts
+from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.stepping.engine import StepEngine
 from enginebay_executor.local import runner_of
 from enginebay_executor.runner import Runner

@@ -24,7 +24,7 @@ from enginebay.compose.shadowing import ChosenShadow, choose_shadow
 from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.compose.weights import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig, Reason
-from enginebay.config_sections import AUTO, KernelChoice
+from enginebay.config_sections import AUTO, Choice, KernelChoice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, engine_title, weight_bytes
@@ -230,6 +230,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         has_greedy=bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),
         platform=plan.platform,
         placement=plan.placement,
+        make_executor=registry.load(registry.find("executor", config.executor)),
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
         dtype=config.dtype,
@@ -266,6 +267,7 @@ def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> Non
     engine, sampler, proposer = config.engine.name, config.sampler.name, config.proposer
     drafts = {} if proposer.name == NO_PROPOSER else {"proposer": proposer}
     chosen = {"engine": config.engine, "scheduler": config.scheduler, "sampler": config.sampler}
+    chosen["executor"] = Choice(name=config.executor)
     for kind, choice in (chosen | drafts).items():
         entry = registry.find(kind, choice.name)
         reason = entry.why_not_on(platform)

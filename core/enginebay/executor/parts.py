@@ -1,24 +1,29 @@
-"""EngineParts: what the composition root hands to an engine."""
+"""EngineParts: what the composition root hands to an engine. Executor: what runs its commands."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from enginebay.background import Background
 from enginebay.cache import CacheGroup, CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
-from enginebay.engine import AttentionProblem
+from enginebay.engine import AttentionProblem, Compilations
 from enginebay.executor.buckets import BucketSizes, default_sizes
+from enginebay.executor.commands import Command
+from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.sharding import Placement
 from enginebay.model import Model, Weights
 from enginebay.ops.bound import Ops
+from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
@@ -113,6 +118,57 @@ class ShadowParts:
     """Only the phases in which the candidate is compared."""
 
 
+Result = TypeVar("Result")
+
+Report = Callable[[int, int, str], None]
+"""Called after each program that is compiled: how many there are now, of how many, and its name."""
+
+
+class Executor(ABC):
+    """Runs an engine's commands. `run` never waits for the device, but for commands that return
+    what the device holds (Take, PageOut) and for arrays that are made.
+    """
+
+    compilations: Compilations
+
+    @abstractmethod
+    def run(self, command: Command[Result]) -> Result:
+        """Run a command after all before it."""
+
+    @abstractmethod
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        """Run steps with the ops and the sampler of other parts, which are those of the SetParts
+        that `parts.swapped` makes; the function that comes back returns to the former ones.
+        """
+
+    @abstractmethod
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        """The program that a Step for `key` should name: one that is compiled, if any serves."""
+
+    @abstractmethod
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
+        """Compile all programs for these steps that are missing, and those of the other commands;
+        how many there are. `copies`: there will be CopyPages.
+        """
+
+    @abstractmethod
+    def compile_first(
+        self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
+    ) -> Background:
+        """Compile the fewest programs that serve all these steps; what comes back compiles the
+        others once it is started.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free weights, cache and programs, for good."""
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        """What shadow mode has found so far; None without it."""
+        return None
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineParts:
     """What the composition root hands to an engine."""
@@ -125,6 +181,8 @@ class EngineParts:
     sampler: Sampler
     platform: Platform
     placement: Placement
+    make_executor: Callable[[EngineParts], Executor]
+    """What runs the engine's commands, of these parts."""
     layout: str
     layout_type: type[KVLayout]
     dtype: str

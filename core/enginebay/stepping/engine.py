@@ -35,9 +35,8 @@ from enginebay.executor.commands import (
     WriteRows,
     values_of,
 )
-from enginebay.executor.contract import Executor, Report
 from enginebay.executor.keys import StepKey
-from enginebay.executor.parts import EngineParts
+from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.memory import ACCOUNT
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
@@ -60,12 +59,11 @@ class StepEngine(Engine):
         rows: RowTable,
         ledger: Ledger,
         sizes: CacheSizes,
-        executor: Executor,
     ) -> None:
-        self.parts, self.rows, self.ledger, self.executor = parts, rows, ledger, executor
-        self.sizes = sizes
+        self.parts, self.rows, self.ledger, self.sizes = parts, rows, ledger, sizes
+        self.executor: Executor = parts.make_executor(parts)
         self.memory = plan_memory(parts, sizes)
-        self.compilations = executor.compilations
+        self.compilations = self.executor.compilations
         widths = {g: pages_for(rows.max_model_len, s.page_size) for g, s in sizes.first.items()}
         self._sent = SentTables(ledger, rows.max_num_reqs, widths)
         self._first = self._shapes = sizes.first

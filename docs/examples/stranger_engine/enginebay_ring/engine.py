@@ -18,7 +18,6 @@ from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import PoolSizes, pool_problems
-from enginebay_executor.local import LocalExecutor
 
 
 class RingOptions(BaseModel):
@@ -115,7 +114,7 @@ def make_engine(parts: EngineParts, options: RingOptions) -> StepEngine:
     ledger = RingLedger(parts.model.info.groups, parts.config, options.block_size)
     sizes = PoolSizes.of(parts.facts(), options.block_size, ledger.shapes())
     rows = parts.make_rows(options.block_size)
-    return StepEngine(parts, rows, ledger, sizes, LocalExecutor(parts))
+    return StepEngine(parts, rows, ledger, sizes)
 
 
 def attention_problems(facts: StepFacts, options: RingOptions) -> list[AttentionProblem]:

@@ -1,0 +1,106 @@
+"""The executor is a part like others: configuration names it, and an engine needs no more of it
+than its contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from enginebay import SamplingParams
+from enginebay.background import Background
+from enginebay.compose.composition import Plan, make_engine, make_plan
+from enginebay.config import EngineConfig
+from enginebay.engine import Compilations, RowPlan, StepPlan
+from enginebay.errors import UnknownNameError, UnsupportedError
+from enginebay.executor.commands import Command, Drop, Make, Step, WriteRows
+from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.executor.parts import EngineParts, Executor, Report
+from enginebay.hooks import Declaration
+from enginebay.stepping.engine import StepEngine
+from enginebay_executor.local import LocalExecutor, runner_of
+from enginebay_testing.driver import request_of
+from tests.unit.test_compose import with_parts
+
+Result = TypeVar("Result")
+
+
+class Listing(Executor):
+    """Notes the commands that it is given, and has no device."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.compilations, self.commands = Compilations(), list[Command[Any]]()
+
+    def run(self, command: Command[Result]) -> Result:
+        self.commands.append(command)
+        none: Any = None
+        return none
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        return key
+
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
+        return len(keys)
+
+    def compile_first(
+        self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
+    ) -> Background:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.commands.clear()
+
+
+LISTING = Declaration("executor", "listing", f"{__name__}:Listing")
+
+
+def plan_of(**changes: Any) -> Plan:
+    sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+    return make_plan(EngineConfig(dtype="float32", **sizes, **changes), with_parts(LISTING))
+
+
+@pytest.mark.parametrize("name", ["oengine", "vinference"])
+def test_an_engine_steps_by_a_strangers_executor_that_has_no_device(name: str) -> None:
+    engine = make_engine(plan_of(engine=name, executor="listing"))
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, Listing)
+    engine.make_arrays()
+    prompt = np.arange(5, 9, dtype=np.int32)
+    row = engine.rows.add_request(request_of(prompt.tolist(), SamplingParams(max_tokens=4), "a"))
+    lease = engine.ledger.admit(row, prompt, len(prompt))
+    assert lease is not None
+    engine.step(StepPlan((RowPlan(row, lease, 0, len(prompt), samples=True),)))
+    make, write, step = engine.executor.commands
+    assert isinstance(make, Make)
+    assert isinstance(write, WriteRows)
+    assert isinstance(step, Step)
+    assert step.inputs[0][: len(prompt)].tolist() == prompt.tolist()
+    assert engine.warmup() == len(engine.geometry.all_steps())
+    assert engine.shadow_report is None
+    with pytest.raises(UnsupportedError, match="the weights and programs of a Listing"):
+        runner_of(engine)
+    engine.ledger.release(lease)
+    engine.rows.remove_request("a")
+    engine.drop_arrays()
+    assert isinstance(engine.executor.commands[-1], Drop)
+    engine.close()
+
+
+def test_the_executor_of_this_process_is_the_default() -> None:
+    engine = make_engine(plan_of())
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, LocalExecutor)
+    assert runner_of(engine) is runner_of(engine.executor)
+
+
+def test_an_executor_that_is_not_installed_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(UnknownNameError, match="executor") as caught:
+        plan_of(executor="far")
+    assert "local" in str(caught.value)
+    assert "listing" in str(caught.value)
