@@ -194,6 +194,7 @@ SHORT_CONV: Op[ShortConvOp] = Op(
     "enginebay_xla.short_conv:short_conv_reference",
     "enginebay_xla.quick_cases:short_conv_cases",
     CLOSE,
+    kit="enginebay_xla.kit.kits:SHORT_CONV",
     cost="enginebay_xla.cost:short_conv_cost",
 )
 RMS_NORM: Op[RmsNormOp] = Op(

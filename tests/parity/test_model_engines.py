@@ -1,4 +1,4 @@
-"""Models of experts and of a latent cache on live engines: batched, chunked, after a shared prefix,
+"""Models of experts, of a latent cache and of recurrent states on live engines: batched, chunked, after a shared prefix,
 preempted and sharded, against stored outputs of transformers.
 """
 
@@ -27,7 +27,7 @@ ENGINES: dict[str, Any] = {
     "vinference": "vinference",
     "oengine": {"name": "oengine", "page_size": PAGE_SIZE},
 }
-VARIANTS = ("deepseek_v2-grouped", "qwen3_moe-normed")
+VARIANTS = ("deepseek_v2-grouped", "lfm2-mixed", "qwen3_moe-normed")
 QUICK = {("deepseek_v2-grouped", "oengine", 1)}
 """What `make test` runs."""
 

@@ -48,6 +48,22 @@ GROUPED_LINEAR = OpAxes(
 behind the last group. unused: what stands in the weights of groups without rows.
 """
 
+SHORT_CONV = OpAxes(
+    "short_conv",
+    {
+        "dtype": DTYPES,
+        "taps": (3, 2, 4, 9),
+        "channels": (24, 1, 64, 130),
+        "rows": (5, 1, 2, 17),
+        "lengths": ("mixed", "one_each", "begin", "go_on", "padded"),
+        "bias": ("none", "plain"),
+        "data": ("plain", "outlier", "nan_row"),
+    },
+)
+"""lengths: rows that begin, that go on, of one token each, and one of padding; a row may have fewer
+tokens than taps. nan_row: the last token is NaN, which is padding.
+"""
+
 RMS_NORM = OpAxes(
     "rms_norm",
     {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enginebay_testing.op_kit import OpKit, covering_cases
-from enginebay_xla.kit import axes, cache, grouped, plain, programs, sample
+from enginebay_xla.kit import axes, cache, grouped, plain, programs, sample, states
 
 LINEAR = OpKit(covering_cases(axes.LINEAR, plain.check_linear), programs.linear)
 GROUPED_LINEAR = OpKit(
     covering_cases(axes.GROUPED_LINEAR, grouped.check_grouped_linear), programs.grouped_linear
 )
+SHORT_CONV = OpKit(covering_cases(axes.SHORT_CONV, states.check_short_conv), states.short_conv)
 EMBEDDING = OpKit(covering_cases(axes.EMBEDDING, plain.check_embedding), programs.embedding)
 RMS_NORM = OpKit(covering_cases(axes.RMS_NORM, plain.check_rms_norm), programs.rms_norm)
 ADD_RMS_NORM = OpKit(

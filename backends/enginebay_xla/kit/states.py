@@ -1,0 +1,125 @@
+"""Cases and programs of short_conv, whose state is one place of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import Bucket, derive_batch
+from enginebay_testing import oracle
+from enginebay_testing.compile_suite import batch_of
+from enginebay_testing.exact import hold
+from enginebay_testing.op_kit import Layouts, OpProgram, PlainCase
+from enginebay_testing.verdicts import expect
+from enginebay_xla.kit.plain import EPS_F32, same_type, spread_entries
+from enginebay_xla.short_conv import INPUTS
+
+MAX_TOKENS, PADDING, FREE_PLACES = 64, 3, 2
+"""Of a row; tokens behind those of the rows; places that no row has."""
+
+STEPS = ((32, 32, 1, "decode"), (2048, 4, 2048, "prefill"), (512, 32, 512, "mixed"))
+"""Tokens, rows, longest chunk and mode of the compiled steps."""
+CHANNELS, TAPS = 2048, 3
+"""Of LFM2 1.2B."""
+
+
+def row_lengths(kind: str, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """New tokens and tokens before them, int32 [rows] each, of the axis `lengths`, in the order of a
+    step's rows.
+    """
+    new, before = rng.integers(1, 12, rows), rng.integers(1, 30, rows) * rng.integers(0, 2, rows)
+    if kind == "one_each":
+        new, before = np.ones(rows, int), rng.integers(1, 30, rows)
+    elif kind == "begin":
+        before = np.zeros(rows, int)
+    elif kind == "go_on":
+        before = rng.integers(1, 30, rows)
+    elif kind == "padded" and rows > 1:
+        new[-1] = before[-1] = 0
+    group = np.where((new == 1) & (before > 0), 0, np.where(before == 0, 1, 2)) + 3 * (new == 0)
+    order = np.argsort(group, kind="stable")
+    return new[order].astype(np.int32), before[order].astype(np.int32)
+
+
+def check_short_conv(kernel: Any, case: PlainCase) -> None:
+    """Each token's sum within its f32 sum and one rounding; the state of each row is its last
+    inputs, bit by bit, and other places keep what they hold, which is NaN as no row may look there.
+    """
+    row, rng = case.row, case.rng()
+    taps, channels = case.int("taps"), case.int("channels")
+    new, before = row_lengths(str(row["lengths"]), case.int("rows"), rng)
+    rows, count = len(new), int(new.sum())
+    places = rng.permutation(rows + FREE_PLACES)[:rows].astype(np.int32)
+    state = np.full((rows + FREE_PLACES, taps - 1, channels), np.nan).astype(case.dtype)
+    seen = [rng.normal(size=(taps - 1, channels)).astype(case.dtype) for _ in range(rows)]
+    for values, place, length in zip(seen, places, before, strict=True):
+        values[: max(0, taps - 1 - length)] = 0  # before the first position
+        if length:
+            state[place] = values
+    x = spread_entries(rng, (count + PADDING, channels), str(row["data"])).astype(case.dtype)
+    weight = rng.normal(size=(channels, taps)).astype(case.dtype)
+    bias = rng.normal(size=channels).astype(case.dtype) if row["bias"] == "plain" else None
+    bucket = Bucket(len(x), rows, 1, int(new.max()), MAX_TOKENS)
+
+    def call(x: Any, weight: Any, bias: Any, state: Any, new: Any, total: Any, table: Any) -> Any:
+        batch = derive_batch(new, total, table, MAX_TOKENS, bucket)
+        return kernel(x, weight, bias, {INPUTS: state}, batch)
+
+    got, after = case.run(
+        call, *(x, weight, bias, state, new, np.where(new, new + before, 0), places[:, None])
+    )
+    same_type(got, x.shape, case.dtype)
+    same_type(after[INPUTS], state.shape, case.dtype)
+    wanted, ends, wide = state.copy(), np.cumsum(new), weight.astype(np.float64)
+    for values, place, end, num in zip(seen, places, ends, new, strict=True):
+        inputs = np.concatenate([values, x[end - num : end]])
+        if num:
+            wanted[place] = inputs[num:]
+        windows = [inputs[at : at + taps].astype(np.float64).T for at in range(num)]
+        sums = [(window * wide).sum(axis=1) for window in windows]
+        sizes = [np.abs(window * wide).sum(axis=1) for window in windows]
+        _hold(got[end - num : end], np.array(sums), np.array(sizes), bias, case)
+    expect(
+        after[INPUTS].tobytes() == wanted.tobytes(),
+        "the state is not the last inputs of the rows, or another place was written",
+    )
+
+
+def _hold(
+    got: np.ndarray, sums: np.ndarray, sizes: np.ndarray, bias: np.ndarray | None, case: PlainCase
+) -> None:
+    """The tokens of one row; those that a NaN reaches must be NaN."""
+    if not len(got):
+        return
+    total = sums if bias is None else sums + bias.astype(np.float64)
+    sizes = sizes if bias is None else sizes + np.abs(bias.astype(np.float64))
+    finite = np.isfinite(total)
+    smallest = float(jnp.finfo(case.dtype).smallest_subnormal)
+    allowed = oracle.EPS[str(case.row["dtype"])] * np.abs(total) + 4 * EPS_F32 * sizes + smallest
+    wide = got.astype(np.float64)
+    expect(np.isnan(wide[~finite]).all(), "a token after one of NaN is finite")
+    hold(np.abs(wide - total)[finite], allowed[finite], "short_conv")
+
+
+def short_conv(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+    """A step of each kind over donated places, with snapshots four times the rows."""
+    for tokens, rows, longest, mode in STEPS:
+        for dtype in ("bfloat16", "float32"):
+            state = jax.ShapeDtypeStruct((1 + 5 * rows, TAPS - 1, CHANNELS), jnp.dtype(dtype))
+            x = jax.ShapeDtypeStruct((tokens, CHANNELS), jnp.dtype(dtype))
+            weight = jax.ShapeDtypeStruct((CHANNELS, TAPS), jnp.dtype(dtype))
+            batch = batch_of(Bucket(tokens, rows, 1, longest, 4096, mode))  # type: ignore[arg-type]
+            yield OpProgram(
+                f"short_conv_{mode}_{tokens}x{CHANNELS}_{dtype}",
+                lambda x, weight, state, batch: kernel(x, weight, None, state, batch),
+                (x, weight, {INPUTS: state}, batch),
+                (2,),
+                dtype == "bfloat16" and mode == "decode",
+                {"dtype": dtype},
+                state.size * state.dtype.itemsize,
+            )
