@@ -195,6 +195,7 @@ SHORT_CONV: Op[ShortConvOp] = Op(
     "enginebay_xla.quick_cases:short_conv_cases",
     CLOSE,
     kit="enginebay_xla.kit.kits:SHORT_CONV",
+    bench="enginebay_xla.bench.states:SHORT_CONV",
     cost="enginebay_xla.cost:short_conv_cost",
 )
 RMS_NORM: Op[RmsNormOp] = Op(

@@ -1,5 +1,5 @@
-"""Models of experts, of a latent cache and of recurrent states on live engines: batched, chunked, after a shared prefix,
-preempted and sharded, against stored outputs of transformers.
+"""Models of experts, of a latent cache and of recurrent states on live engines: batched, chunked,
+after a shared prefix, preempted and sharded, against stored outputs of transformers.
 """
 
 from __future__ import annotations
