@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout, KVLayout
+from enginebay.cache_shape import CacheShape
+from enginebay.cache_state import StateLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
@@ -77,6 +79,13 @@ class DecodeShape:
             for group, spec in model.info.attention.items()
         }
 
+    def states(self, model: Model) -> dict[str, StateLayout]:
+        """The layout of each group with a recurrent state: a place of each row, and snapshots four
+        times as many.
+        """
+        places = CacheShape(1, 1 + 5 * self.rows, self.max_model_len)
+        return {one.name: one.make_layout(places) for one in model.info.states}
+
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
@@ -97,7 +106,7 @@ class _Step:
     model: Model
     program: Program
     placement: Placement
-    layouts: Mapping[str, KVLayout]
+    layouts: Mapping[str, CacheLayout]
     shape: DecodeShape
 
     def weights(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -112,14 +121,14 @@ class _Step:
             group.name: tuple(
                 self._layer(self.layouts[group.name]) for _ in range(group.num_layers)
             )
-            for group in self.model.info.groups
+            for group in self.model.info.cache_groups
         }
         empty = functools.partial(DeviceRows.empty, self.shape.rows, self.shape.max_model_len)
         whole = self.placement.replicated
         rows = jax.tree.map(lambda a: self._array(a.shape, a.dtype, whole), jax.eval_shape(empty))
         return StepState(cache, rows)
 
-    def _layer(self, layout: KVLayout) -> dict[str, jax.ShapeDtypeStruct]:
+    def _layer(self, layout: CacheLayout) -> dict[str, jax.ShapeDtypeStruct]:
         where = self.placement.cache(layout)
         return {
             name: self._array(s.shape, s.dtype, where[name]) for name, s in layout.shapes().items()
@@ -178,9 +187,10 @@ def compile_decode_step(
         make_sampler(registry, config, kernels.bound(placement)["sample"]),
         mixes=True,
     )
-    layouts = shape.layouts(kernels.layout_type, model)
-    step = _Step(model, program, placement, layouts, shape)
-    tables = dict.fromkeys(layouts, _ints(shape.rows, shape.bucket.pages_per_seq))
+    pages, places = shape.layouts(kernels.layout_type, model), shape.states(model)
+    step = _Step(model, program, placement, {**pages, **places}, shape)
+    tables = dict.fromkeys(pages, _ints(shape.rows, shape.bucket.pages_per_seq))
+    tables |= dict.fromkeys(places, _ints(shape.rows, 1))
     held = (step.weights(), step.state())
     arguments = (*held, *shape.inputs, tables)
     report = compiler.compile(step, arguments, target=target, donated=(1,), num_devices=num_devices)
