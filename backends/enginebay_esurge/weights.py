@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.compose.composition import Plan, open_checkpoint
-from enginebay.errors import InputError, InternalError, UnsupportedError, explain
+from enginebay.errors import InputError, InternalError, UnsupportedError
 from enginebay.model import Checkpoint, Weights
 from enginebay.stepping.engine import StepEngine
 from enginebay_executor.local import runner_of
@@ -39,17 +39,13 @@ def load_changes(
     """
     if graphdef is not None:
         raise UnsupportedError(
-            explain(
-                "a graphdef",
-                "weights: model, graphstate, graphother",
-                "Make another engine for another model.",
-            )
+            "a graphdef",
+            "weights: model, graphstate, graphother",
+            "Make another engine for another model.",
         )
     if model is None and graphstate is None and graphother is None:
         raise InputError(
-            explain(
-                "no weights", "model, graphstate or graphother", "Give one of them, or several."
-            )
+            "no weights", "model, graphstate or graphother", "Give one of them, or several."
         )
     changes = [change for change in (graphstate, graphother) if change is not None]
     if model is None:

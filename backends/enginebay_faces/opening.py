@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.config import EngineConfig, make_config
-from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.llm import LLM
 from enginebay.model import count_weights
 from enginebay.text import Tokenizer
@@ -51,7 +51,7 @@ def refuse_states(plan: Plan, face: str) -> None:
     if info.states:
         given = f"a model of the family {info.family!r} for {face}"
         allowed = "models that keep keys and values alone"
-        raise UnsupportedError(explain(given, allowed, "Use LLM, which keeps recurrent states."))
+        raise UnsupportedError(given, allowed, "Use LLM, which keeps recurrent states.")
 
 
 def size_name(plan: Plan) -> str:

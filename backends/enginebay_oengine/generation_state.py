@@ -15,7 +15,7 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.cache import Lease
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay_executor.device import DeviceRows
 from enginebay_oengine.page_manager import HBMPageManager
 
@@ -81,11 +81,7 @@ class GenerationState:
             return self.held.owner.read(self.held.leases)
         if self._views is None:
             raise InputError(
-                explain(
-                    "a prefix whose pages were released",
-                    "one that holds its pages",
-                    "Prefill again.",
-                )
+                "a prefix whose pages were released", "one that holds its pages", "Prefill again."
             )
         return self._views
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams, key_of
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
 from enginebay_oengine.forward import ModelOutputBatch
@@ -43,11 +43,9 @@ class ModelIOProcessor:
         """The arrays of a plan. InputError (a ValueError) for a plan of another cache or state."""
         if decodes_state.manager.metadata is not metadata:
             raise InputError(
-                explain(
-                    "a state of another cache",
-                    "one that init_decode_state made",
-                    "Use the engine's own.",
-                )
+                "a state of another cache",
+                "one that init_decode_state made",
+                "Use the engine's own.",
             )
         return ModelInputBatch(
             _prefill(iteration_plan, decodes_state), _decode(iteration_plan, decodes_state)
@@ -79,9 +77,7 @@ def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> 
     ends = () if request.ignore_eos else state.sizes.eos_token_ids
     stops = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
     if len(stops) > MAX_STOP_TOKENS:
-        raise InputError(
-            explain(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
-        )
+        raise InputError(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
     return RowSettings(
         params=SamplingParams(
             temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
@@ -103,11 +99,9 @@ def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart
         return None
     if request.slot is None or request.lease is None:
         raise InputError(
-            explain(
-                f"request {request.id!r}, which has no slot",
-                "a plan of create_plan",
-                "Enqueue the request.",
-            )
+            f"request {request.id!r}, which has no slot",
+            "a plan of create_plan",
+            "Enqueue the request.",
         )
     start, end = request.num_computed, request.num_computed + plan.num_prefill_tokens
     chunk = Chunk(
@@ -130,11 +124,9 @@ def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart |
             active = state.active_slot_requests_map.get(slot)
             if active is None or active.lease is None:
                 raise InputError(
-                    explain(
-                        f"slot {slot} to decode, which is free",
-                        "the plan's state",
-                        "Make another plan.",
-                    )
+                    f"slot {slot} to decode, which is free",
+                    "the plan's state",
+                    "Make another plan.",
                 )
             pages[slot] = active.lease.pages[POOL]
             longest = max(longest, active.length)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.types import SamplingParams
 from enginebay_oengine.model_inputs import RowSettings
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
@@ -61,11 +61,9 @@ def read_prompts(
     for prompt in prompts:
         if not 0 < len(prompt) < most:
             raise InputError(
-                explain(
-                    f"a prompt of {len(prompt)} tokens",
-                    f"1 to {most - 1}, which leaves room for one new token",
-                    "Shorten it, or raise max_length or the number of pages.",
-                )
+                f"a prompt of {len(prompt)} tokens",
+                f"1 to {most - 1}, which leaves room for one new token",
+                "Shorten it, or raise max_length or the number of pages.",
             )
         metadata.check_token_ids(prompt)
     temperature, top_p, top_k = (
@@ -97,12 +95,9 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
     count = len(ids)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or not 1 <= count <= most:
         raise InputError(
-            explain(
-                f"tokens {ids.dtype}{list(np.shape(tokens))}",
-                f"int [tokens] or [prompts, tokens] of 1 to {most} prompts "
-                "(max_concurrent_prefill)",
-                "Give token ids, and more prompts in several calls.",
-            )
+            f"tokens {ids.dtype}{list(np.shape(tokens))}",
+            f"int [tokens] or [prompts, tokens] of 1 to {most} prompts (max_concurrent_prefill)",
+            "Give token ids, and more prompts in several calls.",
         )
     lengths = _each("true_length", true_length, count)
     if valids is None:
@@ -111,12 +106,10 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
         mask = np.atleast_2d(np.asarray(valids)).astype(bool)
     if mask.shape != ids.shape or (mask.sum(axis=1) != lengths).any():
         raise InputError(
-            explain(
-                f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids "
-                f"{list(mask.shape)}",
-                "a mask like tokens, that is true as often as true_length says",
-                "Count the prompt's tokens alone.",
-            )
+            f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids "
+            f"{list(mask.shape)}",
+            "a mask like tokens, that is true as often as true_length says",
+            "Count the prompt's tokens alone.",
         )
     return tuple(row[keep].astype(np.int32) for row, keep in zip(ids, mask, strict=True))
 
@@ -132,11 +125,9 @@ def read_keys(rngs: Any, count: int) -> np.ndarray:
     words = np.asarray(rngs)
     if words.dtype != np.uint32 or words.shape not in ((KEY_WORDS,), (count, KEY_WORDS)):
         raise InputError(
-            explain(
-                f"rngs {words.dtype}{list(words.shape)}",
-                f"a threefry key, or one for each of {count} rows",
-                "Use the engine's prng_key, or jax.random.PRNGKey(seed).",
-            )
+            f"rngs {words.dtype}{list(words.shape)}",
+            f"a threefry key, or one for each of {count} rows",
+            "Use the engine's prng_key, or jax.random.PRNGKey(seed).",
         )
     if words.ndim == 1 and count > 1:
         typed = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
@@ -149,10 +140,8 @@ def _each(name: str, value: Any, count: int) -> np.ndarray:
     array: Sequence[Any] | np.ndarray = np.asarray(value)
     if np.shape(array) not in ((), (1,), (count,)):
         raise InputError(
-            explain(
-                f"{name} of shape {list(np.shape(array))}",
-                f"a number, or {count} of them",
-                "Correct it.",
-            )
+            f"{name} of shape {list(np.shape(array))}",
+            f"a number, or {count} of them",
+            "Correct it.",
         )
     return np.broadcast_to(array, (count,))

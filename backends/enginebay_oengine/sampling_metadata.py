@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.nesting import parse_json
 from enginebay.types import ROW_VALUES
 from enginebay_faces.stored import Storage
@@ -128,7 +128,7 @@ class ModelRunnerSamplingMetadata:
             return cls(**fields)
         except TypeError as error:
             raise InputError(
-                explain(f"fields that do not fit ({error})", "to_dict()'s", "Store it again.")
+                f"fields that do not fit ({error})", "to_dict()'s", "Store it again."
             ) from None
 
     def to_json(self, **kwargs: Any) -> str:
@@ -140,9 +140,7 @@ class ModelRunnerSamplingMetadata:
         """The metadata that to_json() was called on. InputError for text that is none."""
         data = parse_json(json_str)
         if not isinstance(data, dict):
-            raise InputError(
-                explain(f"a {type(data).__name__}", "what to_json() gave", "Store it again.")
-            )
+            raise InputError(f"a {type(data).__name__}", "what to_json() gave", "Store it again.")
         return cls.from_dict(data)
 
     def _placed(self, sharding: jax.sharding.Sharding) -> Self:
@@ -164,11 +162,9 @@ def _check_holds_all(table: SequenceBuffer, num_rows: int) -> None:
     rows = table.taken_rows
     if num_rows < 1 or (len(rows) and rows[-1] >= num_rows):
         raise InputError(
-            explain(
-                f"{num_rows} rows for {table.num_reqs} requests in rows {rows.tolist()}",
-                "at least one row, and all that hold requests",
-                "Raise padded_num_reqs, or condense the table.",
-            )
+            f"{num_rows} rows for {table.num_reqs} requests in rows {rows.tolist()}",
+            "at least one row, and all that hold requests",
+            "Raise padded_num_reqs, or condense the table.",
         )
 
 
@@ -180,11 +176,9 @@ def _check_carries_all(table: SequenceBuffer) -> None:
             lost.append("suppress_repetition_in_generation")
         if lost:
             raise InputError(
-                explain(
-                    f"row {row} with {', '.join(lost)}",
-                    "requests whose sampling the sixteen fields describe",
-                    "Run this request with LLM.generate or eSurge, which apply it.",
-                )
+                f"row {row} with {', '.join(lost)}",
+                "requests whose sampling the sixteen fields describe",
+                "Run this request with LLM.generate or eSurge, which apply it.",
             )
 
 

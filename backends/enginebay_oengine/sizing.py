@@ -8,8 +8,7 @@ from pathlib import Path
 import jax
 
 from enginebay.cache_shape import CacheShape
-from enginebay.errors import ConfigError, UnsupportedError, explain
-from enginebay.executor.parts import EngineParts, weight_bytes
+from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.memory import ACCOUNT
 from enginebay.stepping.geometry import Geometry, PoolSizes, shape_bytes, workspace_bytes
 from enginebay_oengine.options import PagedOptions
@@ -57,13 +56,11 @@ def choose_num_pages(
         if options.cache_bytes < least:
             what = "the windows and states" if parts.model.info.states else "the windows"
             raise ConfigError(
-                explain(
-                    f"cache_bytes = {options.cache_bytes}",
-                    f"at least {least}, which is {FEWEST_PAGES} pages of "
-                    f"{pools.page_size} tokens"
-                    + (f" and {what} of max_num_seqs rows" if fixed else ""),
-                    "Raise it, or make page_size or max_num_seqs smaller.",
-                )
+                f"cache_bytes = {options.cache_bytes}",
+                f"at least {least}, which is {FEWEST_PAGES} pages of "
+                f"{pools.page_size} tokens"
+                + (f" and {what} of max_num_seqs rows" if fixed else ""),
+                "Raise it, or make page_size or max_num_seqs smaller.",
             )
         return (options.cache_bytes - fixed) // each if each else needed
     utilization = options.memory_utilization or DEFAULT_UTILIZATION
@@ -76,14 +73,12 @@ def choose_num_pages(
     )
     if rest < least:
         raise UnsupportedError(
-            explain(
-                f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free "
-                f"leaves {max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working "
-                "space",
-                f"at least {least / 2**20:.1f} MiB",
-                "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, "
-                "or use a smaller dtype.",
-            )
+            f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free "
+            f"leaves {max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working "
+            "space",
+            f"at least {least / 2**20:.1f} MiB",
+            "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, "
+            "or use a smaller dtype.",
         )
     return min(needed, (rest - fixed) // each) if each else needed
 

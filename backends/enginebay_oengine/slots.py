@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.model import Weights
 from enginebay.types import SamplingParams
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
@@ -64,11 +64,9 @@ class Slots:
             or len(set(map(int, slots))) != len(slots)
         ):
             raise InputError(
-                explain(
-                    f"slots {list(slots)} for a prefix of {count} prompts",
-                    "a slot for each, or different slots for a single one",
-                    "Give as many slots as there are prompts.",
-                )
+                f"slots {list(slots)} for a prefix of {count} prompts",
+                "a slot for each, or different slots for a single one",
+                "Give as many slots as there are prompts.",
             )
         with state.context_lock:
             for slot in slots:
@@ -120,12 +118,10 @@ class Slots:
                 for given in leases:
                     self.manager.release(given)
                 raise OutOfPagesError(
-                    explain(
-                        f"prompts of {lengths} tokens",
-                        f"{self.manager.num_free_pages * self.manager.page_size} tokens, "
-                        "which is what is free now",
-                        "Free slots or let go of prefixes first, or make the cache larger.",
-                    )
+                    f"prompts of {lengths} tokens",
+                    f"{self.manager.num_free_pages * self.manager.page_size} tokens, "
+                    "which is what is free now",
+                    "Free slots or let go of prefixes first, or make the cache larger.",
                 )
             leases.append(lease)
         return leases
@@ -172,11 +168,9 @@ class Slots:
         most = min(self.sizes.max_length, self.manager.metadata.longest_sequence)
         if max(lengths) > most:
             raise InputError(
-                explain(
-                    f"a prefix of {max(lengths)} tokens",
-                    f"at most {most}",
-                    "Insert it into an engine with a larger max_length, or a larger cache.",
-                )
+                f"a prefix of {max(lengths)} tokens",
+                f"at most {most}",
+                "Insert it into an engine with a larger max_length, or a larger cache.",
             )
         leases = self._admit_all([length - 1 for length in lengths])
         held = HeldLeases(self.steps, leases, lengths)
@@ -202,12 +196,10 @@ class Slots:
                 for given in leases:
                     self.manager.release(given)
                 raise OutOfPagesError(
-                    explain(
-                        "no page for a copy of the prefix's last one, "
-                        "or too many sequences that share pages",
-                        "a page for each slot, and four sequences for each page",
-                        "Free some slots.",
-                    )
+                    "no page for a copy of the prefix's last one, "
+                    "or too many sequences that share pages",
+                    "a page for each slot, and four sequences for each page",
+                    "Free some slots.",
                 )
             leases.append(lease)
         return leases
@@ -276,12 +268,9 @@ class Slots:
         holding = [active for active in going.values() if active.lease is not None]
         if len(holding) < 2:
             raise OutOfPagesError(
-                explain(
-                    f"{self.manager.num_free_pages} free pages, "
-                    "and no slot that could give some back",
-                    "pages for the sequences that decode",
-                    "Let go of prefixes and of pages taken by number, or make the cache larger.",
-                )
+                f"{self.manager.num_free_pages} free pages, and no slot that could give some back",
+                "pages for the sequences that decode",
+                "Let go of prefixes and of pages taken by number, or make the cache larger.",
             )
         lease = holding[-1].lease
         assert lease is not None, "it was chosen for it"
@@ -293,9 +282,5 @@ def _check_own(manager: HBMPageManager, state: ActiveSequenceBatch) -> None:
     """InputError for a state of another engine."""
     if state.manager is not manager:
         raise InputError(
-            explain(
-                "a state of another engine",
-                "one that init_decode_state made",
-                "Use this engine's own.",
-            )
+            "a state of another engine", "one that init_decode_state made", "Use this engine's own."
         )

@@ -17,8 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.cache import Lease
 from enginebay.engine import Compilations
-from enginebay.errors import ConfigError, InputError, RequestError, explain
-from enginebay.executor.parts import EngineParts
+from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay.model import Weights
 from enginebay_executor.device import COLUMNS, DeviceRows
 from enginebay_executor.pages import copy_page
@@ -127,11 +126,9 @@ class StepLauncher:
             count = self.manager.num_sequences
             if count:
                 raise RequestError(
-                    explain(
-                        f"{count} sequences hold pages while implementations are to be swapped",
-                        "none, in slots and prefixes",
-                        "Free the slots, release the prefixes, and try again.",
-                    )
+                    f"{count} sequences hold pages while implementations are to be swapped",
+                    "none, in slots and prefixes",
+                    "Free the slots, release the prefixes, and try again.",
                 )
             before, forbidden = self.graphdef, self.compilations.forbidden
             program = Program(parts.model, parts.ops, parts.sampler)
@@ -191,11 +188,9 @@ class StepLauncher:
             written = self._write(self.storage.views, views, table)
         except (TypeError, ValueError, IndexError) as error:
             raise InputError(
-                explain(
-                    f"a prefix that does not fit this cache ({error})",
-                    "one of the same model, dtype and page size",
-                    "Prefill again.",
-                )
+                f"a prefix that does not fit this cache ({error})",
+                "one of the same model, dtype and page size",
+                "Prefill again.",
             ) from error
         self.storage = PagedAttentionCache(written)
 
@@ -255,25 +250,19 @@ def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
     }
     if wanted != given:
         raise ConfigError(
-            explain(
-                "a storage of other sizes than the manager's",
-                "a storage and a manager of one metadata",
-                "Make both of the same PagedAttentionCacheMetaData.",
-            )
+            "a storage of other sizes than the manager's",
+            "a storage and a manager of one metadata",
+            "Make both of the same PagedAttentionCacheMetaData.",
         )
     if any(array.is_deleted() for array in jax.tree.leaves(storage)):
         raise ConfigError(
-            explain(
-                "a storage that another engine has taken over",
-                "a storage of its own for each engine",
-                "Call init_cache again.",
-            )
+            "a storage that another engine has taken over",
+            "a storage of its own for each engine",
+            "Call init_cache again.",
         )
     if manager.in_use:
         raise ConfigError(
-            explain(
-                "the manager of another engine",
-                "a manager of its own for each engine",
-                "Make another one.",
-            )
+            "the manager of another engine",
+            "a manager of its own for each engine",
+            "Make another one.",
         )

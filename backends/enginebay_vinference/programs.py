@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError, explain
+from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
 from enginebay.executor.parts import EngineParts
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import slot_shape
@@ -109,11 +109,9 @@ class Programs:
         """RequestError within a block of override(), whose functions nobody is to keep."""
         if self._made.always_compiles:
             raise RequestError(
-                explain(
-                    "functions of implementations that are swapped in, to be saved",
-                    "those that stay",
-                    "Save the inference after the block of override().",
-                )
+                "functions of implementations that are swapped in, to be saved",
+                "those that stay",
+                "Save the inference after the block of override().",
             )
 
     @contextlib.contextmanager
@@ -127,11 +125,9 @@ class Programs:
         with self._lock:
             if self._num_uses:
                 raise RequestError(
-                    explain(
-                        "generations are under way while implementations are to be swapped",
-                        "none",
-                        "Let them end, or close their generators, and try again.",
-                    )
+                    "generations are under way while implementations are to be swapped",
+                    "none",
+                    "Let them end, or close their generators, and try again.",
                 )
             before, self._made = self._made, Made(Program.of(parts), always_compiles=True)
         try:
@@ -165,11 +161,9 @@ class Programs:
                     may = ahead or made.always_compiles
                     if not may and self.engine.compilations.forbidden:
                         raise CompilationError(
-                            explain(
-                                f"no program for {shape}",
-                                "shapes that precompile() was given",
-                                "Precompile it first.",
-                            )
+                            f"no program for {shape}",
+                            "shapes that precompile() was given",
+                            "Precompile it first.",
                         )
                     future = made.pairs[shape] = Future()
             if is_mine:
@@ -277,11 +271,9 @@ class Programs:
                 sharding.shard_shape(size)
             except ValueError as error:
                 raise ConfigError(
-                    explain(
-                        f"{path} {list(size)} as the partition rules lay it out ({error})",
-                        "dimensions that their mesh axes divide",
-                        "Change the batch size or the prompt length, or the partition rules.",
-                    )
+                    f"{path} {list(size)} as the partition rules lay it out ({error})",
+                    "dimensions that their mesh axes divide",
+                    "Change the batch size or the prompt length, or the partition rules.",
                 ) from None
             return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
 

@@ -36,7 +36,7 @@ from jax import export
 from jax.sharding import PartitionSpec
 
 import enginebay
-from enginebay.errors import explain, shown_text
+from enginebay.errors import shown_text
 from enginebay.nesting import parse_json
 from enginebay.stepping.geometry import ONE_PAGE_LAYOUTS
 from enginebay_vinference.errors import SavedInferenceError
@@ -90,11 +90,9 @@ class Saved:
         found = fingerprint(programs)
         if found != self.fingerprint:
             raise SavedInferenceError(
-                explain(
-                    f"{self.folder}, saved for model {self.fingerprint}",
-                    f"one saved for this model in this dtype, layout and page size, {found}",
-                    "Load it with the model it was saved with, or precompile and save anew.",
-                )
+                f"{self.folder}, saved for model {self.fingerprint}",
+                f"one saved for this model in this dtype, layout and page size, {found}",
+                "Load it with the model it was saved with, or precompile and save anew.",
             )
         self._refuse_other_kernels(programs.engine.parts.kernels)
         here = environment()
@@ -136,16 +134,14 @@ class Saved:
         others = [name for name in names if self.kernels.get(name) != here.get(name)]
         if others:
             raise SavedInferenceError(
-                explain(
-                    f"{self.folder}, saved with "
-                    + ", ".join(
-                        f"{self.kernels.get(name)} for {name} (here {here.get(name)})"
-                        for name in others
-                    ),
-                    "one saved with the kernels that are chosen here",
-                    "Choose the saved ones by name (`enginebay explain` tells why they were not), "
-                    "or save it anew.",
-                )
+                f"{self.folder}, saved with "
+                + ", ".join(
+                    f"{self.kernels.get(name)} for {name} (here {here.get(name)})"
+                    for name in others
+                ),
+                "one saved with the kernels that are chosen here",
+                "Choose the saved ones by name (`enginebay explain` tells why they were not), "
+                "or save it anew.",
             )
 
 
@@ -313,9 +309,7 @@ def _read(path: Path) -> bytes:
 
 def _damaged(path: Path, why: str) -> SavedInferenceError:
     return SavedInferenceError(
-        explain(
-            f"{path}: {why}",
-            "a folder that save_inference() wrote, whole and unchanged",
-            "Save it anew.",
-        )
+        f"{path}: {why}",
+        "a folder that save_inference() wrote, whole and unchanged",
+        "Save it anew.",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.model import Weights
 from enginebay.row_columns import by_name, neutral_columns, write_row
 from enginebay.types import MAX_STOP_TOKENS, Request, key_of
@@ -171,11 +171,9 @@ class Stepper:
             return jax.tree.map(_place, arrays, where)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                explain(
-                    f"a state of another model or configuration ({error})",
-                    f"one of {shape}",
-                    "Use the model it came from.",
-                )
+                f"a state of another model or configuration ({error})",
+                f"one of {shape}",
+                "Use the model it came from.",
             ) from error
 
     def _cache(self, views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -249,17 +247,11 @@ def _check_stage(kind: Kind, state: SampleState) -> None:
     has_one = has_cache(state)
     if kind == "decode" and not has_one:
         raise InputError(
-            explain(
-                "a state without a cache", "one after its prefill", "Call execute_prefill first."
-            )
+            "a state without a cache", "one after its prefill", "Call execute_prefill first."
         )
     if kind == "prefill" and has_one:
         raise InputError(
-            explain(
-                "a state after its prefill",
-                "one that init_state made",
-                "Call execute_decode to go on.",
-            )
+            "a state after its prefill", "one that init_state made", "Call execute_decode to go on."
         )
 
 
