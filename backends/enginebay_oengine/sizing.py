@@ -9,6 +9,7 @@ import jax
 
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import ConfigError, UnsupportedError
+from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.memory import ACCOUNT
 from enginebay.stepping.geometry import Geometry, PoolSizes, shape_bytes, workspace_bytes
 from enginebay_oengine.options import PagedOptions

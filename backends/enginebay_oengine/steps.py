@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from enginebay.cache import Lease
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, RequestError
+from enginebay.executor.parts import EngineParts
 from enginebay.model import Weights
 from enginebay_executor.device import COLUMNS, DeviceRows
 from enginebay_executor.pages import copy_page

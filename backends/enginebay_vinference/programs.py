@@ -4,6 +4,7 @@ threads ask.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Self
 
 import jax
@@ -67,7 +68,11 @@ class Made:
     """A program and what was compiled of it. `always_compiles`: whatever the engine forbids."""
 
     program: Program
-    pairs: dict[InferenceShape, Future[Pair]] = dataclasses.field(default_factory=dict)
+    pairs: dict[InferenceShape, Pair] = dataclasses.field(default_factory=dict)
+    locks: dict[InferenceShape, threading.Lock] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(threading.Lock)
+    )
+    """Held while the pair of a shape is compiled."""
     always_compiles: bool = False
 
 
@@ -92,9 +97,7 @@ class Programs:
     @property
     def shapes(self) -> list[InferenceShape]:
         """What is compiled now."""
-        with self._lock:
-            pairs = self._made.pairs.items()
-            return [shape for shape, pair in pairs if pair.done() and pair.exception() is None]
+        return list(self._made.pairs)
 
     def use(self) -> Use:
         """A hold on what is used now."""
@@ -146,37 +149,26 @@ class Programs:
     ) -> Pair:
         """The pair for `shape`, compiled when there is none; `make` takes the place of compiling.
 
-        Of several threads one compiles, and all get its pair or its error. When Ctrl-C ends that
-        thread, another one compiles.
-        `ahead`: before any request waits for it. Raises CompilationError otherwise when the engine
-        may compile no more. `made`: where it is looked for and kept; None: what is used now.
+        Threads that ask for one shape wait for one compilation; after one that failed, or that
+        Ctrl-C has ended, the next thread compiles. `ahead`: before any request waits for it. Raises
+        CompilationError otherwise when the engine may compile no more. `made`: where it is looked
+        for and kept; None: what is used now.
         """
         made = made or self._made
-        compile_it = make or functools.partial(self._compile, shape, made.program)
-        while True:
-            with self._lock:
-                future = made.pairs.get(shape)
-                is_mine = future is None
-                if future is None:
-                    may = ahead or made.always_compiles
-                    if not may and self.engine.compilations.forbidden:
-                        raise CompilationError(
-                            f"no program for {shape}",
-                            "shapes that precompile() was given",
-                            "Precompile it first.",
-                        )
-                    future = made.pairs[shape] = Future()
-            if is_mine:
-                try:
-                    future.set_result(compile_it())
-                except BaseException as error:
-                    with self._lock:
-                        del made.pairs[shape]
-                    # Ctrl-C and SystemExit are meant for this thread alone: another one compiles.
-                    future.set_exception(error) if isinstance(error, Exception) else future.cancel()
-                    raise
-            with contextlib.suppress(CancelledError):
-                return future.result()
+        with self._lock:
+            lock = made.locks[shape]
+        with lock:
+            pair = made.pairs.get(shape)
+            if pair is None:
+                may = ahead or made.always_compiles
+                if not may and self.engine.compilations.forbidden:
+                    raise CompilationError(
+                        f"no program for {shape}",
+                        "shapes that precompile() was given",
+                        "Precompile it first.",
+                    )
+                pair = made.pairs[shape] = make() if make else self._compile(shape, made.program)
+            return pair
 
     def _compile(self, shape: InferenceShape, program: Program) -> Pair:
         start = time.perf_counter()
