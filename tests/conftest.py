@@ -1,4 +1,6 @@
-"""The set-up of all tests: four virtual CPU devices, a compilation cache, a reason for each skip."""
+"""The set-up of all tests: four virtual CPU devices, a compilation cache, a reason for each
+skip.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.compose.composition import Plan, Progress, make_engine
+from enginebay.compose.composition import Progress, make_engine
+from enginebay.compose.plan import Plan
 from enginebay.engine import Engine
 from enginebay.executor.buckets import BucketSizes, default_sizes
 from enginebay.ops.select import is_import_path

@@ -1,5 +1,5 @@
-"""Writes the tables of sampling parameters in docs/sampling.md and docs/commands.md from the fields of
-SamplingParams.
+"""Writes the tables of sampling parameters in docs/sampling.md and docs/commands.md from the fields
+of SamplingParams.
 
 python tools/sampling_page.py docs/sampling.md docs/commands.md
 """

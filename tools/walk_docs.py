@@ -3,10 +3,11 @@
 
     tools/walk_docs.py [PAGE ...]      pages below docs/, without .md; all that have something to run
 
-Of each page, blocks marked "sh walk" and "python walk" run one after another in an empty folder, and blocks marked
-"file=NAME" are written there. A page is done when every command ended with exit code 0 and printed something; the
-first failure ends the walk with the block and its output. Commands find the environment that runs this script; packages
-that a page installs there are removed after it.
+Of each page, blocks marked "sh walk" and "python walk" run one after another in an empty folder,
+and blocks marked "file=NAME" are written there. A page is done when every command ended with exit
+code 0 and printed something; the first failure ends the walk with the block and its output.
+Commands find the environment that runs this script; packages that a page installs there are removed
+after it.
 """
 
 from __future__ import annotations

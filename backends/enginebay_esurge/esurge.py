@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 import jax.numpy as jnp
 
-from enginebay.compose.composition import Plan
+from enginebay.compose.plan import Plan
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Param, check_streamable
 from enginebay.llm.priority import Priorities, Tenants, priorities_of

@@ -1,4 +1,6 @@
-"""A Grafana of the engine's own: a local server if there is one, a container if that is asked for."""
+"""A Grafana of the engine's own: a local server if there is one, a container if that is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Grafana:
     def __init__(
         self, settings: MonitoringSettings, source_url: str, *, speculates: bool = False
     ) -> None:
-        """Reads from the data source at source_url. RuntimeError when there is none, or it does not start; then nothing is left."""
+        """Reads from the data source at source_url. RuntimeError when there is none, or it does not
+        start; then nothing is left.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="esurge-grafana-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_command: Sequence[str] = ()

@@ -1,4 +1,6 @@
-"""The names under which an engine's metrics are exported, for the exporter and for the dashboard."""
+"""The names under which an engine's metrics are exported, for the exporter and for the
+dashboard.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Monitoring: exporter, console, log file and Grafana of one engine, started and stopped together."""
+"""Monitoring: exporter, console, log file and Grafana of one engine, started and stopped
+together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 import jax
 
-from enginebay.compose.composition import Plan
+from enginebay.compose.plan import Plan
 from enginebay.loop.observer import Observer
 from enginebay_esurge.grafana import HERE, Grafana
 from enginebay_esurge.monitoring_settings import MonitoringSettings

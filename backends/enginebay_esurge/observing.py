@@ -1,4 +1,6 @@
-"""What is remembered of an engine's work while somebody monitors it, and the figures made of that."""
+"""What is remembered of an engine's work while somebody monitors it, and the figures made of
+that.
+"""
 
 from __future__ import annotations
 

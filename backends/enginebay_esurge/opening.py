@@ -1,4 +1,6 @@
-"""What an eSurge stands on: a model by name or already open, its tokenizer, and the engine over it."""
+"""What an eSurge stands on: a model by name or already open, its tokenizer, and the engine
+over it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.background import Background
-from enginebay.compose.composition import (
-    Composed,
-    Plan,
-    build,
-    find_family,
-    make_plan,
-    make_title,
-)
+from enginebay.compose.composition import Composed, build, find_family, make_plan
+from enginebay.compose.plan import Plan, make_title
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
 from enginebay.errors import ConfigError
 from enginebay.llm.abilities import Abilities

@@ -45,7 +45,9 @@ class RequestOutput(outputs.RequestOutput):
 
 
 class Assembly:
-    """Puts the completions of one job together from their events. Belongs to the thread that reads."""
+    """Puts the completions of one job together from their events. Belongs to the thread that
+    reads.
+    """
 
     def __init__(self, job: Job, readers: Sequence[CompletionReader]) -> None:
         self.job = job

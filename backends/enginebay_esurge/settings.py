@@ -123,7 +123,9 @@ class EngineSettings:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of JAX or numpy; a name stays as it is. ConfigError for something else."""
+    """The name of a dtype of JAX or numpy; a name stays as it is. ConfigError for something
+    else.
+    """
     if isinstance(dtype, str):
         return dtype
     try:

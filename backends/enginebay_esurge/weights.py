@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from enginebay.compose.composition import Plan, open_checkpoint
+from enginebay.compose.composition import open_checkpoint
+from enginebay.compose.plan import Plan
 from enginebay.errors import InputError, InternalError, UnsupportedError
 from enginebay.model import Checkpoint, Weights
 from enginebay.stepping.engine import StepEngine

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.compose.composition import Plan, open_checkpoint
+from enginebay.compose.composition import open_checkpoint
+from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.llm import LLM

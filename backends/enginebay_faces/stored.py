@@ -12,9 +12,9 @@
     record of an API      {its tag: what its to_dict() gives}
     ====================  ==================================================
 
-A mapping is stored as a JSON object when every key is a text that does not begin with "$". "host" tells a NumPy array from one
-on the device. "crc32" is the checksum of an array's dtype, shape and values, which is compared when
-the array is read.
+A mapping is stored as a JSON object when every key is a text that does not begin with "$". "host"
+tells a NumPy array from one on the device. "crc32" is the checksum of an array's dtype, shape and
+values, which is compared when the array is read.
 """
 
 from __future__ import annotations

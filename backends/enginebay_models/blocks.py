@@ -230,8 +230,8 @@ class Decoder(nnx.Module):
     """Embedding `table` [vocab, hidden], layers, final norm and head. With `tied` the embedding is
     the head too.
 
-    Hidden states are of `dtype`, that of the queries, whatever the weights are stored in. `embed_scale`
-    multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
+    Hidden states are of `dtype`, that of the queries, whatever the weights are stored in.
+    `embed_scale` multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class Variant:
 
     The later fields are those of Gemma: the rotary embedding of layers with a window, the factor on
     scores, norms of what is added to the stream, and what RmsNorm and Decoder say of theirs.
-    `mlp` makes the MLP of a layer, as `Mlp` is made and called, by `mlp_config`, if any. `names` replaces parts of tensors'
-    names, where a family calls them otherwise.
+    `mlp` makes the MLP of a layer, as `Mlp` is made and called, by `mlp_config`, if any. `names`
+    replaces parts of tensors' names, where a family calls them otherwise.
     """
 
     windows: tuple[int | None, ...]

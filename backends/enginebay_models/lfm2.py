@@ -114,7 +114,9 @@ def _taps(name: str, shape: tuple[int, int]) -> TensorSource:
 
 
 class Lfm2Family(ModelFamily):
-    """Normed queries and keys, and a gated MLP whose width config.json gives before it is rounded."""
+    """Normed queries and keys, and a gated MLP whose width config.json gives before it is
+    rounded.
+    """
 
     name = "lfm2"
     architectures = ("Lfm2ForCausalLM",)

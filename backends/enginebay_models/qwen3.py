@@ -1,4 +1,6 @@
-"""The Qwen3 family (dense): queries and keys are normed per head, and head_dim stands on its own."""
+"""The Qwen3 family (dense): queries and keys are normed per head, and head_dim stands on its
+own.
+"""
 
 from __future__ import annotations
 

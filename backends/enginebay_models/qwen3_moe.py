@@ -1,4 +1,6 @@
-"""The Qwen3-MoE family: Qwen3 whose MLPs are experts, of which a router chooses some for each token."""
+"""The Qwen3-MoE family: Qwen3 whose MLPs are experts, of which a router chooses some for each
+token.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 class Qwen3MoeFamily(ModelFamily):
-    """Attention as in Qwen3, but head_dim is hidden_size / num_attention_heads unless it is given, and
-    with a sliding window every layer has it.
+    """Attention as in Qwen3, but head_dim is hidden_size / num_attention_heads unless it is given,
+    and with a sliding window every layer has it.
     """
 
     name = "qwen3_moe"

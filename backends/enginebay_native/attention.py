@@ -59,7 +59,9 @@ class NativeAttention:
         config: None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        AttentionImpl.
+        """
         if k is not None or v is not None or batch.bucket.mode != "decode":
             raise InternalError(
                 "native attention decodes, and is given keys that kv_write has put into the cache"

@@ -85,7 +85,9 @@ def check_library(name: str) -> None:
 
 
 def _find(name: str) -> tuple[Path, Path | None]:
-    """Where a library compiled here belongs, and the one that is there or that the wheel brought."""
+    """Where a library compiled here belongs, and the one that is there or that the wheel
+    brought.
+    """
     wanted = os.environ.get("CXX", "")
     target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
     if target.exists():

@@ -98,7 +98,9 @@ class NativeLinear:
     def _quantized(
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
-        """By int8 values with one scale an output: sums of f32 inputs, which the scales multiply."""
+        """By int8 values with one scale an output: sums of f32 inputs, which the scales
+        multiply.
+        """
         out_dims = weight.scales.shape[:-1]
         flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
         matrix = weight.values.reshape(math.prod(out_dims), flat.shape[1])

@@ -69,7 +69,9 @@ class AbstractInferenceEngine(ABC):
 
     @abstractmethod
     def get_prefix_destination_sharding(self) -> Any:
-        """Where a prefix has to lie to be inserted here: a pytree for jax.device_put(prefix, it)."""
+        """Where a prefix has to lie to be inserted here: a pytree for jax.device_put(prefix,
+        it).
+        """
 
     @abstractmethod
     def init_decode_state(self) -> Any:

@@ -110,7 +110,9 @@ class ActiveSequenceBatch:
             )
 
     def occupy(self, slot: int, active: ActiveRequest) -> None:
-        """Put a sequence into a free slot, which may have been taken out of available_slots before."""
+        """Put a sequence into a free slot, which may have been taken out of available_slots
+        before.
+        """
         with self.context_lock:
             self.check_free(slot)
             self.active_slot_requests_map[slot] = active

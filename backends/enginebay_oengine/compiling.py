@@ -1,4 +1,6 @@
-"""cjit: compiles a jitted function once for each kind of arguments, ahead of its call, and counts."""
+"""cjit: compiles a jitted function once for each kind of arguments, ahead of its call, and
+counts.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ class EngineLimits:
     batch_size: int | None
 
     def geometry(self, model: OpenedModel, metadata: PagedAttentionCacheMetaData) -> Geometry:
-        """Sizes of steps. No step has more prompt tokens than the model's max_num_batched_tokens."""
+        """Sizes of steps. No step has more prompt tokens than the model's
+        max_num_batched_tokens.
+        """
         parts = model.parts
         longest = min(self.max_length, metadata.max_length)
         most = min(self.max_prefill_length, parts.config.max_num_batched_tokens, max(16, longest))

@@ -59,7 +59,9 @@ class HeldPages:
     """Every lease that was given and not taken back, by row."""
 
     def __init__(self, groups: Mapping[str, GroupPages], max_ahead: int | None = None) -> None:
-        """`max_ahead`: how many tokens after the computed ones a group with a window has pages for."""
+        """`max_ahead`: how many tokens after the computed ones a group with a window has
+        pages for.
+        """
         self.groups = groups
         self._max_ahead = max_ahead
         self._sliding = [name for name, group in groups.items() if group.window is not None]

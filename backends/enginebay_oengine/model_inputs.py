@@ -71,7 +71,9 @@ class PrefillPart:
 )
 @dataclasses.dataclass(frozen=True)
 class DecodePart:
-    """Arguments of `decode_step`: row_ids int32 [S], each at its own place, and table int32 [S, P]."""
+    """Arguments of `decode_step`: row_ids int32 [S], each at its own place, and table int32
+    [S, P].
+    """
 
     row_ids: Array
     table: Array

@@ -143,7 +143,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
 
     @property
     def prefill_lengths(self) -> list[int]:
-        """Numbers of tokens that prefills are padded to; those that no step can have are not used."""
+        """Numbers of tokens that prefills are padded to; those that no step can have are not
+        used.
+        """
         return list(self._limits.prefill_lengths)
 
     @property

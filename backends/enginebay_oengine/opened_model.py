@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from enginebay.compose.composition import Plan, make_parts, make_plan
+from enginebay.compose.composition import make_parts, make_plan
+from enginebay.compose.plan import Plan
 from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import EngineParts
 from enginebay.llm import LLM

@@ -34,7 +34,9 @@ class OutOfPagesError(EnginebayError, RuntimeError):
 
 
 class _Rows:
-    """Rows 0 to num_rows - 1 of the ledger. A row that came back is taken before one that is new."""
+    """Rows 0 to num_rows - 1 of the ledger. A row that came back is taken before one that is
+    new.
+    """
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows

@@ -63,8 +63,8 @@ class Pools:
 
 
 def make_pools(config: EngineConfig, page_size: int, num_snapshots: int | None = None) -> Pools:
-    """The pools of an engine of this configuration; `num_snapshots` None: SNAPSHOTS_PER_ROW for each
-    row.
+    """The pools of an engine of this configuration; `num_snapshots` None: SNAPSHOTS_PER_ROW for
+    each row.
     """
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     if num_snapshots is None:

@@ -191,7 +191,9 @@ def _zeros(num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 def _sampling_arrays(
     table: SequenceBuffer, num_rows: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The table's columns; rows that are free between taken ones are padding like those after them."""
+    """The table's columns; rows that are free between taken ones are padding like those
+    after them.
+    """
     temperature = np.full_like(table.temperature, -1.0)
     temperature[table.taken_rows] = table.temperature[table.taken_rows]
     return build_sampling_arrays(
@@ -236,7 +238,9 @@ def _sparse(table: SequenceBuffer, num_rows: int) -> list[SparseParams]:
 
 
 def _allowed_mask(table: SequenceBuffer, num_rows: int) -> jax.Array | None:
-    """None when every request may sample every token; rows that may, and free ones, have no True."""
+    """None when every request may sample every token; rows that may, and free ones, have no
+    True.
+    """
     if table.no_allowed_token_ids:
         return None
     allowed = [sparse.allowed_token_ids for sparse in _sparse(table, num_rows)]

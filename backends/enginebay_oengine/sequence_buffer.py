@@ -68,7 +68,8 @@ class SequenceBuffer:
         temperature, top_p, top_k, min_p,
         frequency_penalties, presence_penalties, repetition_penalties
                              [max_num_reqs]                        with the dtypes and, in free rows, the neutral
-                                                                   values that SamplingParams declares
+                                                                   values that SamplingParams
+                                                                   declares
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
 

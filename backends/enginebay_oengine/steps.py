@@ -1,5 +1,5 @@
-"""StepLauncher: the storage, its pages' books and the compiled functions over both; everything on the
-device goes through here.
+"""StepLauncher: the storage, its pages' books and the compiled functions over both; everything on
+the device goes through here.
 """
 
 from __future__ import annotations

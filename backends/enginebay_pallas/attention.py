@@ -70,7 +70,9 @@ class PallasAttention:
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasAttention:
-        """The same kernels by Pallas' TPU interpreter, with its race detector: for checks on a CPU."""
+        """The same kernels by Pallas' TPU interpreter, with its race detector: for checks on
+        a CPU.
+        """
         return dataclasses.replace(
             self,
             is_interpreted=True,
@@ -102,7 +104,9 @@ class PallasAttention:
         config: AttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        AttentionImpl.
+        """
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
             raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")

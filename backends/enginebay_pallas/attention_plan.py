@@ -16,8 +16,8 @@ class AttentionPlan:
     """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q`
     tokens.
 
-    `one_token`: each unit is a row's only new token. `no_prefix`: new keys and values are given, and
-    are written. `is_wide`: outputs are f32 and come with their log-sum-exp.
+    `one_token`: each unit is a row's only new token. `no_prefix`: new keys and values are given,
+    and are written. `is_wide`: outputs are f32 and come with their log-sum-exp.
     """
 
     spec: AttnSpec

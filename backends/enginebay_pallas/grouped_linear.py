@@ -72,8 +72,8 @@ class PallasGroupedLinear:
 
 
 def _multiply(group: jax.Array, used: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [blocks * rows of one, inputs], whose blocks have weights `group` [blocks] -> f32 products of
-    the first `used` [1] blocks.
+    """x [blocks * rows of one, inputs], whose blocks have weights `group` [blocks] -> f32 products
+    of the first `used` [1] blocks.
     """
     (outputs, inputs), blocks = weight.shape[1:], group.shape[0]
     rows = x.shape[0] // blocks

@@ -31,7 +31,9 @@ IN_FLIGHT = 64
 
 @dataclasses.dataclass(frozen=True)
 class PallasKvWrite:
-    """By the contract of the op kv_write: layout tpu_rpa alone, in place when the cache is donated."""
+    """By the contract of the op kv_write: layout tpu_rpa alone, in place when the cache is
+    donated.
+    """
 
     is_interpreted: bool = False
 
@@ -85,7 +87,9 @@ def _write(slots: jax.Array, new: jax.Array, flat: jax.Array) -> jax.Array:
 
 
 def _kernel(slots: Any, new: Any, _: Any, cache: Any, done: Any) -> None:
-    """Runs of RUN tokens and single tokens have a semaphore each, whose DMAs are all of one size."""
+    """Runs of RUN tokens and single tokens have a semaphore each, whose DMAs are all of one
+    size.
+    """
 
     def copy(token: Any, slot: Any, size: int) -> Any:
         source, target = new.at[pl.ds(token, size)], cache.at[pl.ds(slot, size)]
@@ -95,7 +99,9 @@ def _kernel(slots: Any, new: Any, _: Any, cache: Any, done: Any) -> None:
         copy(0, 0, size).wait()  # any of its size will do: a semaphore counts
 
     def start(token: Any, slot: Any, size: int, under_way: Any) -> Any:
-        """Start one, after another is done when there are too many; returns how many are under way."""
+        """Start one, after another is done when there are too many; returns how many are
+        under way.
+        """
         full = under_way >= IN_FLIGHT
         pl.when(full)(lambda: wait(size))
         copy(token, slot, size).start()

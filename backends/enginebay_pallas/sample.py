@@ -51,7 +51,9 @@ class Borders(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PallasSample:
-    """By the contract of enginebay.ops.bound.SampleOp, for vocabularies of less than 2**24 tokens."""
+    """By the contract of enginebay.ops.bound.SampleOp, for vocabularies of less than 2**24
+    tokens.
+    """
 
     is_interpreted: bool = False
 
@@ -196,7 +198,9 @@ def _depth(z: Any) -> Any:
 
 
 def _down_to(over: Over, z: Any, mass: Any, limit: Any) -> Any:
-    """Mass of the tokens down to a depth, or their number where mass is None; f32, in every lane."""
+    """Mass of the tokens down to a depth, or their number where mass is None; f32, in every
+    lane.
+    """
 
     def add(at: Any, total: Any) -> Any:
         values = jnp.ones((ROWS, LANES), jnp.float32) if mass is None else mass[:, at]

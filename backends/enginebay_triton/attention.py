@@ -101,7 +101,9 @@ class TritonAttention:
         config: AttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        AttentionImpl.
+        """
         if k is not None or v is not None:
             raise InternalError(
                 "triton attention is given keys that kv_write has put into the cache"

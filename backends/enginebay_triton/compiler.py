@@ -201,7 +201,9 @@ def _jax_library(name: str) -> Any:
 
 @functools.cache
 def _devices(target: str, num_devices: int) -> tuple[Any, ...]:
-    """Compile-only devices of the CUDA plugin, made without its own start, which asks for a driver."""
+    """Compile-only devices of the CUDA plugin, made without its own start, which asks for a
+    driver.
+    """
     from jax.experimental import topologies
 
     xla_client = _jax_library("xla_client")

@@ -119,7 +119,9 @@ class CudnnPrefill:
     def _attend_rows(
         self, q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, spec: AttnSpec
     ) -> jax.Array:
-        """Padded rows [rows, length, heads, D], of which the first `lengths` [rows] tokens count."""
+        """Padded rows [rows, length, heads, D], of which the first `lengths` [rows] tokens
+        count.
+        """
         return jax.nn.dot_product_attention(
             q,
             k,

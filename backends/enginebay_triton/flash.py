@@ -1,4 +1,6 @@
-"""Attention "triton_flash": first chunks of prompts, from the new keys and values alone, in Triton."""
+"""Attention "triton_flash": first chunks of prompts, from the new keys and values alone, in
+Triton.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class FlashConfig:
     num_stages: int = 3
 
     def shared_bytes(self, head_dim: int, value_bytes: int) -> int:
-        """About how much shared memory it takes: the queries, and keys and values of every stage."""
+        """About how much shared memory it takes: the queries, and keys and values of every
+        stage.
+        """
         return (self.block_m + 2 * self.num_stages * self.block_n) * head_dim * value_bytes
 
 
@@ -136,7 +140,9 @@ class FlashPrefill:
         config: FlashConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        AttentionImpl.
+        """
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}"

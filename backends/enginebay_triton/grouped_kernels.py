@@ -1,5 +1,5 @@
-"""The Triton kernel of grouped_linear. Nothing but Triton is imported, so that it can be interpreted
-alone.
+"""The Triton kernel of grouped_linear. Nothing but Triton is imported, so that it can be
+interpreted alone.
 """
 
 import triton
@@ -23,8 +23,8 @@ def grouped_linear_kernel(
     HAS_SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program multiplies rows first..end (at most ROWS) of x [T, INPUTS] with WIDTH outputs of the
-    weight of their group, into out f32 [T, OUTPUTS]. A block without rows does nothing.
+    """A program multiplies rows first..end (at most ROWS) of x [T, INPUTS] with WIDTH outputs of
+    the weight of their group, into out f32 [T, OUTPUTS]. A block without rows does nothing.
     """
     block = tl.program_id(0)
     first = tl.load(first_ptr + block)

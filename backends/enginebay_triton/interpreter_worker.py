@@ -68,7 +68,9 @@ class Fault(Exception):  # noqa: N818  # what the kernel did, told to the other 
 
 
 class Space:
-    """One array in an address space of its own, with who has read and written each of its elements."""
+    """One array in an address space of its own, with who has read and written each of its
+    elements.
+    """
 
     def __init__(self, name: str, array: np.ndarray, number: int) -> None:
         self.name = name
@@ -103,7 +105,9 @@ class Space:
         )
 
     def note_write(self, index: np.ndarray, program: GridProgram) -> None:
-        """Take note of a write; Fault when another program of the grid has read or written there."""
+        """Take note of a write; Fault when another program of the grid has read or written
+        there.
+        """
         for what, others in (("writes", self.writers[index]), ("reads", self.readers[index])):
             if ((others != 0) & (others != program.number)).any():
                 raise Fault(
@@ -176,7 +180,9 @@ class Memory:
 
 
 class Pointer:
-    """An array as the interpreter takes one: with the little of torch's tensors that it asks for."""
+    """An array as the interpreter takes one: with the little of torch's tensors that it asks
+    for.
+    """
 
     def __init__(self, space: Space) -> None:
         self.dtype = TYPE_NAMES[space.array.dtype.name]

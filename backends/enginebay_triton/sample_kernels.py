@@ -51,7 +51,9 @@ def _gumbel(ids, seed, salt):
 
 @triton.jit
 def _survey(z_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr):
-    """(sum of exp(z), the deepest limit down to which at most CAPACITY tokens lie, their number)."""
+    """(sum of exp(z), the deepest limit down to which at most CAPACITY tokens lie, their
+    number).
+    """
     total = tl.zeros([BLOCK], tl.float32)
     counts = tl.zeros([NUM_BINS], tl.int32)
     for begin in range(0, VOCAB, BLOCK):

@@ -74,7 +74,9 @@ class KvWrite:
     def __call__(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
     ) -> CacheArrays:
-        """k, v [T, kv_heads, head_dim] at slots int32 [T] of the cache; negative slots are dropped."""
+        """k, v [T, kv_heads, head_dim] at slots int32 [T] of the cache; negative slots are
+        dropped.
+        """
         home = _home(layout)
         heads = _heads_per_program(layout.num_kv_heads, layout.head_dim)
         how = Launch(

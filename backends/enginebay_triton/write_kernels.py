@@ -48,7 +48,9 @@ def _rotate_heads(
     HEAD_DIM: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Some heads of a token, turned by its cosines and sines [HALF]; features past 2 * HALF stay."""
+    """Some heads of a token, turned by its cosines and sines [HALF]; features past 2 * HALF
+    stay.
+    """
     pairs = tl.arange(0, HALF_BLOCK)
     cos = tl.load(cos_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]
     sin = tl.load(sin_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]

@@ -48,7 +48,9 @@ def is_contiguous(engine: Engine) -> TypeGuard[StepEngine]:
 
 
 def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[AttentionProblem]:
-    """The attention problems of an engine of these facts, at every length to which its slots grow."""
+    """The attention problems of an engine of these facts, at every length to which its slots
+    grow.
+    """
     sizes = slot_sizes(facts, options.page_size)
     num_slots, lengths = sizes.steps.decode_rows[-1], sizes.steps.kv_lens
     found: list[AttentionProblem] = []

@@ -31,8 +31,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     None is 1. pad, bos and eos ids: those of the model or its tokenizer when None. partition_rules:
     (pattern, PartitionSpec) pairs; without them they are made from partition_axis. _loop_rows:
     chunks that max_new_tokens need, computed. sampling_params: of requests that bring none,
-    SamplingParams or a mapping of their fields, by default SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is
-    also that of requests that set none.
+    SamplingParams or a mapping of their fields, by default
+    SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is also that
+    of requests that set none.
     """
 
     max_new_tokens: int = 64

@@ -84,7 +84,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 4
 
     def get_standalones(self) -> list[vInferencePreCompileConfig]:
-        """The configurations without lists that this one stands for. ValueError for an empty list."""
+        """The configurations without lists that this one stands for. ValueError for an empty
+        list.
+        """
         lists = {name: value for name, value in self.extract().items() if isinstance(value, list)}
         if not lists:
             return [self]

@@ -1,4 +1,6 @@
-"""Precompiler: which shapes an inference is compiled for, and which it may be compiled for at all."""
+"""Precompiler: which shapes an inference is compiled for, and which it may be compiled for
+at all.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Precompiler:
         return longest - new
 
     def precompile(self, config: vInferencePreCompileConfig) -> bool:
-        """Compile every standalone of `config`; False, with the reason in the log, when that fails."""
+        """Compile every standalone of `config`; False, with the reason in the log, when that
+        fails.
+        """
         if not isinstance(config, vInferencePreCompileConfig):
             given = f"a configuration of type {type(config).__name__}"
             raise InputError(

@@ -240,7 +240,9 @@ class Programs:
         return weights, self.arrays(shape, kind), keys
 
     def arrays(self, shape: InferenceShape, kind: Kind) -> Arrays:
-        """Shapes, dtypes and shardings of the state's arrays before a function; put together once."""
+        """Shapes, dtypes and shardings of the state's arrays before a function; put together
+        once.
+        """
         found = self._described.get((shape, kind))
         if found is None:
             found = self._described[shape, kind] = self._arrays(shape, with_cache=kind == "decode")

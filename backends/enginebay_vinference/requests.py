@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.compose.composition import Plan
+from enginebay.compose.plan import Plan
 from enginebay.constraint import forms_of
 from enginebay.errors import InputError, RequestError
 from enginebay.llm.abilities import Abilities
@@ -95,7 +95,9 @@ class Requests:
         self._max_new_tokens = config.max_new_tokens
 
     def params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-        """The parameters of a request, by default the configuration's. TypeError for another type."""
+        """The parameters of a request, by default the configuration's. TypeError for another
+        type.
+        """
         params = as_params(given, self.default)
         if params.n != 1:
             raise RequestError(

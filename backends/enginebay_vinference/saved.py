@@ -86,7 +86,9 @@ class Saved:
     def install(
         self, programs: Programs, make_ready: Callable[[vInferencePreCompileConfig], None]
     ) -> None:
-        """Give `programs` the saved functions; SavedInferenceError when they are another model's."""
+        """Give `programs` the saved functions; SavedInferenceError when they are another
+        model's.
+        """
         found = fingerprint(programs)
         if found != self.fingerprint:
             raise SavedInferenceError(

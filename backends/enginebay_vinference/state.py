@@ -111,8 +111,8 @@ class SampleState:
             raise _spent()
 
     def check(self, vocab_size: int) -> None:
-        """InputError for a state that no generation of a model with this vocabulary gave: stored ones
-        come from outside.
+        """InputError for a state that no generation of a model with this vocabulary gave: stored
+        ones come from outside.
 
         Of its tokens those that the mask shows are looked at, and each row's running token.
         """

@@ -9,7 +9,8 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any, cast
 
-from enginebay.compose.composition import Plan, make_engine, make_plan
+from enginebay.compose.composition import make_engine, make_plan
+from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, InputError
 from enginebay.llm import LLM
 from enginebay.model import Weights

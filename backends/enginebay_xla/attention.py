@@ -53,7 +53,9 @@ class XlaAttention:
     caps: Caps = CAPS
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Blocks:
-        """Blocks that suit CPUs; decode steps that look at whole rows at once have no use for them."""
+        """Blocks that suit CPUs; decode steps that look at whole rows at once have no use
+        for them.
+        """
         return default_blocks(bucket)
 
     def candidates(
@@ -76,7 +78,9 @@ class XlaAttention:
         sinks: jax.Array | None = None,
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        AttentionImpl.
+        """
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}"

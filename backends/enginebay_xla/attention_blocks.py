@@ -25,9 +25,9 @@ from enginebay_xla.softmax import (
 
 MAX_BLOCK, MIN_KEY_CHUNK = 128, 64
 DECODE_KEY_CHUNK = 512
-"""Block sizes: 128 queries by 128 keys were the fastest of 64 to 256 on AVX-512 cores, for prompts of
-128 to 1,024 tokens with a prefix and without. What a chunk reaches past its row's end is computed in
-vain, so that shorter prompts have chunks of 64.
+"""Block sizes: 128 queries by 128 keys were the fastest of 64 to 256 on AVX-512 cores, for prompts
+of 128 to 1,024 tokens with a prefix and without. What a chunk reaches past its row's end is
+computed in vain, so that shorter prompts have chunks of 64.
 """
 
 BLOCK_SIZES = (64, 128, 256, 512, 1024)

@@ -1,5 +1,5 @@
-"""The collectives all_reduce, all_gather and all_to_all: what a device's part of a call exchanges with
-the other devices', inside shard_map. The references need nothing but lax.all_gather.
+"""The collectives all_reduce, all_gather and all_to_all: what a device's part of a call exchanges
+with the other devices', inside shard_map. The references need nothing but lax.all_gather.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The ideal costs of calls of the built-in ops without phases, each a function of the op's arguments,
-as arrays or as shapes.
+"""The ideal costs of calls of the built-in ops without phases, each a function of the op's
+arguments, as arrays or as shapes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def linear_cost(x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None)
 
 
 def grouped_linear_cost(x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any = None) -> Cost:
-    """The weights of groups that have rows, each read once. Of shapes alone: rows in as many groups as
-    can have some.
+    """The weights of groups that have rows, each read once. Of shapes alone: rows in as many groups
+    as can have some.
     """
     (rows, num_in), (groups, num_out) = x.shape, weight.shape[:2]
     used, busy = rows, min(rows, groups)

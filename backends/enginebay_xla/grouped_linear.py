@@ -19,8 +19,8 @@ def grouped_linear(
     *,
     out_dtype: jnp.dtype | str | None = None,
 ) -> jax.Array:
-    """x [T, inputs], weight [groups, outputs, inputs], group_sizes int32 [groups] -> [T, outputs] in
-    `out_dtype` or x's dtype; see GroupedLinearOp.
+    """x [T, inputs], weight [groups, outputs, inputs], group_sizes int32 [groups] -> [T, outputs]
+    in `out_dtype` or x's dtype; see GroupedLinearOp.
 
     A loop over blocks of one group's rows: a group without rows costs nothing, and its weight is
     not read.

@@ -84,8 +84,8 @@ def embedding(impl: EmbeddingOp, table: Any, ids: Any) -> Partition:
 def grouped_linear(
     impl: GroupedLinearOp, x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any = None
 ) -> Partition:
-    """Each device multiplies the rows of its own groups, and hands every device its share of the rows:
-    results are split over rows.
+    """Each device multiplies the rows of its own groups, and hands every device its share of the
+    rows: results are split over rows.
     """
 
     def run(shards: Shards, x: jax.Array, weight: Any, sizes: jax.Array) -> jax.Array:

@@ -67,7 +67,9 @@ def visible_keys(
 def scale_scores(
     products: jax.Array, visible: jax.Array, spec: AttnSpec, bias: jax.Array | None = None
 ) -> jax.Array:
-    """Scores of query-key products: scaled, softly capped, with a bias, MASKED where not visible."""
+    """Scores of query-key products: scaled, softly capped, with a bias, MASKED where not
+    visible.
+    """
     scores = products * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)

@@ -33,7 +33,9 @@ class Background:
         return not self._jobs
 
     def start(self) -> None:
-        """Run the jobs that have not run; nothing happens when there is none, or the thread runs."""
+        """Run the jobs that have not run; nothing happens when there is none, or the thread
+        runs.
+        """
         with self._lock:
             if self.is_done or (self._thread is not None and self._thread.is_alive()):
                 return

@@ -65,7 +65,9 @@ class CacheLayout(ABC):
 
     @abstractmethod
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
-        """The logical axes of each array's first dimensions; the others are whole on each device."""
+        """The logical axes of each array's first dimensions; the others are whole on each
+        device.
+        """
 
     def init(self) -> dict[str, jax.Array]:
         """One layer's arrays, zeroed."""
@@ -208,7 +210,8 @@ class Ledger(ABC):
     ) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
 
-        What other rows have computed counts as the prompt's only under an equal `key`. The first `num_cached` of the prompt's tokens need not be computed: never the last.
+        What other rows have computed counts as the prompt's only under an equal `key`. The first
+        `num_cached` of the prompt's tokens need not be computed: never the last.
         """
 
     @abstractmethod
@@ -221,7 +224,9 @@ class Ledger(ABC):
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Take the promise back. Releasing twice is a bug of the caller and raises InternalError."""
+        """Take the promise back. Releasing twice is a bug of the caller and raises
+        InternalError.
+        """
 
     @abstractmethod
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
@@ -283,9 +288,9 @@ class Ledger(ABC):
         raise InternalError(f"row {row} is forked from {lease.row} in a ledger that does not fork")
 
     def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
-        """Where the next chunk of a row that is to be prefilled with `num_tokens` tokens must end at
-        the latest, so that a recurrent state can be kept there once `commit` is called with these
-        tokens. `fork_at`: after how many tokens others may fork the row.
+        """Where the next chunk of a row that is to be prefilled with `num_tokens` tokens must end
+        at the latest, so that a recurrent state can be kept there once `commit` is called with
+        these tokens. `fork_at`: after how many tokens others may fork the row.
         """
         return num_tokens
 

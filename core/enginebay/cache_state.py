@@ -1,4 +1,6 @@
-"""Recurrent states: the groups of them that a model declares, and how their arrays lie in memory."""
+"""Recurrent states: the groups of them that a model declares, and how their arrays lie in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class StateGroup:
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout(CacheLayout):
-    """Arrays [places, *shape]. `page_size` is the most tokens of a row: page tables have one column."""
+    """Arrays [places, *shape]. `page_size` is the most tokens of a row: page tables have one
+    column.
+    """
 
     arrays: tuple[StateArray, ...]
 

@@ -328,7 +328,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
-    """EngineConfig from layers of values, later ones over earlier ones; sections merge key by key."""
+    """EngineConfig from layers of values, later ones over earlier ones; sections merge key
+    by key.
+    """
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer)

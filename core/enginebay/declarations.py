@@ -23,7 +23,9 @@ def collector(kind: str, into: list[Declaration]) -> hooks.Register:
 
 
 def _check(declaration: Declaration) -> None:
-    """PluginError for what the host could not work with later: it would fail far from the plugin."""
+    """PluginError for what the host could not work with later: it would fail far from the
+    plugin.
+    """
     name, op, target = declaration.name, declaration.op, declaration.target
     lists = (
         declaration.platforms,

@@ -9,8 +9,8 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Embeds:
-    """The positions of a prompt that hold embeddings: int32 [n] ascending, f32 [n, hidden_size], and
-    (position, hash) of each.
+    """The positions of a prompt that hold embeddings: int32 [n] ascending, f32 [n, hidden_size],
+    and (position, hash) of each.
     """
 
     positions: np.ndarray

@@ -64,8 +64,8 @@ class Demand:
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for
-    decoding rows. An engine whose configuration has `mixed_steps` on may be given a prefill in which
-    rows decode, one token each.
+    decoding rows. An engine whose configuration has `mixed_steps` on may be given a prefill in
+    which rows decode, one token each.
 
     When rows bring drafts all do, MAX_VERIFIED_ROWS at most, without penalties: each gets those
     that hold and a token more. A row brings config.draft_passes * (config.max_drafts + 1) - 1 of
@@ -223,10 +223,10 @@ class RowState:
     engine can go on.
 
     `groups` by cache group, positions up to num_cached - 1: `last_token` is not in them yet. Put
-    into an engine of the same cache layout, and taken out again, they are the same. `sampling` are the row's device columns by name, and its fields of logits
-    processors by "processor/field". `constants` are the ModelInfo.constants of the model that
-    computed `groups`: an engine of other constants, such as rotary frequencies for another
-    max_model_len, refuses the row.
+    into an engine of the same cache layout, and taken out again, they are the same. `sampling` are
+    the row's device columns by name, and its fields of logits processors by "processor/field".
+    `constants` are the ModelInfo.constants of the model that computed `groups`: an engine of other
+    constants, such as rotary frequencies for another max_model_len, refuses the row.
     """
 
     token_ids: np.ndarray
@@ -340,9 +340,15 @@ class Engine(ABC):
     def close(self) -> None:  # noqa: B027  # an engine may hold nothing
         """Free weights, cache and programs, for good. Closing twice is fine."""
 
-    def swap(self, parts: Any) -> Callable[[], None]:
-        """Run steps with the ops and the sampler of other EngineParts from now on; no row may be
-        running.
+    def swap(
+        self, parts: Mapping[str, object], *, returns_logits: bool = False
+    ) -> Callable[[], None]:
+        """Run steps with other parts than those that the engine was made of; no row may be running.
+
+        `parts` by setting, such as "attention.decode", "rms_norm" or "sampler": registered names
+        and import paths, which an executor is given as the command SetParts, or implementations
+        themselves, which stay in this process. With `returns_logits` steps give all their logits
+        (`Pending.read_logits`).
 
         The function that comes back brings the former ones back, with the programs that were
         compiled of them, and drops those of `parts`. What the cache knew is forgotten both times.

@@ -121,7 +121,9 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | No
 def unknown_name(
     what: str, name: str, known: Iterable[str], todo: str = "Choose one of these."
 ) -> UnknownNameError:
-    """The error for a name that is not among `known`; it names the nearest match, if there is one."""
+    """The error for a name that is not among `known`; it names the nearest match, if there
+    is one.
+    """
     names = sorted(set(known))
     near = nearest(name, names)
     hint = f"Did you mean {near!r}? " if near else ""

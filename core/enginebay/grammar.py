@@ -66,7 +66,9 @@ class Constraint(ABC):
 
 
 class Grammar(ABC):
-    """A compiled structure. Safe from several threads; each completion has a Constraint of its own."""
+    """A compiled structure. Safe from several threads; each completion has a Constraint of
+    its own.
+    """
 
     @abstractmethod
     def start(self) -> Constraint:

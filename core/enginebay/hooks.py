@@ -135,8 +135,8 @@ class Hooks:
 
     @hookspec
     def register_startups(self, register: Register) -> None:
-        """What is done in this process before an engine is planned and JAX starts. Target: a callable
-        that takes the `enginebay.config.EngineConfig`.
+        """What is done in this process before an engine is planned and JAX starts. Target: a
+        callable that takes the `enginebay.config.EngineConfig`.
         """
 
     @hookspec
@@ -147,7 +147,9 @@ class Hooks:
 
     @hookspec
     def register_checkpoints(self, register: Register) -> None:
-        """Where models come from. Target: a callable name_or_path -> `enginebay.model.Checkpoint`."""
+        """Where models come from. Target: a callable name_or_path ->
+        `enginebay.model.Checkpoint`.
+        """
 
     @hookspec
     def register_quantizations(self, register: Register) -> None:
@@ -213,7 +215,9 @@ class Hooks:
 
     @hookspec
     def register_schedulers(self, register: Register) -> None:
-        """Schedulers. Target: a subclass of `enginebay.scheduler.Scheduler`, made with its options."""
+        """Schedulers. Target: a subclass of `enginebay.scheduler.Scheduler`, made with its
+        options.
+        """
 
     @hookspec
     def register_executors(self, register: Register) -> None:

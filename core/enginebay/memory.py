@@ -27,7 +27,9 @@ class MemoryPlan:
         return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
     def check(self, promised_bytes: int = 0) -> None:
-        """UnsupportedError when it does not fit the device, of which `promised_bytes` are others'."""
+        """UnsupportedError when it does not fit the device, of which `promised_bytes` are
+        others'.
+        """
         if self.total_bytes + promised_bytes <= self.device_bytes:
             return
         parts = self.weights_bytes, self.cache_bytes, self.workspace_bytes

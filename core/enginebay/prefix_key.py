@@ -17,8 +17,8 @@ class PrefixKey:
     """Rows share the cache of a beginning only where their token ids and their keys agree.
 
     `weights` names the engine's weights and their version, and `salt` is the request's
-    `cache_salt`: rows with another one share nothing. `embeds` has (position, hash) of each position
-    whose content is an embedding; rows share what stands before the first that differs.
+    `cache_salt`: rows with another one share nothing. `embeds` has (position, hash) of each
+    position whose content is an embedding; rows share what stands before the first that differs.
     """
 
     weights: str = ""

@@ -1,4 +1,6 @@
-"""The plugin host: finds plugins, isolates broken ones, and resolves a name to the part behind it."""
+"""The plugin host: finds plugins, isolates broken ones, and resolves a name to the part
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ class Registry:
                 )
 
     def load(self, entry: Entry) -> Any:
-        """Import the code behind an entry. An import that fails raises PluginError with its reason."""
+        """Import the code behind an entry. An import that fails raises PluginError with its
+        reason.
+        """
         assert entry.declaration is not None, "find() returns declared parts only"
         return import_target(
             entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}"

@@ -40,8 +40,8 @@ class ChatOptions(TypedDict, total=False):
 
 
 class Tokenizer(ABC):
-    """Texts and chats to token ids and back. Safe from several threads. What a checkpoint loads; the
-    usual one is `enginebay_worker.tokenizer.TextTokenizer`.
+    """Texts and chats to token ids and back. Safe from several threads. What a checkpoint loads;
+    the usual one is `enginebay_worker.tokenizer.TextTokenizer`.
 
     Invariant: `decode` keeps spaces as they are, so that decoding parts adds up to decoding the
     whole.
@@ -179,7 +179,9 @@ class StopChecker:
         return self._met is not None
 
     def push(self, text: str, *, counts: bool = True) -> str:
-        """What can be shown of the held text and this. Once a stop text was met, nothing any more."""
+        """What can be shown of the held text and this. Once a stop text was met, nothing any
+        more.
+        """
         if self.stopped:
             return ""
         before, text = len(self._held), self._held + text

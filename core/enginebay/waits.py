@@ -1,4 +1,6 @@
-"""Waits: whatever may take more than two seconds says on the logger "enginebay.waits" what it does."""
+"""Waits: whatever may take more than two seconds says on the logger "enginebay.waits" what
+it does.
+"""
 
 from __future__ import annotations
 

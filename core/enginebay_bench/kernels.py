@@ -92,7 +92,9 @@ class Bench:
 def measure_shape(
     bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Figure]:
-    """A figure for each implementation, in the candidates' order, on each problem that is for it."""
+    """A figure for each implementation, in the candidates' order, on each problem that is
+    for it.
+    """
     problems = bench_of(op).problems(shape, setting)
     figure = Figure(op.name, shape.name, setting.dtype, "")
     reason = why_not_measured(problems[0], bench, setting.dtype)

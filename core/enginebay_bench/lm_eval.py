@@ -1,4 +1,6 @@
-"""An adapter for lm-eval (extra `eval`): its tasks run on an LLM. Imported only by who asks for it."""
+"""An adapter for lm-eval (extra `eval`): its tasks run on an LLM. Imported only by who asks
+for it.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ class EnginebayLM(LM):
         return windows
 
     def _shortened(self, context: str, params: SamplingParams) -> list[int]:
-        """Tokens of a context, whose last ones are kept where not all fit beside what is generated."""
+        """Tokens of a context, whose last ones are kept where not all fit beside what is
+        generated.
+        """
         token_ids: list[int] = self.llm.tokenizer.encode(context) or [self._first()]
         most = (self.llm.config.max_model_len or 0) - (params.max_tokens or 0)
         if most < 1:

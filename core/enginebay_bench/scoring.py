@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from enginebay.compose.composition import make_parts
 from enginebay.engine import Engine, RowPlan, StepPlan
 from enginebay.errors import RequestError, StoppedError, explain
 from enginebay.llm import LLM
@@ -140,7 +139,7 @@ def scoring(llm: LLM) -> Iterator[Scorer]:
                     "Let them end, or end them, and try again.",
                 )
             )
-        undo = engine.swap(dataclasses.replace(make_parts(llm.plan), returns_logits=True))
+        undo = engine.swap(llm.plan.swapped, returns_logits=True)
         forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False
         return undo, forbidden
 

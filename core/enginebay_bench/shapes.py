@@ -44,7 +44,9 @@ class LayerShape:
     softcap: float | None = None
     rope_theta: float = 10000.0
     experts: tuple[int, int, int] | None = None
-    """How many, how many a token gets, and the width of each. None: of eight that share `mlp`, two."""
+    """How many, how many a token gets, and the width of each. None: of eight that share
+    `mlp`, two.
+    """
 
     def spec(self, dtype: str) -> AttnSpec:
         """Its attention, cache and activations in one dtype."""

@@ -89,7 +89,9 @@ class Rotation:
         self._next = 0
 
     def run(self, step: Any, calls: int) -> float:
-        """Seconds of each of `calls` calls, one launched after the other and waited for at the end."""
+        """Seconds of each of `calls` calls, one launched after the other and waited for at
+        the end.
+        """
         out = None
         start = time.perf_counter()
         for _ in range(calls):

@@ -100,7 +100,9 @@ class _Entrant:
     place: Place
     contestants: Sequence[Contestant]
     has_candidates: bool
-    """Whether it names candidates here, be it the default alone: then an engine looks for an entry."""
+    """Whether it names candidates here, be it the default alone: then an engine looks for an
+    entry.
+    """
 
 
 def _tune(

@@ -53,9 +53,9 @@ class Instruction:
 
 
 def count_reads(text: str) -> Mapping[str, float]:
-    """Reads of each weight by its path, in a program whose first argument is a dict of weights. What
-    a loop reads counts once: as often as one turn of it. A slice counts as the share of the weight
-    that it is.
+    """Reads of each weight by its path, in a program whose first argument is a dict of weights.
+    What a loop reads counts once: as often as one turn of it. A slice counts as the share of the
+    weight that it is.
 
     A TPU's program may begin with a weight that the run before it fetched into fast memory, and
     end with fetching that weight for the next run. This counts as one read.
@@ -152,7 +152,9 @@ def compare(
 
 
 def layer_reads(report: StepReport) -> Mapping[str, float]:
-    """Reads of the weights of layers: embedding and head are read in parts, or by another program."""
+    """Reads of the weights of layers: embedding and head are read in parts, or by another
+    program.
+    """
     reads = count_reads(report.compiled.text)
     return {path: num for path, num in reads.items() if path.startswith("layers.")}
 

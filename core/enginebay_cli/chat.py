@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from enginebay.cli.command import Command
-from enginebay.compose.composition import make_title
+from enginebay.compose.plan import make_title
 from enginebay.errors import EnginebayError, InputError, RequestError, unknown_name
 from enginebay.llm import LLM
 from enginebay.outputs import RequestMetrics

@@ -48,7 +48,9 @@ def _version(package: str) -> str:
 
 
 def free_bytes(device: jax.Device, total: int) -> int:
-    """Bytes that may still be allocated on a device; `total` where nobody tells how much is in use."""
+    """Bytes that may still be allocated on a device; `total` where nobody tells how much is
+    in use.
+    """
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

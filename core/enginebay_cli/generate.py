@@ -66,7 +66,9 @@ def scalar_fields() -> dict[str, type]:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for SamplingParams: those of its scalar fields are made from what the fields declare."""
+    """Flags for SamplingParams: those of its scalar fields are made from what the fields
+    declare.
+    """
     group = parser.add_argument_group("sampling")
     in_checkpoint = declared(SamplingParams, FromCheckpoint)
     for name, kind in scalar_fields().items():

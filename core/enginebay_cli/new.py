@@ -1,4 +1,6 @@
-"""new: writes a plugin in a folder of its own, which installs and keeps its contract as it stands."""
+"""new: writes a plugin in a folder of its own, which installs and keeps its contract as it
+stands.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ class HelpWithDefaults(argparse.HelpFormatter):
         groups: Iterable[argparse._MutuallyExclusiveGroup],
         prefix: str | None = None,
     ) -> None:
-        """The words and the flags that must be given; all flags are listed below with what they do."""
+        """The words and the flags that must be given; all flags are listed below with what
+        they do.
+        """
         listed = list(actions)
         needed = [action for action in listed if action.required or not action.option_strings]
         if len(needed) < len(listed):

@@ -1,4 +1,6 @@
-"""plugins: every part that is installed, which of them can be used here, and why the others cannot."""
+"""plugins: every part that is installed, which of them can be used here, and why the others
+cannot.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""StepCompiler: makes the programs of a runner's steps from what the runner has when it is asked."""
+"""StepCompiler: makes the programs of a runner's steps from what the runner has when it is
+asked.
+"""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ class DeviceRows:
     sampling parameters (enginebay.types.RowParams), an array [R] for each. stop_ids int32 [R,
     MAX_STOP_TOKENS]: token ids that finish the row, -1 where there is none. prompt_length int32
     [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many of the best tokens
-    get a log-probability beside the sampled token; -1: no token gets one. token_ids int32 [R, L]: the row's tokens
-    by absolute position, for penalties; from `length` on they mean nothing. Of a row without
-    penalties parts may be missing: what it found in the cache, and what steps of greedy rows alone
-    have processed.
+    get a log-probability beside the sampled token; -1: no token gets one. token_ids int32 [R, L]:
+    the row's tokens by absolute position, for penalties; from `length` on they mean nothing. Of a
+    row without penalties parts may be missing: what it found in the cache, and what steps of greedy
+    rows alone have processed.
     """
 
     last_token: jax.Array

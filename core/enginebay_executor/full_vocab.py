@@ -1,5 +1,5 @@
-"""Full-vocabulary log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps that
-return them are programs of their own.
+"""Full-vocabulary log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps
+that return them are programs of their own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ cache.
 @functools.partial(tree_util.register_dataclass, data_fields=["rows", "prompt"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class FullVocab:
-    """Full-vocabulary log-probabilities that a step returns when a request asked for `logprobs=-1` or
-    `prompt_logprobs`.
+    """Full-vocabulary log-probabilities that a step returns when a request asked for `logprobs=-1`
+    or `prompt_logprobs`.
 
     rows f32 [S, vocab] (a decode: [S, 1, vocab]): log_softmax of the logits that each row's token
     was sampled from. prompt [T, W], of a prefill only: log-probabilities of the target tokens and
@@ -36,7 +36,9 @@ class FullVocab:
 
 
 def log_softmax(logits: jax.Array) -> jax.Array:
-    """f32 [..., vocab]; what is lost of a probability near 1 is lost before the sum, not after it."""
+    """f32 [..., vocab]; what is lost of a probability near 1 is lost before the sum, not
+    after it.
+    """
     logits = logits.astype(jnp.float32)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from enginebay.background import Background
 from enginebay.engine import Compilations, Engine
-from enginebay.errors import InternalError, UnsupportedError
+from enginebay.errors import UnsupportedError
 from enginebay.executor.commands import (
     Command,
     CopyPages,
@@ -41,11 +41,8 @@ Result = TypeVar("Result")
 class LocalExecutor(Executor):
     """Runs commands in this process."""
 
-    def __init__(
-        self, parts: EngineParts, resolve: Callable[[Mapping[str, str]], EngineParts] | None = None
-    ) -> None:
-        """`resolve` finds the parts of a SetParts; None: they come by `swap` alone."""
-        self._resolve, self._undo = resolve, list[Callable[[], None]]()
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts, self._undo = parts, list[Callable[[], None]]()
         self.compilations = Compilations()
         self.runner = runner = Runner(parts, self.compilations)
         self.mover = mover = PageMover(runner)
@@ -97,12 +94,10 @@ class LocalExecutor(Executor):
         self.mover.forget()
 
     def _set_parts(self, command: SetParts) -> None:
-        if not command.names:
-            self._undo.pop()()
-        elif self._resolve is None:
-            raise InternalError("an executor without a composition root is given names of parts")
+        if command.names:
+            self._undo.append(self.swap(self._parts.changed(command.names)))
         else:
-            self._undo.append(self.swap(self._resolve(command.names)))
+            self._undo.pop()()
 
     def _set_weights(self, command: SetWeights) -> None:
         self.runner.weights = merge_weights(self.runner.weights, command.weights)

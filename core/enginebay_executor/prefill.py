@@ -77,9 +77,9 @@ def forward_step(
     `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
     Rows that decode (see `columns.DECODES`) go on from their own last token and length.
     The tokens go into the rows' history. `more`: for a full-vocabulary program targets int32 [T],
-    whose log-probabilities are returned, see `prompt_logprobs`; for one that takes embeddings these,
-    f32 [T, hidden_size], in place of tokens with an id past the vocabulary. Returns the hidden values of each row's
-    last token [S, width], and -1 as the token of each row [S, 1].
+    whose log-probabilities are returned, see `prompt_logprobs`; for one that takes embeddings
+    these, f32 [T, hidden_size], in place of tokens with an id past the vocabulary. Returns the
+    hidden values of each row's last token [S, width], and -1 as the token of each row [S, 1].
     """
     ops = program.make_ops(bucket, layouts)
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
@@ -120,8 +120,8 @@ def forward_step(
 
 
 def _pooled(hidden: jax.Array, last: jax.Array, seq_ids: jax.Array) -> jax.Array:
-    """f32 [S, 2, width]: of hidden [T, width] the sum over each row's tokens, and `last` [S, width].
-    seq_ids int32 [T], S on padding, whose hidden states may be anything.
+    """f32 [S, 2, width]: of hidden [T, width] the sum over each row's tokens, and `last` [S,
+    width]. seq_ids int32 [T], S on padding, whose hidden states may be anything.
     """
     num_rows = last.shape[0]
     own = jnp.where((seq_ids < num_rows)[:, None], hidden.astype(jnp.float32), 0.0)

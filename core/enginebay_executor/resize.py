@@ -23,7 +23,9 @@ class CacheMaker:
         self._runner = runner
 
     def make(self, command: Make) -> None:
-        """Allocate an empty cache, and rows that are all finished; load the weights the first time."""
+        """Allocate an empty cache, and rows that are all finished; load the weights the
+        first time.
+        """
         runner = self._runner
         if not runner.weights:
             runner.weights = runner.parts.load_weights()
@@ -45,8 +47,8 @@ class CacheMaker:
         runner.writer.forget()
 
     def grow(self, command: Grow) -> None:
-        """Give the cache larger arrays, one after the other, so that only one exists twice. The page
-        tables begin anew.
+        """Give the cache larger arrays, one after the other, so that only one exists twice. The
+        page tables begin anew.
         """
         runner = self._runner
         state, old_shapes, old_layouts = runner.state, runner.shapes, runner.layouts

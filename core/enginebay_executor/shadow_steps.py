@@ -1,5 +1,5 @@
-"""What a shadow compiles: a step of the model again over copies of its rows' pages, and comparisons of
-what two implementations of an op return there.
+"""What a shadow compiles: a step of the model again over copies of its rows' pages, and comparisons
+of what two implementations of an op return there.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ def compare_calls(
 
 
 def difference(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """f32 (largest difference, that over the largest value, values of `got` that are not finite)."""
+    """f32 (largest difference, that over the largest value, values of `got` that are not
+    finite).
+    """
     want, mine = wanted.astype(jnp.float32), got.astype(jnp.float32)
     bad = ~jnp.isfinite(mine)
     off = jnp.where(bad | ~jnp.isfinite(want), 0, jnp.abs(mine - want)).max()

@@ -68,7 +68,9 @@ class ResidentTables:
         return found
 
     def padded(self, changes: Mapping[str, np.ndarray], num: int) -> dict[str, Any]:
-        """The changes of every group as int32 [num, 3]; those of padding name a row past the end."""
+        """The changes of every group as int32 [num, 3]; those of padding name a row past the
+        end.
+        """
         padded: dict[str, Any] = {}
         for group in self._copies:
             entries = changes.get(group)
@@ -114,7 +116,9 @@ def on_tables(
 def _extent(
     kind: str, state: StepState, inputs: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The ids of a step's rows, int32 [S], and how many tokens each may have in the cache after it."""
+    """The ids of a step's rows, int32 [S], and how many tokens each may have in the cache
+    after it.
+    """
     if kind == "forward":
         ints = inputs[1]
         return ints[:, columns.ROW], ints[:, columns.KV_LEN]

@@ -1,4 +1,6 @@
-"""Folders: the user's own for what is compiled and will be executed, and those that options name."""
+"""Folders: the user's own for what is compiled and will be executed, and those that options
+name.
+"""
 
 from __future__ import annotations
 

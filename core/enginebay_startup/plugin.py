@@ -17,7 +17,9 @@ def register_startups(register: Register) -> None:
 
 
 def prepare(config: EngineConfig) -> None:
-    """Set JAX's compilation cache and platforms. ConfigError for a folder that cannot be trusted."""
+    """Set JAX's compilation cache and platforms. ConfigError for a folder that cannot be
+    trusted.
+    """
     from enginebay_startup.jaxconfig import configure_compile_cache
     from enginebay_startup.platforms import settle_platforms
 

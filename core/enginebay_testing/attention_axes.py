@@ -249,7 +249,9 @@ def _page(row: Row) -> int:
 
 
 def _contexts(kind: str, page: int, block: int, room: int) -> list[int]:
-    """Lengths of contexts; the longest of "blocks" is more than three blocks and ends within one."""
+    """Lengths of contexts; the longest of "blocks" is more than three blocks and ends within
+    one.
+    """
     if kind == "pages":
         return [2 * page + 1, 1, page - 1, page, page + 1]
     if kind == "powers":

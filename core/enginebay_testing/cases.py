@@ -1,4 +1,6 @@
-"""The cases of a registered part at each level: what `enginebay check` and `--enginebay-level` run."""
+"""The cases of a registered part at each level: what `enginebay check` and
+`--enginebay-level` run.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Compiling a whole decode step, or one of prompts beside it, for devices that are not there, with shapes in place of weights and
-cache.
+"""Compiling a whole decode step, or one of prompts beside it, for devices that are not there, with
+shapes in place of weights and cache.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def compile_decode_step(
     shape: DecodeShape | None = None,
     config: EngineConfig | None = None,
 ) -> StepReport:
-    """Compile the whole step of a `shape`, of a model, given as its config.json, for a target, over so
-    many devices.
+    """Compile the whole step of a `shape`, of a model, given as its config.json, for a target, over
+    so many devices.
 
     Kernels are chosen as `config` says and as they would be on the device. Raises what the compiler
     raises when it refuses, as for a model that does not fit the device's memory.

@@ -116,8 +116,8 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
 
 
 def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -> None:
-    """`put_restores_the_bytes` of an engine, on its thread: of a row taken after `end` tokens of its
-    prompt, None: after its first four new tokens.
+    """`put_restores_the_bytes` of an engine, on its thread: of a row taken after `end` tokens of
+    its prompt, None: after its first four new tokens.
     """
     if not isinstance(engine, StepEngine):
         raise unittest.SkipTest("an engine that runs no commands does not tell the bytes of pages")

@@ -1,5 +1,5 @@
-"""One call of an op beside its float64 results: how ops are checked and measured that need no check of
-their own.
+"""One call of an op beside its float64 results: how ops are checked and measured that need no check
+of their own.
 """
 
 from __future__ import annotations

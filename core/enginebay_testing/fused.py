@@ -1,4 +1,6 @@
-"""Conformance suite for fused ops, against the float64 versions of the ops that they are made of."""
+"""Conformance suite for fused ops, against the float64 versions of the ops that they are
+made of.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def _check_turned(
 def rope_kv_write_checks(
     op: RopeKvWriteOp, layouts: Iterable[type[KVLayout]], dtypes: Iterable[str]
 ) -> Iterable[tuple[str, Callable[[], None]]]:
-    """Every check by name: each layout, each dtype in the first layout, each rule of frequencies."""
+    """Every check by name: each layout, each dtype in the first layout, each rule of
+    frequencies.
+    """
     run: Any = functools.partial(functools.partial, check_rope_kv_write, op)
     kinds = list(layouts)
     for kind in kinds:

@@ -215,7 +215,8 @@ def _hold(
 class Expected:
     """What a problem's results must be, of the compared tokens int [n]: all, or some of long rows.
 
-    out f64 [n, Hq, D], lse f64 [n, Hq], allowed [n] error; in narrow dtypes root mean square of all.
+    out f64 [n, Hq, D], lse f64 [n, Hq], allowed [n] error; in narrow dtypes root mean square of
+    all.
     """
 
     tokens: np.ndarray

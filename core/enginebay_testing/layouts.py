@@ -119,7 +119,9 @@ def _tokens(layout: KVLayout, count: int, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def stacked(k: Any, v: Any) -> Any:
-    """K and V [..., width] as one array [2, ..., head_dim]; zeros after values that are narrower."""
+    """K and V [..., width] as one array [2, ..., head_dim]; zeros after values that are
+    narrower.
+    """
     xp = np if isinstance(k, np.ndarray) else jnp
     missing = [(0, 0)] * (v.ndim - 1) + [(0, k.shape[-1] - v.shape[-1])]
     return xp.stack([k, xp.pad(v, missing)])

@@ -1,4 +1,6 @@
-"""Any sequence of calls keeps a ledger's books: a model of the loop and of what lies in the pages."""
+"""Any sequence of calls keeps a ledger's books: a model of the loop and of what lies in the
+pages.
+"""
 
 from __future__ import annotations
 

@@ -192,7 +192,9 @@ def promises_never_exceed_what_is_free(books: Books) -> None:
 
 
 def refused_calls_change_nothing(books: Books) -> None:
-    """More than a row can have is refused, and the row can still be admitted, or go on, as before."""
+    """More than a row can have is refused, and the row can still be admitted, or go on, as
+    before.
+    """
     ledger = books.ledger
     free = ledger.num_free_tokens
     assert books.admit(0, free + 1) is None, f"{free + 1} tokens are promised, {free} were free"
@@ -272,7 +274,9 @@ def tables_of_rows_do_not_overlap(books: Books) -> None:
 
 
 def tables_hold_nothing_else(books: Books) -> None:
-    """A table's row is its lease's pages and zeros, whatever was there, in the order of the leases."""
+    """A table's row is its lease's pages and zeros, whatever was there, in the order of the
+    leases.
+    """
     leases = books.admit_small()
     written = books.tables(leases)
     for fill in (-1, 7):

@@ -1,5 +1,5 @@
-"""What the kit does with an op: the record that `Op.kit` names. The checks of a kernel are the cases
-of its op; ops without phases get them from their axes.
+"""What the kit does with an op: the record that `Op.kit` names. The checks of a kernel are the
+cases of its op; ops without phases get them from their axes.
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ def min_rows_are_positive(platform: Platform, registry: Registry) -> None:
 
 
 def devices_are_there(platform: Platform, registry: Registry) -> None:
-    """They are devices of this process, each once, in JAX's order, and the environment is theirs."""
+    """They are devices of this process, each once, in JAX's order, and the environment is
+    theirs.
+    """
     _needs_device(platform)
     devices = list(platform.devices())
     for device in devices:

@@ -158,7 +158,9 @@ class _Subject:
 
 
 def _cases(options: Any, seed: int) -> list[_Case]:
-    """What each options meet: usual logits, few possible tokens, equal ones, large ones, and none."""
+    """What each options meet: usual logits, few possible tokens, equal ones, large ones, and
+    none.
+    """
     rng = np.random.default_rng(seed)
     usual, other, large = (rng.normal(size=(3, VOCAB)) * [[2.0], [2.0], [40.0]]).astype(np.float32)
     half, one, none = (

@@ -19,7 +19,7 @@ from enginebay.background import Background
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.codec import decode, encode
-from enginebay.executor.commands import Command, SetParts, Step
+from enginebay.executor.commands import Command, Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.stepping.engine import StepEngine
@@ -60,20 +60,11 @@ class RecordingExecutor(Executor):
         self._file.write(FRAME.pack(kind, len(data)) + data)
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
-        if parts.swapped is None:
-            raise UnsupportedError(
-                "a function given to override() while commands are recorded",
-                "names and import paths, which another process can find",
-                "Give an import path such as package.module:function.",
-            )
-        self.write(COMMAND, encode(SetParts(parts.swapped)))
-        undo = self._inner.swap(parts)
-
-        def swap_back() -> None:
-            self.write(COMMAND, encode(SetParts({})))
-            undo()
-
-        return swap_back
+        raise UnsupportedError(
+            "a function given to override() while commands are recorded",
+            "names and import paths, which another process can find",
+            "Give an import path such as package.module:function.",
+        )
 
     def close(self) -> None:
         self._inner.close()

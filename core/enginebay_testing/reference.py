@@ -12,7 +12,8 @@ import numpy as np
 
 from enginebay.cache_shape import CacheShape
 from enginebay.compose.binding import OpsBinder
-from enginebay.compose.composition import Plan, make_sampler
+from enginebay.compose.composition import make_sampler
+from enginebay.compose.plan import Plan
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.bound import Ops

@@ -12,14 +12,11 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from enginebay.compose.composition import make_parts, make_plan
-from enginebay.compose.override import overridden_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import InputError
-from enginebay.executor.parts import EngineParts
 from enginebay_executor.local import LocalExecutor
 from enginebay_testing.recording import CONFIG, Replayed, frames, replay
 
@@ -30,20 +27,7 @@ def replay_here(path: Path) -> Replayed:
     if kind != CONFIG:
         raise InputError(f"{path}, which has no configuration", "a recording", "Record again.")
     plan = make_plan(EngineConfig.model_validate_json(data))
-
-    def resolve(names: Mapping[str, str]) -> EngineParts:
-        given: dict[str, object] = {}
-        for setting, name in names.items():
-            op, _, phase = setting.partition(".")
-            if phase:
-                phases = given.setdefault(op, {})
-                assert isinstance(phases, dict), f"settings of {op} name phases or none"
-                phases[phase] = name
-            else:
-                given[op] = name
-        return make_parts(overridden_plan(plan, given, check=False))
-
-    return replay(path, LocalExecutor(make_parts(plan), resolve))
+    return replay(path, LocalExecutor(make_parts(plan)))
 
 
 def main() -> int:

@@ -93,7 +93,9 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
 def _in_batches(
     run: Runner, logits: np.ndarray, params: list[Params], histories: list[History]
 ) -> np.ndarray:
-    """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are left over."""
+    """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are
+    left over.
+    """
     num, tokens = len(params), np.zeros(len(params), np.int32)
     for start in range(0, num, FEW_ROWS):
         some = slice(max(0, min(start, num - FEW_ROWS)), min(start + FEW_ROWS, num))

@@ -1,4 +1,6 @@
-"""Chats to text: a model's chat template, or a request's, rendered in a worker process with limits."""
+"""Chats to text: a model's chat template, or a request's, rendered in a worker process with
+limits.
+"""
 
 from __future__ import annotations
 

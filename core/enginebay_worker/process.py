@@ -121,7 +121,9 @@ class LimitedWorker:
         return outcome["answer"]
 
     def post(self, content: bytes, time_s: float) -> bool:
-        """Send bytes, without waiting for the answer. False when there is no process to take them."""
+        """Send bytes, without waiting for the answer. False when there is no process to take
+        them.
+        """
         process = self._process
         if process is None:
             return False

@@ -181,7 +181,9 @@ def _marked(message: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _cut(text: str) -> str:
-    """The text before MARK, stripped at its end where the template strips the text of its messages."""
+    """The text before MARK, stripped at its end where the template strips the text of its
+    messages.
+    """
     at = text.rfind(MARK.strip())
     if at < 0:
         raise jinja2.TemplateError(

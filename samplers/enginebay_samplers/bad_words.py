@@ -66,7 +66,9 @@ class BadWords(LogitsProcessor):
         }
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """RequestError for too many sequences, too long ones, and ids that the model does not have."""
+        """RequestError for too many sequences, too long ones, and ids that the model does
+        not have.
+        """
         vocab, sequences = facts.sizes.vocab_size, options.sequences
         check_number("bad words", len(sequences), MAX_SEQUENCES)
         last = np.full(MAX_SEQUENCES, vocab)

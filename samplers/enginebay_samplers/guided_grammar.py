@@ -76,7 +76,9 @@ SIGNS = {
 
 
 MAX_REASON = 1000
-"""Characters of a reason of llguidance's that a refusal holds: it may quote a line of the grammar."""
+"""Characters of a reason of llguidance's that a refusal holds: it may quote a line of the
+grammar.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class _Words:
 
 
 class Llguidance(GrammarLibrary):
-    """llguidance over one tokenizer. Whitespace in JSON is compact, unless a schema says otherwise."""
+    """llguidance over one tokenizer. Whitespace in JSON is compact, unless a schema says
+    otherwise.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS
@@ -220,7 +224,9 @@ class LlguidanceConstraint(Constraint):
 
 
 def _definition(structure: Structure) -> str:
-    """The grammar as llguidance takes it. RequestError for what it would misread or hold in part."""
+    """The grammar as llguidance takes it. RequestError for what it would misread or hold in
+    part.
+    """
     text = structure.text
     if structure.form in {"json_schema", "json_object"}:
         reason = why_not(json.loads(text))

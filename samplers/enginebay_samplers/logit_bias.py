@@ -36,7 +36,9 @@ class LogitBiasOptions(BaseModel):
 
 
 class LogitBias(LogitsProcessor):
-    """logits + bias, as the OpenAI API has it: -100 all but bans a token, 100 all but chooses it."""
+    """logits + bias, as the OpenAI API has it: -100 all but bans a token, 100 all but
+    chooses it.
+    """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """Token ids, the vocabulary's size where there is none, and what is added to them."""

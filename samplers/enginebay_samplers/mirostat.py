@@ -1,4 +1,6 @@
-"""The processor mirostat: cuts unlikely tokens off so that the text's surprise stays near a target."""
+"""The processor mirostat: cuts unlikely tokens off so that the text's surprise stays near a
+target.
+"""
 
 from __future__ import annotations
 

@@ -120,7 +120,9 @@ def given_back(row: RunningView) -> int:
 
 
 def decodable(rows: Iterable[RunningView], limits: Limits) -> list[RunningView]:
-    """The rows that decode now: those whose prompt is done, as many as the budget has tokens for."""
+    """The rows that decode now: those whose prompt is done, as many as the budget has tokens
+    for.
+    """
     ready = [row for row in rows if row.num_left == 0 and row.max_new_left > 0]
     return ready[: limits.max_num_batched_tokens]
 

@@ -1,4 +1,6 @@
-"""Fair among tenants: whoever was served least goes first, however many requests the others queue."""
+"""Fair among tenants: whoever was served least goes first, however many requests the others
+queue.
+"""
 
 from __future__ import annotations
 

@@ -199,7 +199,9 @@ def _chosen(names: tuple[str, ...], args: argparse.Namespace) -> list[str]:
 
 
 def _write_metadata(tree: Path, folder: Path) -> None:
-    """The entry points of a tree, as an installed distribution has them, in a folder of their own."""
+    """The entry points of a tree, as an installed distribution has them, in a folder of
+    their own.
+    """
     info = folder / "enginebay-0.1.0.dist-info"
     if info.exists():
         return

@@ -84,7 +84,9 @@ def test_every_script_is_run() -> None:
 @pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_valid_and_its_cells_run_in_order(path: Path) -> None:
-    """nbformat 4.5 as its schema wants it, without outputs, so that a change is a change of a cell."""
+    """nbformat 4.5 as its schema wants it, without outputs, so that a change is a change of
+    a cell.
+    """
     notebook = json.loads(path.read_text(encoding="utf-8"))
     assert set(notebook) == {"cells", "metadata", "nbformat", "nbformat_minor"}
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)

@@ -240,7 +240,9 @@ class Derived:
     tied: bool
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON holds them; numbers have the nine digits that tell f32 values apart."""
+        """The fields as JSON holds them; numbers have the nine digits that tell f32 values
+        apart.
+        """
         fields = dataclasses.asdict(self)
         for name in ("inverse_frequencies", "activation"):
             fields[name] = [float(f"{value:.9g}") for value in fields[name]]

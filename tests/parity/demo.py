@@ -24,7 +24,9 @@ def prompts() -> list[list[int]]:
 
 
 def make() -> None:
-    """Store greedy tokens, and the TOP best logits after each prompt with their ids (needs torch)."""
+    """Store greedy tokens, and the TOP best logits after each prompt with their ids (needs
+    torch).
+    """
     from tests.parity.reference import greedy, load_reference, logits_of
 
     model = load_reference(FOLDER, "float32")

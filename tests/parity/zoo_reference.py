@@ -24,7 +24,9 @@ def transformers_model(one: Generated) -> Any:
 
 
 def derived(one: Generated) -> Derived | str:
-    """What transformers derives in one uncached forward of max_model_len tokens, or the exception."""
+    """What transformers derives in one uncached forward of max_model_len tokens, or the
+    exception.
+    """
     import torch
     from transformers.activations import ACT2FN
 

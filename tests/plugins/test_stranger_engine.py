@@ -1,5 +1,5 @@
-"""A stranger's engine: listed, chosen, and planned by what it says of its steps, without a line of ours
-about it; its own tests are run by `.ci/run plugin`.
+"""A stranger's engine: listed, chosen, and planned by what it says of its steps, without a line of
+ours about it; its own tests are run by `.ci/run plugin`.
 """
 
 from __future__ import annotations

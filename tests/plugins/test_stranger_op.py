@@ -1,5 +1,5 @@
-"""A stranger's op: listed, chosen, checked and explained, without a line of ours about it; its own tests
-are run by `.ci/run plugin`.
+"""A stranger's op: listed, chosen, checked and explained, without a line of ours about it; its own
+tests are run by `.ci/run plugin`.
 """
 
 from __future__ import annotations

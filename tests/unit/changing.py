@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.compose.composition import Composed, Plan, Progress, build
+from enginebay.compose.composition import Composed, Progress, build
+from enginebay.compose.plan import Plan
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView
 

@@ -108,7 +108,9 @@ def new_table() -> SequenceBuffer:
 
 @functools.cache
 def served_tables() -> Iterator[SequenceBuffer]:
-    """Tables of three engines that have served a request, in turn: views, emptied before each use."""
+    """Tables of three engines that have served a request, in turn: views, emptied before
+    each use.
+    """
 
     def turns() -> Iterator[SequenceBuffer]:
         for engine in itertools.cycle([working_engine() for _ in range(3)]):

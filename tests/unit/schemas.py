@@ -15,7 +15,9 @@ CONSTANTS = (None, True, -3, 2.5, "é\n", [1, "two"], {"k": []})
 
 
 def bounded_schema(rng: np.random.Generator) -> dict[str, Any]:
-    """A schema of whose values few are longer than some 200 bytes, with the keywords that are held."""
+    """A schema of whose values few are longer than some 200 bytes, with the keywords that
+    are held.
+    """
     return _schema(rng, 2) | {"$defs": {"own": _schema(rng, 0)}}
 
 

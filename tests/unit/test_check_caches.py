@@ -1,4 +1,6 @@
-"""`enginebay check engine:NAME` runs the suite of ledgers on an engine's example, or says why it cannot."""
+"""`enginebay check engine:NAME` runs the suite of ledgers on an engine's example, or says why it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def failing() -> LedgerExample:
 
 
 def verdicts(example: Callable[[], Any]) -> dict[str, tuple[str, str]]:
-    """(verdict, detail) of each case of the ledger but the one of any sequence of calls, which takes
-    seconds, and of the declaration.
+    """(verdict, detail) of each case of the ledger but the one of any sequence of calls, which
+    takes seconds, and of the declaration.
     """
     said = {"ledger_example": f"{__name__}:{example.__name__}"}
     registry = with_parts(Declaration("engine", "mine", TARGET, capabilities=said))

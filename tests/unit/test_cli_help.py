@@ -1,4 +1,6 @@
-"""Help texts: every flag says what it does and what it is when it is not given; settings by flag."""
+"""Help texts: every flag says what it does and what it is when it is not given; settings by
+flag.
+"""
 
 from __future__ import annotations
 

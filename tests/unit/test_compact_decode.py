@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.compose.composition import Plan
+from enginebay.compose.plan import Plan
 from enginebay_executor.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY

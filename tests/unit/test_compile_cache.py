@@ -25,7 +25,9 @@ SETTINGS = (
 
 @pytest.fixture(autouse=True)
 def no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """JAX without a folder, a user whose cache is in tmp_path, and everything as it was at the end."""
+    """JAX without a folder, a user whose cache is in tmp_path, and everything as it was at
+    the end.
+    """
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

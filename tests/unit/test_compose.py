@@ -110,7 +110,9 @@ ON_NPU = dataclasses.replace(CAPS, platforms=frozenset({"npu"}), layouts=("tpu_r
 
 @dataclasses.dataclass(frozen=True)
 class ForeignAttention(XlaAttention):
-    """Attention for a device that is not here, with the highest priority; interpreted, it is XLA's."""
+    """Attention for a device that is not here, with the highest priority; interpreted, it is
+    XLA's.
+    """
 
     name: str = "foreign"
     priority: int = 100

@@ -1,4 +1,6 @@
-"""Configuration: precedence of its sources, merging, refusals, export, and `auto` resolved purely."""
+"""Configuration: precedence of its sources, merging, refusals, export, and `auto` resolved
+purely.
+"""
 
 from __future__ import annotations
 

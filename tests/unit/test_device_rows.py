@@ -190,7 +190,9 @@ def history_after_a_hit(engine: StepEngine, params: SamplingParams, num_cached: 
 
 @dataclasses.dataclass
 class Warm:
-    """An engine after warmup(), how many programs that compiled, and the error of a step before it."""
+    """An engine after warmup(), how many programs that compiled, and the error of a step
+    before it.
+    """
 
     llm: LLM
     num_programs: int

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
-from enginebay.compose.composition import Plan, make_engine, make_plan
+from enginebay.compose.composition import make_engine, make_plan
+from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay_executor.local import runner_of
 from enginebay_testing.reference import ReferenceModel

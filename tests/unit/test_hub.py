@@ -1,4 +1,6 @@
-"""Models come from the hub: a small local server speaks its protocol, and HF_ENDPOINT points to it."""
+"""Models come from the hub: a small local server speaks its protocol, and HF_ENDPOINT points
+to it.
+"""
 
 from __future__ import annotations
 

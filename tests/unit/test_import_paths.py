@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.compose.composition import Plan, make_plan
+from enginebay.compose.composition import make_plan
+from enginebay.compose.plan import Plan
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, EnginebayError, IncorrectError, InputError
 from tests.unit.serving import SIZES

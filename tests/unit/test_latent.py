@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from enginebay import EngineConfig
-from enginebay.compose.composition import Plan, make_engine, make_plan
+from enginebay.compose.composition import make_engine, make_plan
+from enginebay.compose.plan import Plan
 from enginebay.compose.quick import quick_check
 from enginebay.errors import (
     CheckpointError,

@@ -1,5 +1,5 @@
-"""LFM2: what the family reads from config.json, what is refused to models with a recurrent state, and
-the tokens of transformers on the engines.
+"""LFM2: what the family reads from config.json, what is refused to models with a recurrent state,
+and the tokens of transformers on the engines.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ COMPACT = {"kernels": {"attention": "xla"}, "layout": "hnd"}
 def test_rows_have_the_tokens_of_transformers(
     engine: Any, mesh: int, more: dict[str, Any], folder: str
 ) -> None:
-    """On several devices, with too few pages, with a compact copy of keys and values in each decode,
-    and where rows decode beside prompts.
+    """On several devices, with too few pages, with a compact copy of keys and values in each
+    decode, and where rows decode beside prompts.
     """
     if len(jax.devices()) < mesh:
         pytest.skip(f"needs {mesh} devices, there are {len(jax.devices())}")

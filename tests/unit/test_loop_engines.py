@@ -1,4 +1,6 @@
-"""The serving loop on real engines: threads, failures and preemption. The rest is in test_loop.py."""
+"""The serving loop on real engines: threads, failures and preemption. The rest is in
+test_loop.py.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def test_steps_behind_a_failed_one_are_never_read(start: Loops) -> None:
 
 
 def order_of_steps(start: Loops, **changes: Any) -> list[str]:
-    """What is launched and read from the moment on in which a second request joins one that runs."""
+    """What is launched and read from the moment on in which a second request joins one that
+    runs.
+    """
     loop, seen = start(**changes), []
     pauses = Pauses(loop, after=3)
 

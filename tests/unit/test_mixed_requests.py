@@ -175,7 +175,9 @@ def resident_mib() -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Figures of one round; `abandoned` counts the requests that their callers left or cancelled."""
+    """Figures of one round; `abandoned` counts the requests that their callers left or
+    cancelled.
+    """
 
     seconds: float
     abandoned: int

@@ -21,7 +21,9 @@ PROMPTS = [np.random.default_rng(n).integers(0, 96, n).tolist() for n in (5, 40,
 
 
 def params(**fields: Any) -> list[SamplingParams]:
-    """Some end early, so that a row may end in a step that is not read when the next is launched."""
+    """Some end early, so that a row may end in a step that is not read when the next is
+    launched.
+    """
     return [
         SamplingParams(max_tokens=6 + 5 * (i % 4), ignore_eos=True, seed=i, **fields)
         for i in range(len(PROMPTS))

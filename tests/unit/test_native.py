@@ -218,7 +218,9 @@ def spec(group: int, head_dim: int, dtype: str = "float32", **fields: Any) -> At
 def case(
     name: str, of: AttnSpec, lengths: tuple[int, ...] = (1, 0, 50, 16, 33), **fields: Any
 ) -> AttentionCase:
-    """A decode step with rows of these lengths over shuffled pages; 0 is a row that takes no part."""
+    """A decode step with rows of these lengths over shuffled pages; 0 is a row that takes no
+    part.
+    """
     q_lens = tuple(min(1, length) for length in lengths)
     return AttentionCase(f"native_{name}", "decode", q_lens, lengths, of, **fields)
 

@@ -282,7 +282,9 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def without_compiler(user: Path, *commands: list[str], **variables: str) -> tuple[list[str], str]:
-    """Lines of stdout, and stderr, of commands in a fresh process that has a PATH without programs."""
+    """Lines of stdout, and stderr, of commands in a fresh process that has a PATH without
+    programs.
+    """
     nothing = user / "nothing"
     nothing.mkdir()
     done = subprocess.run(

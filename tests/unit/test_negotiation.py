@@ -51,7 +51,9 @@ COMPACT = kernel(page_size=lambda size: size == 64, compact_decode=True)
 
 
 def planned(impl: str, *layers: Mapping[str, Any]) -> Reason:
-    """Why attention of decode steps is what it is, with the kernel `impl` of this module installed."""
+    """Why attention of decode steps is what it is, with the kernel `impl` of this module
+    installed.
+    """
     registry = with_parts(Declaration("kernel", "stranger", f"{__name__}:{impl}", op="attention"))
     plan = make_plan(make_config(SMALL, *layers), registry)
     return choice(plan.reasons, "kernels.attention.decode")

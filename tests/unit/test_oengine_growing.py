@@ -102,7 +102,9 @@ def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(
 def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_be(
     expected: Expected,
 ) -> None:  # holds OG1
-    """Prefixes that are kept take the first pages, so that a request that fits in them gets others."""
+    """Prefixes that are kept take the first pages, so that a request that fits in them gets
+    others.
+    """
     with make_llm() as llm:
         for number in range(4):
             tokens(llm, [[number + 4 * i for i in range(17)]], SHORT)

@@ -144,7 +144,9 @@ def test_the_last_token_is_always_computed_on_a_copy_of_its_page() -> None:
 
 
 def test_a_cached_prompt_is_admitted_where_only_its_own_pages_are_left() -> None:
-    """Then the page to be copied is itself taken: what is in it is still there when the copy runs."""
+    """Then the page to be copied is itself taken: what is in it is still there when the copy
+    runs.
+    """
     ledger = make_ledger(num_pages=4)
     run(ledger, 0, prompt(16))
     lease = admit(ledger, 0, prompt(16), more=8)

@@ -1,5 +1,5 @@
-"""What tools make of an op whose record names none of their own: quick cases, the reference in float64,
-and the bytes of a call.
+"""What tools make of an op whose record names none of their own: quick cases, the reference in
+float64, and the bytes of a call.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def test_typical() -> None:
 
 
 def test_xtc() -> None:
-    """Whether it happens is read from the key as the processor's contract says; how often, below."""
+    """Whether it happens is read from the key as the processor's contract says; how often,
+    below.
+    """
     stream = 0x585443
 
     def oracle(row: Row) -> np.ndarray:

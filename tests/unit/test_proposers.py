@@ -1,5 +1,5 @@
-"""What is drafted, when, and who may be asked: the n-gram look-up, a row's draft stats, and the choice
-of a proposer.
+"""What is drafted, when, and who may be asked: the n-gram look-up, a row's draft stats, and the
+choice of a proposer.
 """
 
 from __future__ import annotations

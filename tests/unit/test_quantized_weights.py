@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
-from enginebay.compose.composition import Plan, make_plan
+from enginebay.compose.composition import make_plan
+from enginebay.compose.plan import Plan
 from enginebay.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
 from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes

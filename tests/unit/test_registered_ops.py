@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.compose.composition import Plan, make_plan
+from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
 from enginebay.compose.override import overridden_plan
+from enginebay.compose.plan import Plan
 from enginebay.config import Reason, make_config
 from enginebay.errors import IncorrectError, InputError, UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration

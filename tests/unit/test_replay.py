@@ -21,7 +21,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.codec import decode
-from enginebay.executor.commands import Drop, PageIn, PageOut, SetTables, Step
+from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, SetTables, Step
 from enginebay.ops.spec import Bucket
 from enginebay.stepping.engine import StepEngine
 from enginebay_executor.local import runner_of
@@ -222,6 +222,44 @@ def request(number: int) -> tuple[str, SamplingParams]:
     return prompt, SamplingParams(**(plain | kinds[kind]))
 
 
+def replayed_elsewhere(path: Path) -> Any:
+    """What a fresh process found that ran the commands of a file."""
+    words = [sys.executable, "-m", "enginebay_testing.replay", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_swaps_of_a_kernel_and_the_sampler_are_replayed_in_another_process(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 32}
+    path, prompts = tmp_path / "run", [list(range(5, 12)), list(range(30, 40))]
+    params = SamplingParams(max_tokens=6, temperature=0.8, seed=3, ignore_eos=True)
+
+    def tokens(llm: LLM) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+    with LLM(BRIEF, engine="oengine", dtype="float32", **sizes) as llm, recording(llm, path):
+        plain = tokens(llm)
+        with llm.override(attention={"decode": "xla"}, linear="xla"):
+            tokens(llm)
+            with llm.override(sampler="tests.unit.test_swapping_parts:least"):
+                worst = tokens(llm)
+        with llm.override(sampler="standard"):
+            assert tokens(llm) == plain
+    assert worst != plain
+    named = [
+        dict(command.names)
+        for kind, data in frames(path)
+        if kind == b"C" and isinstance(command := decode(data), SetParts)
+    ]
+    kernels = {"attention.decode": "xla", "linear": "xla"}
+    least = {"sampler": "tests.unit.test_swapping_parts:least"}
+    assert named == [kernels, kernels | least, {}, {}, {"sampler": "standard"}, {}]
+    found = replayed_elsewhere(path)
+    assert (found["different_steps"], found["arrays_are_equal"]) == ([], True)
+
+
 @pytest.mark.slow
 def test_two_thousand_requests_are_replayed_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -251,10 +289,7 @@ def test_two_thousand_requests_are_replayed_in_another_process(
             step = f" {command.program.kind}" if isinstance(command, Step) else ""
             kinds[type(command).__name__ + step] += 1
     assert {"Make", "Grow", "WriteRows", "CopyPages", "Step verify"} <= set(kinds)
-    words = [sys.executable, "-m", "enginebay_testing.replay", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    found = replayed_elsewhere(path)
     sys.stdout.write(f"{num_tokens} tokens, {path.stat().st_size} bytes, {dict(kinds)}\n{found}\n")
     assert found["num_commands"] == kinds.total()
     assert (found["different_steps"], found["arrays_are_equal"]) == ([], True)

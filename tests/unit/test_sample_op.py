@@ -132,7 +132,9 @@ def test_noise_of_the_oracle_is_that_of_the_op() -> None:
 
 
 def test_a_row_of_top_k_1_sends_nobody_over_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even when all its tokens are equal, as those of a padding row may be: the best few settle it."""
+    """Even when all its tokens are equal, as those of a padding row may be: the best few
+    settle it.
+    """
     widths: list[int] = []
 
     def recorded(seeds: jax.Array, ids: jax.Array) -> jax.Array:

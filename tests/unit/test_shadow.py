@@ -1,4 +1,6 @@
-"""Shadow mode: what it reports, and that nothing it runs can change a token or a bit of the cache."""
+"""Shadow mode: what it reports, and that nothing it runs can change a token or a bit of the
+cache.
+"""
 
 from __future__ import annotations
 

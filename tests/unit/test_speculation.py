@@ -144,7 +144,9 @@ def test_a_row_may_end_at_the_last_place_of_the_cache(made: Changing) -> None:
 
 
 def test_what_rejected_drafts_left_behind_is_never_found_again(made: Changing) -> None:
-    """The text that was generated is a prompt now: pages that were published hold it, and no draft."""
+    """The text that was generated is a prompt now: pages that were published hold it, and no
+    draft.
+    """
     prompt = prompts_of(90, (10,), seed=12)[0]
     plain, [text] = plain_and_known(made, [prompt], greedy(NUM_NEW + 8))
     drafted = tokens_of(run(made, [prompt], greedy(NUM_NEW), Oracle([text], wrong_every=3)))

@@ -1,4 +1,6 @@
-"""Recurrent states in the books of the paged engine: places, snapshots, and what goes on from them."""
+"""Recurrent states in the books of the paged engine: places, snapshots, and what goes on
+from them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Text given out part by part is the text of the whole; stop texts are found wherever tokens end."""
+"""Text given out part by part is the text of the whole; stop texts are found wherever tokens
+end.
+"""
 
 from __future__ import annotations
 

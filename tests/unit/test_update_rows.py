@@ -18,7 +18,9 @@ NUM_ROWS = 7
 
 
 def _update(values: Any, of: Any) -> Any:
-    """Of each row by itself: the table's rows times the factor plus their own sum, and a counter."""
+    """Of each row by itself: the table's rows times the factor plus their own sum, and a
+    counter.
+    """
     table, count = values
     return table * of["factor"][:, None] + table.sum(axis=1, keepdims=True), count + 1
 

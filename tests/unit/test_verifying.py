@@ -247,7 +247,9 @@ def test_a_row_may_end_at_the_last_place_of_the_cache(pages: Changing, slots: Ch
 def test_what_rejected_drafts_left_behind_is_never_found_again(
     pages: Changing, reference: ReferenceModel
 ) -> None:
-    """The text that was generated is a prompt now: pages that were published hold it, and no draft."""
+    """The text that was generated is a prompt now: pages that were published hold it, and no
+    draft.
+    """
     prompt = prompts_of(90, (10,), seed=12)[0]
     _, known = plain_and_known(pages, [prompt], greedy(NUM_NEW))
     text = (

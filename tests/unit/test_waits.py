@@ -19,7 +19,7 @@ import pytest
 
 from enginebay import LLM, waits
 from enginebay.compose import composition
-from enginebay.compose.composition import make_title
+from enginebay.compose.plan import make_title
 from enginebay.engine import Compilations
 from enginebay.errors import UnsupportedError
 from enginebay.llm import llm

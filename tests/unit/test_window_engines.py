@@ -1,5 +1,5 @@
-"""The engines' conformance suite on a model with a window in some layers: the window is shorter than
-a chunk, and the context many windows long.
+"""The engines' conformance suite on a model with a window in some layers: the window is shorter
+than a chunk, and the context many windows long.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ class Quantised(HndLayout):
         return {"k": 1, "v": 1, "k_scale": 1, "v_scale": 1}
 
     def scales(self, x: jax.Array) -> jax.Array:
-        """f32 [tokens, heads]: the largest value of each head of each token over 127, in eight bits,
-        so that the product with a value of eight bits is exact.
+        """f32 [tokens, heads]: the largest value of each head of each token over 127, in eight
+        bits, so that the product with a value of eight bits is exact.
         """
         scale = jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(axis=-1), 1e-20) / 127
         return jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)

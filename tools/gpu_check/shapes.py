@@ -1,4 +1,6 @@
-"""Random checkpoints of the shapes of real models, written fast, and what a step must read of them."""
+"""Random checkpoints of the shapes of real models, written fast, and what a step must read
+of them.
+"""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ TAPS, BEFORE = 3, 64
 
 
 def short_conv_problem(shape: Shape, setting: BenchSetting) -> Problem:
-    """The step's tokens, as wide as the model's hidden states, with a place of each row in a pool of
-    five times as many. Rows of a prefill begin in it; a mixed step has one chunk behind rows of one
-    token.
+    """The step's tokens, as wide as the model's hidden states, with a place of each row in a pool
+    of five times as many. Rows of a prefill begin in it; a mixed step has one chunk behind rows of
+    one token.
     """
     rows, tokens, width = shape.batch, shape.num_tokens(), shape.layer.hidden
     new = np.full(rows, tokens // rows if shape.mode == "prefill" else 1, np.int32)

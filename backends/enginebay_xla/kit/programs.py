@@ -1,5 +1,5 @@
-"""What the built-in ops without phases are compiled at for devices that are not there: sizes of real
-models.
+"""What the built-in ops without phases are compiled at for devices that are not there: sizes of
+real models.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def rope(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpPro
 
 
 def _caches(layouts: Layouts) -> Iterable[tuple[int, KVLayout]]:
-    """Tokens and the cache that they are written to; in the installed layouts where none are given."""
+    """Tokens and the cache that they are written to; in the installed layouts where none are
+    given.
+    """
     for kind in layouts or installed_layouts().values():
         for tokens in (32, 2048):
             for heads, head_dim, dtype in CACHES:

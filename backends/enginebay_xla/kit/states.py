@@ -29,8 +29,8 @@ CHANNELS, TAPS = 2048, 3
 
 
 def row_lengths(kind: str, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """New tokens and tokens before them, int32 [rows] each, of the axis `lengths`, in the order of a
-    step's rows.
+    """New tokens and tokens before them, int32 [rows] each, of the axis `lengths`, in the order of
+    a step's rows.
     """
     new, before = rng.integers(1, 12, rows), rng.integers(1, 30, rows) * rng.integers(0, 2, rows)
     if kind == "one_each":

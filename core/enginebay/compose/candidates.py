@@ -31,9 +31,9 @@ def candidates(
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
     With `is_sharded`, implementations that declare the capability sharded = False are refused. So
-    are implementations whose capability `layouts` lacks `layout`, or whose capability `quantizations` lacks the method
-    of the weights that the op is given. Of the names in `interpret`,
-    those that are made for another platform serve this one by interpretation.
+    are implementations whose capability `layouts` lacks `layout`, or whose capability
+    `quantizations` lacks the method of the weights that the op is given. Of the names in
+    `interpret`, those that are made for another platform serve this one by interpretation.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
     unable = [

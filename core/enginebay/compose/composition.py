@@ -10,82 +10,36 @@ from typing import Any
 
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
-from enginebay.compose.kernels import ChosenKernels, choose_kernels
+from enginebay.compose.kernels import choose_kernels
+from enginebay.compose.override import by_op, overridden_plan
 from enginebay.compose.partition import split_model
+from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform, why_not
-from enginebay.compose.processors import ChosenProcessors, choose_processors
+from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, NamedFact, resolve
-from enginebay.compose.sampling_defaults import (
-    NO_DEFAULTS,
-    SamplingDefaults,
-    choose_sampling_defaults,
-)
-from enginebay.compose.shadowing import ChosenShadow, choose_shadow
+from enginebay.compose.sampling_defaults import choose_sampling_defaults
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.compose.weights import choose_weight_format
-from enginebay.config import NO_PROPOSER, EngineConfig, Reason
+from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, Choice, KernelChoice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
-from enginebay.executor.parts import EngineParts, engine_title, weight_bytes
-from enginebay.executor.sharding import Placement, make_placement
-from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
+from enginebay.executor.parts import EngineParts, weight_bytes
+from enginebay.executor.sharding import make_placement
+from enginebay.model import Checkpoint, ModelFamily, with_cache_dtypes
 from enginebay.ops.bound import SampleOp
-from enginebay.platform import Platform
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 from enginebay.waits import waiting
-from enginebay.weights import Weight, WeightFormat
+from enginebay.weights import Weight
 
 log = logging.getLogger("enginebay.compose")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is, and how much there is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything chosen, nothing allocated: what `explain` shows and `build` makes."""
-
-    registry: Registry
-    config: EngineConfig
-    reasons: tuple[Reason, ...]
-    platform: Platform
-    checkpoint: Checkpoint
-    model: Model
-    placement: Placement
-    kernels: ChosenKernels
-    processors: ChosenProcessors
-    weight_format: WeightFormat
-    shadow: ChosenShadow | None = None
-    sampling_defaults: SamplingDefaults = NO_DEFAULTS
-    """What the checkpoint says of sampling fields that a request leaves out."""
-    swapped: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
-    """See EngineParts."""
-
-    def load_weights(
-        self,
-        checkpoint: Checkpoint | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> dict[str, Weight]:
-        """The model's weights as the plan stores and places them, from another checkpoint of the
-        same model if one is given.
-        """
-        return (checkpoint or self.checkpoint).load_weights(
-            self.model,
-            dtype=self.weight_format.dtype,
-            place=self.placement.weight,
-            quantization=self.weight_format.quantization,
-            verify=self.config.verify_weights,
-            progress=progress,
-        )
-
-
-def make_title(plan: Plan) -> str:
-    """The engine of a plan with its attention kernels, for whoever waits for it."""
-    return engine_title(plan.config, plan.kernels.names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,14 +174,19 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         with waiting(f"loading the weights of {plan.checkpoint.folder}"):
             return plan.load_weights(progress=report)
 
+    def changed(parts: Mapping[str, object]) -> EngineParts:
+        return make_parts(overridden_plan(plan, by_op(parts), check=False))
+
     return EngineParts(
         config=config,
         model=plan.model,
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, info, plan.placement),
-        sampler=make_sampler(registry, config, plan.kernels.bound(plan.placement)["sample"]),
+        sampler=plan.sampler
+        or make_sampler(registry, config, plan.kernels.bound(plan.placement)["sample"]),
         processors=plan.processors.processors,
-        has_greedy=bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),
+        has_greedy=plan.sampler is None
+        and bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),
         platform=plan.platform,
         placement=plan.placement,
         make_executor=registry.load(registry.find("executor", config.executor)),
@@ -241,7 +200,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         kernels=plan.kernels.names,
         custom_calls=plan.kernels.custom_calls,
         shadow=shadow,
-        swapped=plan.swapped,
+        changed=changed,
     )
 
 

@@ -59,8 +59,8 @@ class ChosenKernels:
     """Where configurations are looked up before an implementation's own default is taken."""
 
     def bound(self, placement: Placement) -> dict[str, Any]:
-        """The plain ops, split over devices, each with the configurations that are tuned for it; a fused op that no
-        implementation computes is composed of its parts.
+        """The plain ops, split over devices, each with the configurations that are tuned for it; a
+        fused op that no implementation computes is composed of its parts.
         """
         bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
         if placement.mesh is not None:

@@ -1,27 +1,41 @@
-"""Plans with other implementations in the place of chosen ones: given in Python, registered or not."""
+"""Plans with other implementations in the place of chosen ones: given in Python, registered
+or not.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
+
+import jax
+import numpy as np
 
 from enginebay.compose.candidates import why_not_declared
-from enginebay.compose.composition import Plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.import_paths import import_path, refuse_uncallable
 from enginebay.compose.negotiate import why_not
 from enginebay.compose.ops import ATTENTION
+from enginebay.compose.plan import Plan
 from enginebay.compose.quick import quick_check
 from enginebay.config import NO_QUANTIZATION, Reason
-from enginebay.config_sections import PHASES
-from enginebay.errors import InputError, UnsupportedError, unknown_name
+from enginebay.config_sections import PHASES, Choice
+from enginebay.errors import (
+    IncorrectError,
+    InputError,
+    UnsupportedError,
+    shown_text,
+    unknown_name,
+)
 from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
 from enginebay.ops.spec import AttnSpec
 from enginebay.registry import Entry
+from enginebay.sampler import DeviceParams, Sampler, SamplingState
+from enginebay.types import ROW_VALUES
 
+SAMPLER = "sampler"
 GIVEN = "given to override()"
 SWITCH = "check=False"
 
@@ -45,9 +59,21 @@ class _Given:
         return tuple(f"{self.op}.{phase}" for phase in self.phases) or (self.op,)
 
 
+def by_op(parts: Mapping[str, object]) -> dict[str, object]:
+    """Parts by setting, such as "attention.decode", as `overridden_plan` takes them."""
+    found: dict[str, object] = {}
+    for setting, part in parts.items():
+        op, _, phase = setting.partition(".")
+        if phase:
+            cast("dict[str, object]", found.setdefault(op, {}))[phase] = part
+        else:
+            found[op] = part
+    return found
+
+
 def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
     """`plan` with other implementations by op: functions, objects, names, import paths, or for
-    attention a mapping from phases to these; None is none.
+    attention a mapping from phases to these; None is none. "sampler" is the sampler.
 
     The cache keeps its layout. InputError for what cannot be an implementation, UnsupportedError
     for one that cannot serve the model or the layout here, IncorrectError for one that fails its
@@ -58,15 +84,15 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         raise InputError(
             "override() of nothing", "an implementation of at least one op", "Name the op."
         )
+    sampler = given.pop(SAMPLER, None)
+    if sampler is not None:
+        plan = _with_sampler(plan, sampler, check=check)
     kernels = plan.kernels
     attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
     told: dict[str, Reason] = {}
-    swapped = None if plan.swapped is None else dict(plan.swapped)
+    swapped = dict(plan.swapped)
     for one in (one for op, value in given.items() for one in _read(plan, op, value)):
-        if not isinstance(one.given, str):
-            swapped = None
-        elif swapped is not None:
-            swapped |= dict.fromkeys(one.settings, one.given)
+        swapped |= dict.fromkeys(one.settings, one.given)
         why = f"{GIVEN}, {_checked(plan, one, check=check)}"
         for setting in one.settings:
             names[setting] = one.name
@@ -79,6 +105,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             ops = kernels.ops.values()
             for fused in {op.name for op in ops if one.op in op.made_of} - set(given):
                 plain.pop(fused, None)
+                swapped.pop(fused, None)
                 names[fused] = COMPOSED
                 told[f"kernels.{fused}"] = Reason(
                     f"kernels.{fused}",
@@ -101,6 +128,55 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     return dataclasses.replace(plan, kernels=changed, reasons=reasons, swapped=swapped)
 
 
+def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
+    """`plan` with another sampler: a registered name, an import path, or a function."""
+    name, sampler, choice = str(given), None, plan.config.sampler
+    if isinstance(given, str) and not is_import_path(given):
+        entry, why = plan.registry.find(SAMPLER, given), f"{GIVEN}, registered"
+        before = plan.registry.find(SAMPLER, choice.name)
+        reason = entry.why_not_on(plan.platform.env().platform)
+        if entry.capability("greedy_only") and not before.capability("greedy_only"):
+            reason = f"it is greedy only, and requests may ask for more of {choice.name}"
+        if reason is not None:
+            raise UnsupportedError(
+                f"sampler = {given!r} cannot be used here ({reason})",
+                "a sampler that serves all requests of the present one",
+                "Choose another, or make the LLM with it.",
+            )
+        choice = Choice(name=given)
+    else:
+        sampler = cast("Sampler", import_path(given, SAMPLER) if isinstance(given, str) else given)
+        name = given if isinstance(given, str) else getattr(given, "__qualname__", name)
+        why = f"{GIVEN}, {'can be traced' if check else 'not checked'}"
+        if check:
+            _trace(sampler, name, plan.model.info.vocab_size)
+    return dataclasses.replace(
+        plan,
+        config=plan.config.model_copy(update={SAMPLER: choice}),
+        sampler=sampler,
+        reasons=_replaced(plan.reasons, {SAMPLER: Reason(SAMPLER, name, why)}),
+        swapped={**plan.swapped, SAMPLER: given},
+    )
+
+
+def _trace(sampler: Sampler, name: str, vocab_size: int) -> None:
+    """IncorrectError for a sampler that does not give token ids int32 [S]."""
+    rows = {f: jax.ShapeDtypeStruct((2,), one.dtype) for f, one in ROW_VALUES.items()}
+    counts, keys = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((2, 2), np.uint32)
+    history = jax.ShapeDtypeStruct((2, 8), np.int32)
+    state = SamplingState(keys, counts, DeviceParams(**rows), history, counts)  # type: ignore[arg-type]
+    try:
+        found = jax.eval_shape(sampler, jax.ShapeDtypeStruct((2, vocab_size), np.float32), state)
+        if (found.shape, found.dtype) != ((2,), np.int32):
+            raise TypeError(f"it gives {found}")
+    except Exception as error:  # a stranger's function may raise anything
+        raise IncorrectError(
+            f"sampler {name}, which cannot be traced ({shown_text(str(error))})",
+            "a function (logits f32 [S, vocab], SamplingState) that returns token ids int32 [S]",
+            f"Mend it, or pass {SWITCH}.",
+        ) from error
+
+
 def _replaced(reasons: Sequence[Reason], told: Mapping[str, Reason]) -> tuple[Reason, ...]:
     return tuple(told.get(reason.setting, reason) for reason in reasons)
 
@@ -109,7 +185,7 @@ def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
     """What was given for an op, phases with the same implementation together."""
     if op != ATTENTION:
         if op not in plan.kernels.plain:
-            ops = [ATTENTION, *plan.kernels.plain]
+            ops = [ATTENTION, SAMPLER, *plan.kernels.plain]
             raise unknown_name("op", op, ops, "Override one of these.")
         return [_one(plan, op, (), value)]
     if not isinstance(value, Mapping):

@@ -158,7 +158,9 @@ def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
 
 
 def _used(row: RowPlan, table: RowTable) -> RowUpdate:
-    """What a row's request uses of logits processors, with the plan's own values where it has some."""
+    """What a row's request uses of logits processors, with the plan's own values where it
+    has some.
+    """
     values = {
         value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)
     }

@@ -61,7 +61,9 @@ def encode(command: Command[Any]) -> bytes:
 
 
 def decode(data: bytes) -> Command[Any]:
-    """The command of these bytes. InputError for bytes that `encode` of this version never writes."""
+    """The command of these bytes. InputError for bytes that `encode` of this version never
+    writes.
+    """
     try:
         magic, version, length = HEAD.unpack_from(data)
         if magic != MAGIC or version != VERSION:

@@ -21,7 +21,9 @@ from enginebay.types import MAX_STOP_TOKENS
     PARAMS,
 ) = range(11)
 DECODES = 2
-"""In the column SAMPLES: the row goes on from the token that it sampled last. 1: its prompt ends."""
+"""In the column SAMPLES: the row goes on from the token that it sampled last. 1: its prompt
+ends.
+"""
 STOP_IDS = PARAMS + len(INTS)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
 NUM_FLOAT_COLUMNS = len(FLOATS)

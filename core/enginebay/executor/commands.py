@@ -57,7 +57,9 @@ class Step(Command[Pending]):
     inputs: tuple[np.ndarray, ...]
     places: np.ndarray
     tables: Mapping[str, np.ndarray]
-    """By cache group, int32 [n, 3]: entries of the page table that changed, as row, column, page."""
+    """By cache group, int32 [n, 3]: entries of the page table that changed, as row, column,
+    page.
+    """
     returns_logprobs: bool = False
     """A row asks for log-probabilities, which are sent to the host with the tokens."""
     returns_all: bool = False
@@ -141,7 +143,9 @@ class Take(Command[RowState]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Put(Command[None]):
-    """Write a row's state into a row, and its keys and values into pages int32 [n] by cache group."""
+    """Write a row's state into a row, and its keys and values into pages int32 [n] by cache
+    group.
+    """
 
     row: int
     pages: Mapping[str, np.ndarray]
@@ -150,8 +154,9 @@ class Put(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetParts(Command[None]):
-    """Run steps with other implementations of ops from now on: names or import paths by setting,
-    such as {"attention.decode": "xla"}; with none, the ones before the latest SetParts come back.
+    """Run steps with other parts than those that the executor was made of: registered names or
+    import paths by setting, such as {"attention.decode": "xla", "sampler":
+    "package.module:sample"}. Without names, the parts before the latest SetParts come back.
     """
 
     names: Mapping[str, str]

@@ -41,8 +41,8 @@ class StepKey:
 
     `full_vocab`: it returns log-probabilities of the whole vocabulary too; a decode then has one
     token a row. `names`: its
-    logits processors, None for all. `pools`: a prefill that returns each row's hidden states, pooled.
-    `embeds`: a prefill whose tokens may be embeddings.
+    logits processors, None for all. `pools`: a prefill that returns each row's hidden states,
+    pooled. `embeds`: a prefill whose tokens may be embeddings.
     """
 
     kind: Kind

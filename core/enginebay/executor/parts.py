@@ -44,8 +44,8 @@ class StepFacts:
     """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they
     are chosen by these sizes.
 
-    Three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`), the one after them is the
-    platform's. `states` are the model's, of which attention knows nothing.
+    Three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`), the one after them
+    is the platform's. `states` are the model's, of which attention knows nothing.
     """
 
     config: EngineConfig
@@ -95,7 +95,9 @@ to its steps' problems.
 
 
 def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
-    """An engine with its attention kernels, such as "engine vinference, attention native and xla"."""
+    """An engine with its attention kernels, such as "engine vinference, attention native and
+    xla".
+    """
     names = dict.fromkeys(name for op, name in kernels.items() if op.startswith("attention."))
     return f"engine {config.engine.name}, attention {' and '.join(names) or 'of its own'}"
 
@@ -137,8 +139,8 @@ class Executor(ABC):
 
     @abstractmethod
     def swap(self, parts: EngineParts) -> Callable[[], None]:
-        """Run steps with the ops and the sampler of other parts, which are those of the SetParts
-        that `parts.swapped` makes; the function that comes back returns to the former ones.
+        """Run steps with the ops and the sampler of other parts, which have no names for SetParts:
+        they stay in this process. The function that comes back returns to the former ones.
         """
 
     @abstractmethod
@@ -187,6 +189,8 @@ class EngineParts:
     layout_type: type[KVLayout]
     dtype: str
     weight_format: WeightFormat
+    changed: Callable[[Mapping[str, object]], EngineParts]
+    """These parts with others by setting, as `Engine.swap` takes them."""
     compact_decode: bool = False
     ragged_decode: bool = False
     drafts_are_rows: bool = False
@@ -201,10 +205,6 @@ class EngineParts:
     """The functions outside XLA that they call."""
     shadow: ShadowParts | None = None
     """What is compared with the chosen kernels on live steps."""
-    swapped: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
-    """Implementations given to override(), as names and import paths by setting; None: a function
-    is among them, which has no name in another process.
-    """
     returns_logits: bool = False
     """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not
     count.
@@ -278,7 +278,8 @@ def step_workspace_bytes(parts: EngineParts) -> int:
 
     16 f32 activations a token, logits four times (penalties count tokens), the history of the rows'
     tokens twice, and the fields of logits processors twice. A step that verifies drafts has logits
-    for each of one pass. Of quantised weights the largest one once more, in the computation's dtype.
+    for each of one pass. Of quantised weights the largest one once more, in the computation's
+    dtype.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

@@ -36,7 +36,9 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(axes))
 
     def weight(self, path: str, spec: WeightSpec) -> Sharding:
-        """Where a weight, or an array of a quantised one, lies; ConfigError when a dimension does not divide by its mesh axis."""
+        """Where a weight, or an array of a quantised one, lies; ConfigError when a dimension does
+        not divide by its mesh axis.
+        """
         for size, axis in zip(spec.shape, spec.axes, strict=True):
             shards = self.num_shards(axis)
             if size % shards:

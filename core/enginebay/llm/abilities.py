@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from enginebay.compose.composition import Plan
 from enginebay.compose.guides import choose_guide
+from enginebay.compose.plan import Plan
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.constraint import MakeGuide

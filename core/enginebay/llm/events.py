@@ -154,8 +154,8 @@ class Events(Iterator[Event]):
 class AsyncEvents(AsyncIterator[Event]):
     """Events for the event loop that it is made on.
 
-    All AsyncEvents of one event loop and one LLM are woken together, with one callback for an engine
-    step. `LLM.submit` may be called on another thread.
+    All AsyncEvents of one event loop and one LLM are woken together, with one callback for an
+    engine step. `LLM.submit` may be called on another thread.
     """
 
     def __init__(self) -> None:

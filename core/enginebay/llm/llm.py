@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
-from enginebay.compose.composition import Composed, Plan, Progress, build, make_plan, make_title
+from enginebay.compose.composition import Composed, Progress, build, make_plan
+from enginebay.compose.plan import Plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.llm.abilities import Abilities
@@ -119,7 +120,9 @@ class LLM:
 
     @property
     def loop(self) -> EngineLoop:
-        """Drives the engine: takes requests, aborts by id, calls observers (`loop.observers.add`)."""
+        """Drives the engine: takes requests, aborts by id, calls observers
+        (`loop.observers.add`).
+        """
         return self._loop
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
@@ -156,11 +159,11 @@ class LLM:
         """In the block all steps run with other implementations of ops, registered or not.
 
         `implementations` are named after the ops, as in override(attention=..., rms_norm=...), a
-        plugin's ops too. Each is a whole implementation, a name, or an import path; attention may be a function in
-        the simple form (enginebay.ops.simple), or {phase: implementation} for some phases.
-        Each must pass a quick check unless `check` is False: IncorrectError. RequestError while
-        requests are under way; those at the end of the block end with StoppedError. The former
-        programs come back without compiling. Blocks nest.
+        plugin's ops too. Each is a whole implementation, a name, or an import path; attention may
+        be a function in the simple form (enginebay.ops.simple), or {phase: implementation} for some
+        phases. Each must pass a quick check unless `check` is False: IncorrectError. RequestError
+        while requests are under way; those at the end of the block end with StoppedError. The
+        former programs come back without compiling. Blocks nest.
         """
         end = functools.partial(end_all, self._loop)
         before = self._parts
@@ -186,7 +189,8 @@ class LLM:
         progress: Progress | None = None,
         **turns: Unpack[Turns],
     ) -> list[RequestOutput]:
-        """Complete a text, token ids, Segments, or a list of these; params for all, or one for each.
+        """Complete a text, token ids, Segments, or a list of these; params for all, or one for
+        each.
 
         `prompt_embeds`, in place of `prompts`: an array [tokens, hidden_size] that stands for the
         embeddings of a prompt's tokens, a list of segments of one prompt (such arrays and lists of
@@ -246,9 +250,9 @@ class LLM:
     ) -> RequestOutput:
         """Answer a conversation, messages with "role" and "content", by the model's chat template.
 
-        `options`: those of generate(), and how it is rendered, see `enginebay.text.ChatOptions`. With
-        continue_final_message=True and add_generation_prompt=False the answer continues the final
-        message. RequestError for messages or a template that cannot be rendered.
+        `options`: those of generate(), and how it is rendered, see `enginebay.text.ChatOptions`.
+        With continue_final_message=True and add_generation_prompt=False the answer continues the
+        final message. RequestError for messages or a template that cannot be rendered.
         """
         prompt, turn = self._rendered(messages, **options)
         return self.generate([prompt], params, **turn)[0]

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from enginebay.compose.composition import Composed, make_parts
+from enginebay.compose.composition import Composed
 from enginebay.compose.override import overridden_plan
 from enginebay.errors import EnginebayError, RequestError, StoppedError
 
@@ -61,7 +61,7 @@ def overridden(
                 "none",
                 "Let them end, or end them, and try again.",
             )
-        undo = engine.swap(make_parts(plan))
+        undo = engine.swap(plan.swapped)
         forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False
         return undo, forbidden
 

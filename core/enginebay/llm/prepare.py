@@ -55,7 +55,9 @@ _NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """One prompt, its text when it was one, and its requests: one for each completion that is made."""
+    """One prompt, its text when it was one, and its requests: one for each completion that
+    is made.
+    """
 
     request_id: str
     prompt: str | None
@@ -127,7 +129,9 @@ class Preparer:
         pooling: Pooling,
         **turns: Unpack[Turns],
     ) -> list[Prepared]:
-        """The same for the hidden states of prompts. RequestError where these cannot be returned."""
+        """The same for the hidden states of prompts. RequestError where these cannot be
+        returned.
+        """
         check_pooling(pooling, self.abilities)
         listed = as_prompts(prompts)
         each = priorities_of(len(listed), **turns)
@@ -135,7 +139,9 @@ class Preparer:
         return [self._prepare_one(one, _NO_SAMPLING, own, pooling) for one, own in pairs]
 
     def room(self, num_prompt: int) -> int:
-        """Most new tokens that context and cache hold after a prompt of so many tokens; at least 1."""
+        """Most new tokens that context and cache hold after a prompt of so many tokens; at
+        least 1.
+        """
         cached = self.max_model_len if self.max_cached is None else self.max_cached
         return max(1, min(self.max_model_len, cached) - num_prompt)
 
@@ -288,7 +294,9 @@ class Preparer:
 
 
 def check_streamable(prepared: Sequence[Prepared]) -> None:
-    """RequestError when some of the completions are to be chosen, which can be done at their end."""
+    """RequestError when some of the completions are to be chosen, which can be done at their
+    end.
+    """
     for one in prepared:
         if one.choice is not None:
             one.choice.refuse_stream(len(one.requests))

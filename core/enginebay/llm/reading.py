@@ -55,7 +55,9 @@ class Stream(Iterator[StreamChunk]):
                 self.close()
 
     def close(self) -> None:
-        """End the request, if it has not ended. A thread that waits for a chunk gets StopIteration."""
+        """End the request, if it has not ended. A thread that waits for a chunk gets
+        StopIteration.
+        """
         self._events.close()
 
 

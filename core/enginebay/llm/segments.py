@@ -40,7 +40,8 @@ class Segments:
         self, hidden_size: int, placeholder: int, check: Callable[[Sequence[int]], None]
     ) -> tuple[list[int], Embeds]:
         """The token ids, with `placeholder` where an embedding stands, and the embeddings. Calls
-        `check` with the ids of each segment. RequestError for embeddings that the model cannot take.
+        `check` with the ids of each segment. RequestError for embeddings that the model cannot
+        take.
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -63,8 +64,8 @@ class Segments:
 
 
 def as_segments(prompt_embeds: object) -> list[Segments]:
-    """The prompts that `LLM.generate(prompt_embeds=)` is given: one array, a list of the segments of
-    one prompt, or a list with such a list for each of several.
+    """The prompts that `LLM.generate(prompt_embeds=)` is given: one array, a list of the segments
+    of one prompt, or a list with such a list for each of several.
     """
     if is_embeds(prompt_embeds):
         return [Segments(prompt_embeds)]

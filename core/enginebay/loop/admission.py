@@ -112,7 +112,9 @@ class Admission:
         return PrefixKey(self.engine.weights_version, request.cache_salt, hashes)
 
     def reserve(self, tracked: RequestState, num_tokens: int) -> bool:
-        """Promise a running request cache for so many tokens; False when there is not enough now."""
+        """Promise a running request cache for so many tokens; False when there is not enough
+        now.
+        """
         assert tracked.lease is not None, "running requests have a lease"
         return self.engine.ledger.reserve(tracked.lease, num_tokens)
 

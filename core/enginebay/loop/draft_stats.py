@@ -1,5 +1,5 @@
-"""DraftStats: whether drafting a row's tokens has paid so far. A pure function of what became of its
-drafts.
+"""DraftStats: whether drafting a row's tokens has paid so far. A pure function of what became of
+its drafts.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class TokenEvent:
 PutEvent = Callable[[TokenEvent], None]
 Wake = Callable[[], None]
 Take = Callable[[TokenEvent], Wake | None]
-"""Takes the next event of a request, and returns what wakes its reader, if there is something new to
-read.
+"""Takes the next event of a request, and returns what wakes its reader, if there is something new
+to read.
 """
 
 

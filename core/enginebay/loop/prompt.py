@@ -46,8 +46,8 @@ class PromptLogprobs:
 
 
 class PromptHidden:
-    """The final hidden states of a prompt of `num_tokens` tokens, pooled: their mean, or that of the
-    last token.
+    """The final hidden states of a prompt of `num_tokens` tokens, pooled: their mean, or that of
+    the last token.
 
     A mean adds the sums of the chunks in f64. It begins anew when the request is preempted.
     """

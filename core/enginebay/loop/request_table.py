@@ -78,7 +78,9 @@ class RequestState:
 
     @property
     def tokens_to_prefill(self) -> np.ndarray:
-        """int32 [num_prefill], of a waiting request: the prompt, and the output before a preemption."""
+        """int32 [num_prefill], of a waiting request: the prompt, and the output before a
+        preemption.
+        """
         prompt = self.request.prompt_token_ids
         return np.concatenate([prompt, np.asarray(self.output, prompt.dtype)])
 
@@ -159,7 +161,9 @@ class RequestTable:
         self.waiting.pop(request_id, None)
 
     def requeue(self, tracked: RequestState) -> None:
-        """Put a preempted request at the front of the queue; its output so far is prefilled again."""
+        """Put a preempted request at the front of the queue; its output so far is prefilled
+        again.
+        """
         self.running.pop(tracked.request.request_id)
         tracked.lease = None
         tracked.num_prefill = len(tracked.request.prompt_token_ids) + len(tracked.output)
@@ -212,10 +216,10 @@ class RequestTable:
         *,
         forks: bool = False,
     ) -> SchedulerView:
-        """What the scheduler sees. `num_cached` tells how many of a request's first tokens the cache
-        has; it is asked for the MAX_LOOKED_UP requests that wait longest, because that takes a
-        hash of each of their pages. With `forks`, what another completion of a prompt has computed
-        counts too.
+        """What the scheduler sees. `num_cached` tells how many of a request's first tokens the
+        cache has; it is asked for the MAX_LOOKED_UP requests that wait longest, because that takes
+        a hash of each of their pages. With `forks`, what another completion of a prompt has
+        computed counts too.
         """
         heads = self.heads() if forks else {}
 

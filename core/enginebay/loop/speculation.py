@@ -30,7 +30,9 @@ def can_speculate(sampling: FrozenSampling) -> bool:
 
 
 class Speculation:
-    """Asks a proposer for drafts, and keeps the DraftStats of each row. Belongs to the loop's thread."""
+    """Asks a proposer for drafts, and keeps the DraftStats of each row. Belongs to the loop's
+    thread.
+    """
 
     def __init__(self, proposer: Proposer | None, config: EngineConfig, table: RowTable) -> None:
         self.proposer = proposer

@@ -1,4 +1,6 @@
-"""StepRunner: carries decisions out on the engine, and commits what launched steps have produced."""
+"""StepRunner: carries decisions out on the engine, and commits what launched steps have
+produced.
+"""
 
 from __future__ import annotations
 

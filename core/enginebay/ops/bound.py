@@ -59,8 +59,8 @@ class AttentionOp(Protocol):
 
     With `rope` q and k come as they are and are rotated to batch.positions first, in one with the
     write of the cache where a kernel does both. k and v are None in a layer that reads another's
-    cache (spec.kv_shared). A spec with `sinks` comes with sinks f32 [Hq], a score for each query head
-    that takes part in its softmax without a key; a spec with `alibi` with slopes f32 [Hq].
+    cache (spec.kv_shared). A spec with `sinks` comes with sinks f32 [Hq], a score for each query
+    head that takes part in its softmax without a key; a spec with `alibi` with slopes f32 [Hq].
 
     The last result is the log-sum-exp f32 [T, Hq] of a spec with `return_lse`, None of another: by
     it a model can merge what a query reads in two caches.
@@ -82,7 +82,9 @@ class AttentionOp(Protocol):
 
 
 class RopeOp(Protocol):
-    """x [T, heads, head_dim], positions int32 [T] -> x with its first rotary_dim features rotated."""
+    """x [T, heads, head_dim], positions int32 [T] -> x with its first rotary_dim features
+    rotated.
+    """
 
     def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
 

@@ -30,12 +30,13 @@ def _always(_: object) -> bool:
 class Caps:
     """What an implementation can do. Predicates take the value itself; sets list what is allowed.
 
-    `layouts` is in order of preference. `features` may hold window, softcap, sinks, alibi, lse, kv_share,
-    mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes. `fused_write` False means that
-    kv_write runs first and the implementation gets k = v = None. `compact_decode` asks the runner
-    to hand decode steps a copy of the rows' cache with `rows_are_pages`, made once per compiled
-    call. `ragged_decode` says that a decode step costs what its rows' lengths cost, whatever the
-    bucket's longest: engines then need one context bucket, and finer rows.
+    `layouts` is in order of preference. `features` may hold window, softcap, sinks, alibi, lse,
+    kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
+    `fused_write` False means that kv_write runs first and the implementation gets k = v = None.
+    `compact_decode` asks the runner to hand decode steps a copy of the rows' cache with
+    `rows_are_pages`, made once per compiled call. `ragged_decode` says that a decode step costs
+    what its rows' lengths cost, whatever the bucket's longest: engines then need one context
+    bucket, and finer rows.
     """
 
     platforms: frozenset[str]

@@ -99,8 +99,8 @@ class Partition:
 
     `run` (shards, *arrays) runs inside shard_map. It computes a device's part of the results from
     its part of the arguments that are not None, and of the keywords that `keywords` names; `batch`
-    gives two arrays, its rows and its positions. `reduction` is the collective op by which the parts
-    meet, `shards.reduce`, over the devices that split one of the dimensions `reduced`.
+    gives two arrays, its rows and its positions. `reduction` is the collective op by which the
+    parts meet, `shards.reduce`, over the devices that split one of the dimensions `reduced`.
     """
 
     inputs: tuple[str, ...]

@@ -144,8 +144,9 @@ class AttnBatch:
 @functools.partial(tree_util.register_dataclass, data_fields=["rows", "positions"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
-    """The tokens of one step as ops see them, int32 [T] on the device: `rows` is the row of the step
-    that each token belongs to, the number of rows on padding; `positions` are absolute, 0 on padding.
+    """The tokens of one step as ops see them, int32 [T] on the device: `rows` is the row of the
+    step that each token belongs to, the number of rows on padding; `positions` are absolute, 0 on
+    padding.
     """
 
     rows: jax.Array

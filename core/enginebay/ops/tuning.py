@@ -91,8 +91,8 @@ class Tuning(ABC):
     def faster_than(
         self, op: str, impls: Sequence[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
     ) -> tuple[Any, str] | None:
-        """The implementation that was measured to be the fastest in steps of a mode, and the reason,
-        where it is not the first of `impls`.
+        """The implementation that was measured to be the fastest in steps of a mode, and the
+        reason, where it is not the first of `impls`.
         """
 
     def bound(self, op: str, impl: Any, env: Env) -> Any:

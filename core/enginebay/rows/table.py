@@ -39,7 +39,9 @@ class RowTable:
         vocab_size: int,
         page_sizes: Sequence[int],
     ) -> None:
-        """`page_sizes`: the page size of each cache group. Raises InputError for a count below 1."""
+        """`page_sizes`: the page size of each cache group. Raises InputError for a count
+        below 1.
+        """
         _check_counts([max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size], page_sizes)
         self.max_num_reqs = max_num_reqs
         self.max_model_len = max_model_len

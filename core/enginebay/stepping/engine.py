@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -30,6 +31,7 @@ from enginebay.executor.commands import (
     Make,
     Put,
     RowUpdate,
+    SetParts,
     SetWeights,
     Take,
     WriteRows,
@@ -106,7 +108,9 @@ class StepEngine(Engine):
             self._has_arrays = False
 
     def _set_shapes(self, shapes: Shapes) -> None:
-        """Take note of the size of the arrays that there are from now on, and of new page tables."""
+        """Take note of the size of the arrays that there are from now on, and of new page
+        tables.
+        """
         self._shapes, self.geometry = shapes, self.sizes.geometry(shapes)
         self.ledger.resized(shapes)
         self._sent.forget()
@@ -213,11 +217,21 @@ class StepEngine(Engine):
     def shadow_report(self) -> ShadowReport | None:
         return self.executor.shadow_report
 
-    def swap(self, parts: EngineParts) -> Callable[[], None]:
+    def swap(
+        self, parts: Mapping[str, object], *, returns_logits: bool = False
+    ) -> Callable[[], None]:
         before, first = self.sizes, self._first
-        swap_back = self.executor.swap(parts)
+        changed = self.parts.changed(parts) if parts else self.parts
+        names = {setting: part for setting, part in parts.items() if isinstance(part, str)}
+        if returns_logits or len(names) < len(parts):
+            swap_back = self.executor.swap(
+                dataclasses.replace(changed, returns_logits=returns_logits)
+            )
+        else:
+            self.executor.run(SetParts(names))
+            swap_back = functools.partial(self.executor.run, SetParts({}))
         self.drop_arrays()
-        self.sizes = dataclasses.replace(before, compact_decode=parts.compact_decode)
+        self.sizes = dataclasses.replace(before, compact_decode=changed.compact_decode)
         self.make_arrays()
 
         def undo() -> None:

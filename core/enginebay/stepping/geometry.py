@@ -157,8 +157,8 @@ class PoolSizes(CacheSizes):
 
 @dataclasses.dataclass(frozen=True)
 class SlotSizes(CacheSizes):
-    """Every row owns a slot. Slots become more and longer in the steps of the bucket sizes. Those of
-    groups with a state, `states`, have one page of the full length.
+    """Every row owns a slot. Slots become more and longer in the steps of the bucket sizes. Those
+    of groups with a state, `states`, have one page of the full length.
     """
 
     groups: tuple[str, ...] = ()

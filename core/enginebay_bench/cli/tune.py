@@ -183,7 +183,9 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
-    """A table for each implementation that has entries, with the entries that its file had before."""
+    """A table for each implementation that has entries, with the entries that its file had
+    before.
+    """
     from enginebay_bench.table_files import table_name
     from enginebay_bench.tables import TunedTable
     from enginebay_bench.tune import merge, write_table

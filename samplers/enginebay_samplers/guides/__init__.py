@@ -1,3 +1,3 @@
-"""Guided decoding: what a request asks of its output becomes a grammar, whose library runs in worker
-processes with limits.
+"""Guided decoding: what a request asks of its output becomes a grammar, whose library runs in
+worker processes with limits.
 """

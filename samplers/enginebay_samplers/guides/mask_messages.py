@@ -19,7 +19,9 @@ UNKNOWN, REFUSED, MASK, MAY_END, IS_DONE = 0, 1, 2, 4, 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mask:
-    """What may come next: uint32 [words of the vocabulary], and whether the text may or must end."""
+    """What may come next: uint32 [words of the vocabulary], and whether the text may or must
+    end.
+    """
 
     bits: np.ndarray
     may_end: bool
@@ -38,7 +40,9 @@ class Mask:
 
 
 Answer = Mask | str | None
-"""The mask behind the tokens, a refusal, or None for a constraint that the process does not know."""
+"""The mask behind the tokens, a refusal, or None for a constraint that the process does not
+know.
+"""
 
 
 def pack_orders(dropped: Sequence[int], orders: Sequence[tuple[int, int]]) -> bytes:

@@ -45,7 +45,9 @@ class Order:
     key: int
     grammar: FollowedGrammar
     token_ids: list[int]
-    """All tokens so far, the new one last. The list of the constraint, which adds none meanwhile."""
+    """All tokens so far, the new one last. The list of the constraint, which adds none
+    meanwhile.
+    """
     outcome: Mask | RequestError | StoppedError | None = None
 
     def message(self, *, whole: bool) -> dict[str, Any]:
@@ -172,7 +174,9 @@ class _Clerk:
         return order.outcome is not None
 
     def _send(self) -> None:
-        """Send what was put: at once when the process knows all of it and has nothing else to do."""
+        """Send what was put: at once when the process knows all of it and has nothing else
+        to do.
+        """
         if self._sent:
             self._receive(0.0)
         if self._sent:

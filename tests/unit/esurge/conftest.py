@@ -23,7 +23,9 @@ Make = Callable[..., eSurge]
 
 @pytest.fixture
 def make_faked(faked: None) -> Iterator[Make]:
-    """Makes an eSurge over a fake engine, not initiated; it must hold nothing when a test is over."""
+    """Makes an eSurge over a fake engine, not initiated; it must hold nothing when a test is
+    over.
+    """
     made = []
 
     def make(**changes: Any) -> eSurge:

@@ -110,7 +110,9 @@ class Watcher(Observer):
 
 
 class Preemptions(Watcher):
-    """For each update that preempted: how many tokens of its own every row had before it, at least."""
+    """For each update that preempted: how many tokens of its own every row had before it, at
+    least.
+    """
 
     def __init__(self, engine: eSurge) -> None:
         self.fewest: list[int] = []

@@ -40,7 +40,9 @@ def profiled(real_engine: eSurge) -> Iterator[eSurge]:
 
 
 def counted(engine: eSurge) -> Count:
-    """A counter that is told before the profiler, so that it sees the update that ends the profile."""
+    """A counter that is told before the profiler, so that it sees the update that ends the
+    profile.
+    """
     count = Count(engine)
     engine.audience.add(count)
     return count

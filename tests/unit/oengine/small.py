@@ -1,4 +1,6 @@
-"""What the tests of the oEngine API share: one small model and size, and ways to drive an engine."""
+"""What the tests of the oEngine API share: one small model and size, and ways to drive an
+engine.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ MAX_ERROR = 1e-5
 
 
 def ragged(count: int, seed: int, **more: Any) -> list[InitialSequenceRequest]:
-    """Random prompts of 1 to 80 tokens, some of whole pages or chunks, that ask for 1 to 20 tokens."""
+    """Random prompts of 1 to 80 tokens, some of whole pages or chunks, that ask for 1 to 20
+    tokens.
+    """
     rng = np.random.default_rng(seed)
     requests = []
     for i in range(count):

@@ -1,4 +1,6 @@
-"""A prefix moves to another engine, of another mesh or cache, and continues with the same tokens."""
+"""A prefix moves to another engine, of another mesh or cache, and continues with the same
+tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Compiling for TPUs that are not there: what is told of a program, refusals, and several devices."""
+"""Compiling for TPUs that are not there: what is told of a program, refusals, and several
+devices.
+"""
 
 from __future__ import annotations
 

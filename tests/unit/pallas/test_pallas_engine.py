@@ -33,7 +33,9 @@ PROMPTS = [list(range(5, 16)), [7, 3, 9]]
 
 
 def tokens_of(folder: Path, **choices: Any) -> list[Any]:
-    """Tokens of two prompts of unequal lengths, greedy and drawn; and how each kernel was chosen."""
+    """Tokens of two prompts of unequal lengths, greedy and drawn; and how each kernel was
+    chosen.
+    """
     with LLM(str(folder), **SIZES, **choices) as llm:
         outputs = [
             [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]

@@ -1,4 +1,6 @@
-"""vInference.process_prompts_concurrently: order, limits, failures, streams, and a free event loop."""
+"""vInference.process_prompts_concurrently: order, limits, failures, streams, and a free
+event loop.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,9 @@ def test_without_parameters_the_configurations_hold(on_host: vInference) -> None
 def test_the_event_loop_is_free_while_threads_generate(
     on_host: vInference, functions: HostFunctions
 ) -> None:
-    """Other tasks run while a prompt is under way; the benchmark measures whether they are on time."""
+    """Other tasks run while a prompt is under way; the benchmark measures whether they are
+    on time.
+    """
     ticked, on_the_loop = threading.Event(), list[str]()
 
     async def count() -> int:

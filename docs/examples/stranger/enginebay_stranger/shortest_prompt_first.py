@@ -1,4 +1,6 @@
-"""Shortest prompt first: a scheduler in which waiting makes up for length, so that nobody starves."""
+"""Shortest prompt first: a scheduler in which waiting makes up for length, so that nobody
+starves.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ PARTS = ("scheduler:shortest_prompt_first", "kernel:attention:chunked_scan")
 
 
 def registered() -> list[pytest.ParameterSet]:
-    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME` runs too."""
+    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME`
+    runs too.
+    """
     registry = load_registry()
     entries = [entry for name in PARTS for entry in select(registry, name)]
     return [

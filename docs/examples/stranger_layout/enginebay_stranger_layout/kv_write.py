@@ -12,7 +12,9 @@ from enginebay_stranger_layout.layout import quantize
 def kv_write(
     cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
 ) -> dict[str, jax.Array]:
-    """k, v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped. See KvWriteOp."""
+    """k, v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped. See
+    KvWriteOp.
+    """
     values, scales = quantize(jnp.stack([k, v]))
     new = {"k": values[0], "v": values[1], "k_scales": scales[0], "v_scales": scales[1]}
     where = layout.split_slots(slots)

@@ -21,7 +21,9 @@ PARTS = ("layout:int8_heads", "kernel:attention:int8_scan", "kernel:kv_write:int
 
 
 def registered() -> list[pytest.ParameterSet]:
-    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME` runs too."""
+    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME`
+    runs too.
+    """
     registry = load_registry()
     entries = [entry for name in PARTS for entry in select(registry, name)]
     return [

@@ -1,4 +1,6 @@
-"""A tiny checkpoint of Llama, and the same weights under the architecture of the example's family."""
+"""A tiny checkpoint of Llama, and the same weights under the architecture of the example's
+family.
+"""
 
 from __future__ import annotations
 
