@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Walks pages of the documentation as a reader would: runs their commands in order.
 
-    tools/walk_docs.py [PAGE ...]      pages below docs/, without .md; all that have something to run
+    tools/walk_docs.py [PAGE ...]
+
+Pages lie below docs/ and are named without .md; none stands for all that have something to run.
 
 Of each page, blocks marked "sh walk" and "python walk" run one after another in an empty folder,
 and blocks marked "file=NAME" are written there. A page is done when every command ended with exit

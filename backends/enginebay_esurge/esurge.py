@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,30 +84,25 @@ class eSurge:  # noqa: N801  # the name its users know
         )
         settings = EngineSettings(
             dtype, max_model_len, max_num_seqs, max_num_batched_tokens, hbm_utilization, page_size,
-            enable_prefix_caching, use_aot_forward, compile_runner, auto_shard_model, sharding_axis_dims,
-            overlap_execution, kwargs,
+            enable_prefix_caching, use_aot_forward, compile_runner, auto_shard_model,
+            sharding_axis_dims, overlap_execution, kwargs,
         )  # fmt: skip
         level = logging.INFO if runner_verbose and not silent_mode else logging.DEBUG
         rules = ContextRules(
-            max_model_len, reserve_tokens, auto_truncate_prompt, auto_cap_new_tokens, strict_context, truncate_mode,
-            prefer_preserve_prompt,
+            max_model_len, reserve_tokens, auto_truncate_prompt, auto_cap_new_tokens,
+            strict_context, truncate_mode, prefer_preserve_prompt,
         )  # fmt: skip
         subject = open_subject(model, tokenizer, settings)
         preparer = subject.make_preparer(extra_eos_token_ids or ())
-        rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
         self._jobs = Jobs(
-            preparer,
-            rules,
-            decodes_truncated=decode_truncated_prompt,
-            returns_logprobs=sampler_metrics,
-        )
-        self._jobs.callback = sampling_params_callback
+            preparer, rules, sampling_params_callback,
+            decodes_truncated=decode_truncated_prompt, returns_logprobs=sampler_metrics,
+        )  # fmt: skip
         self._name, self._silent = esurge_name or subject.default_name(), silent_mode
-        self._tokenizer = subject.tokenizer
         parts, others = load_engine(subject.plan, log, level, compiles=compile_runner)
         preparer.max_cached = parts.engine.ledger.max_tokens
         self._service = Service(parts, others, drops_cache=destroy_pages_on_pause)
-        self._serving = Serving(self._service, self._tokenizer)
+        self._serving = Serving(self._service, subject.tokenizer)
         self._profiler = Profiler(self._service)
         self._monitoring = Monitoring(self._service, self._serving.totals, self._name)
         # Also when it is never terminated: no thread, server or trace may outlive it, or JAX.
@@ -261,10 +255,12 @@ class eSurge:  # noqa: N801  # the name its users know
         the model's. ValueError: empty or malformed messages; NoTemplateError: no template.
         """
         self._service.check_running()
-        if chat_template is None and not self._tokenizer.has_chat_template:
+        if chat_template is None and not self._jobs.tokenizer.has_chat_template:
             raise no_template()
         ids: list[Prompt] = [
-            self._tokenizer.apply_chat_template(messages, tools=tools, chat_template=chat_template)
+            self._jobs.tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=chat_template
+            )
         ]
         if stream:
             return self.stream(ids, sampling_params, request_id, priority=priority, tenant=tenant)
@@ -342,10 +338,12 @@ class eSurge:  # noqa: N801  # the name its users know
         """
         return self._monitoring.start(
             MonitoringSettings(
-                dashboard_port, prometheus_port, dashboard_host, enable_prometheus, enable_dashboard, enable_console,
-                log_file, log_interval, history_size, enable_detailed_logging, start_grafana, grafana_port,
-                grafana_host, grafana_image, grafana_use_docker, grafana_admin_user, grafana_admin_password,
-                grafana_allow_anonymous, grafana_datasource_name, grafana_datasource_uid, grafana_datasource_url,
+                dashboard_port, prometheus_port, dashboard_host, enable_prometheus,
+                enable_dashboard, enable_console, log_file, log_interval, history_size,
+                enable_detailed_logging, start_grafana, grafana_port, grafana_host, grafana_image,
+                grafana_use_docker, grafana_admin_user, grafana_admin_password,
+                grafana_allow_anonymous, grafana_datasource_name, grafana_datasource_uid,
+                grafana_datasource_url,
             )
         )  # fmt: skip
 

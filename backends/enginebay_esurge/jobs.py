@@ -46,12 +46,15 @@ class Jobs:
         self,
         preparer: Preparer,
         rules: ContextRules,
+        callback: SamplingCallback | None = None,
         *,
         decodes_truncated: bool,
         returns_logprobs: bool,
     ) -> None:
-        self.rules = rules
-        self.callback: SamplingCallback | None = None
+        """Jobs fit the context of the model, where that is shorter than the one of `rules`."""
+        self.rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
+        self.callback = callback
+        self.tokenizer = preparer.tokenizer
         self._preparer = preparer
         self._decodes_truncated = decodes_truncated
         self._returns_logprobs = returns_logprobs
@@ -86,14 +89,13 @@ class Jobs:
         priority: Priority,
         engine: Any,
     ) -> Job:
-        tokenizer = self._preparer.tokenizer
         if isinstance(prompt, Segments):
             todo = "Pass them to LLM.generate."
             raise RequestError(
                 "Segments as an eSurge's prompt", "text, or a list of token ids", todo
             )
         if isinstance(prompt, str):
-            text, token_ids = prompt, tokenizer.encode(prompt)
+            text, token_ids = prompt, self.tokenizer.encode(prompt)
         else:
             token_ids = [int(token_id) for token_id in prompt]
             text = self._text_of(token_ids)
@@ -120,9 +122,7 @@ class Jobs:
 
     def _text_of(self, token_ids: list[int]) -> str:
         wrong = not all(0 <= token_id < self._preparer.vocab_size for token_id in token_ids)
-        return (
-            "" if wrong else self._preparer.tokenizer.decode(token_ids, skip_special_tokens=False)
-        )
+        return "" if wrong else self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def apply_callback(

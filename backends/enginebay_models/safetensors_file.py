@@ -23,7 +23,9 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 # Sizes of the dtypes that may stand in a header, so that a file is checked whole even where a
 # tensor is not read.
-_ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8, "F8_E4M3": 8, "F8_E5M2": 8}  # fmt: skip
+_ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
+              "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8, "F8_E4M3": 8,
+              "F8_E5M2": 8}  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 16
 _MAX_SIZE = 2**63

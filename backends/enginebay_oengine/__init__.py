@@ -93,8 +93,8 @@ __getattr__ = on_demand(
         "enginebay_oengine.forward": "ModelOutputBatch execute_forward",
         "enginebay_oengine.generation_state": "GenerationState",
         "enginebay_oengine.inference_scheduler": "InferenceScheduler",
-        "enginebay_oengine.iteration": "AllocatedPrefillPages GenerationStepTask InitialSequenceRequest "
-        "IterationResult NextIterationPlan SampledToken SlotPageAssignment",
+        "enginebay_oengine.iteration": "AllocatedPrefillPages GenerationStepTask "
+        "InitialSequenceRequest IterationResult NextIterationPlan SampledToken SlotPageAssignment",
         "enginebay_oengine.model_inputs": "ModelInputBatch",
         "enginebay_oengine.model_io": "ModelIOProcessor",
         "enginebay_oengine.oengine": "oEngine",

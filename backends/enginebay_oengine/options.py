@@ -24,8 +24,8 @@ class PagedOptions(BaseModel):
     num_pages: int | None = Field(
         default=None,
         ge=2,
-        description="pages of the cache, with the one that stands for none; groups of layers with a "
-        "window get what max_num_seqs rows need",
+        description="pages of the cache, with the one that stands for none; groups of layers with "
+        "a window get what max_num_seqs rows need",
     )
     cache_bytes: int | None = Field(
         default=None, ge=1, description="bytes of the cache on each device"

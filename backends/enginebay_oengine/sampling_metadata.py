@@ -41,11 +41,11 @@ class ModelRunnerSamplingMetadata:
         temperature, min_p, top_p                      f32 [B]; -1, 0, 1 in free rows
         top_k                                          i32 [B]; 0 keeps all
         frequency_, presence_, repetition_penalties    f32 [B]; 0, 0, 1 in free rows
-        prompt_token_ids                               i32 [B, longest], one past the vocabulary where there is none
-        output_token_ids                               a list for each of the B rows, empty for free ones
-        logit_bias                                     the same: what is added to the scores of token ids
+        prompt_token_ids                               i32 [B, longest], filled up with vocab_size
+        output_token_ids                               a list for each row, empty for free ones
+        logit_bias                                     the same: added to scores of token ids
         allowed_token_ids_mask                         bool [B, vocabulary], True is not allowed
-        min_tokens                                     (fewest new tokens, their stop token ids) by row
+        min_tokens                                     (fewest new tokens, stop token ids) by row
         bad_words_token_ids                            forbidden sequences of token ids, by row
 
     Penalties and prompt_token_ids are None when `no_penalties`, and each of the last three is None

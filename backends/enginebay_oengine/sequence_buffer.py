@@ -55,21 +55,21 @@ class SequenceBuffer:
 
     It has no array of its own. These columns are the table's::
 
-        token_ids            int32 [max_num_reqs, max_model_len]   prompt, then output; 0 from num_tokens on
+        token_ids            int32 [max_num_reqs, max_model_len]   prompt, output, and 0 after them
         num_tokens           int32 [max_num_reqs]                  prompt and output tokens
         num_prompt_tokens    int32 [max_num_reqs]
-        num_computed_tokens  int32 [max_num_reqs]                  tokens whose keys and values are in the cache
-        returns_logprobs     bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
-        variants             int8 [max_num_reqs]                   the least StepVariant that serves the row
+        num_computed_tokens  int32 [max_num_reqs]                  tokens that are in the cache
+        returns_logprobs     bool [max_num_reqs]                   whether it asks for logprobs
+        variants             int8 [max_num_reqs]                   the least StepVariant for it
 
     and these are made of its requests whenever they are read, so that writing to them changes
     nothing::
 
         temperature, top_p, top_k, min_p,
         frequency_penalties, presence_penalties, repetition_penalties
-                             [max_num_reqs]                        with the dtypes and, in free rows, the neutral
-                                                                   values that SamplingParams
-                                                                   declares
+                             [max_num_reqs]                        dtypes and, in free rows,
+                                                                   neutral values as
+                                                                   SamplingParams declares them
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
 

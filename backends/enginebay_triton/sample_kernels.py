@@ -202,10 +202,12 @@ def sample_kernel(
         _, mass = _down_to(near_ptr, count, limit, BLOCK)
         is_near = tl.where(cuts_k, count >= top_k, mass >= top_p * total)
         if is_near:
-            token = _draw(near_ptr, ids_ptr, count, limit, total, top_k, top_p, min_z, seed, salt, cuts_k, cuts_p,
+            token = _draw(near_ptr, ids_ptr, count, limit, total, top_k, top_p, min_z, seed, salt,
+                          cuts_k, cuts_p,
                           True, BLOCK)  # fmt: skip
         else:
-            token = _draw(z_ptr, ids_ptr, VOCAB, INF_BITS, total, top_k, top_p, min_z, seed, salt, cuts_k, cuts_p,
+            token = _draw(z_ptr, ids_ptr, VOCAB, INF_BITS, total, top_k, top_p, min_z, seed, salt,
+                          cuts_k, cuts_p,
                           False, BLOCK)  # fmt: skip
     else:
         token = _best(

@@ -18,7 +18,8 @@ def _place(slot, PAGE_SIZE: tl.constexpr, PAGE: tl.constexpr, TOKEN: tl.constexp
 
 
 @triton.jit
-def _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD: tl.constexpr, TO_HEAD: tl.constexpr, FIRST: tl.constexpr,
+def _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD: tl.constexpr, TO_HEAD: tl.constexpr,
+                FIRST: tl.constexpr,
                 LAST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Features FIRST to LAST of some heads, as they are."""
     features = FIRST + tl.arange(0, BLOCK)
@@ -153,8 +154,9 @@ def rope_kv_write_nhd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in one array."""
-    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, kv_cache_ptr, kv_cache_ptr + V_OFFSET, out_ptr,
-                   NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF, PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
+    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, kv_cache_ptr,
+                   kv_cache_ptr + V_OFFSET, out_ptr, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF,
+                   PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
                    REST_BLOCK, DIM_BLOCK)  # fmt: skip
 
 
@@ -186,8 +188,9 @@ def rope_kv_write_hnd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in two arrays; V_OFFSET is 0."""
-    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, out_ptr,
-                   NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF, PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
+    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr,
+                   v_cache_ptr + V_OFFSET, out_ptr, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF,
+                   PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
                    REST_BLOCK, DIM_BLOCK)  # fmt: skip
 
 
@@ -240,7 +243,8 @@ def kv_write_nhd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in one array."""
-    _kv_write(k_ptr, v_ptr, slots_ptr, kv_cache_ptr, kv_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGE,
+    _kv_write(k_ptr, v_ptr, slots_ptr, kv_cache_ptr, kv_cache_ptr + V_OFFSET, NUM_KV_HEADS,
+              HEAD_DIM, PAGE_SIZE, PAGE,
               TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip
 
 
@@ -264,5 +268,6 @@ def kv_write_hnd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in two arrays; V_OFFSET is 0."""
-    _kv_write(k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGE,
+    _kv_write(k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM,
+              PAGE_SIZE, PAGE,
               TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip

@@ -3,12 +3,12 @@ that need it.
 
 The noise of a token belongs to it, so a row's token is the same however the kept tokens were found:
 
-    ==============  ======================================  ==============================================
-    rows            kept tokens found by                    paid
-    ==============  ======================================  ==============================================
-    few kept        the NUM_CANDIDATES best, in order       when any row keeps less than all
-    many kept       a threshold per row, by bisection       when any row's border is not among the candidates
-    ==============  ======================================  ==============================================
+    ==========  ===================================  =========================================
+    rows        kept tokens found by                 paid
+    ==========  ===================================  =========================================
+    few kept    the NUM_CANDIDATES best, in order    when any row keeps less than all
+    many kept   a threshold per row, by bisection    when a row's border is no candidate
+    ==========  ===================================  =========================================
 
 Which of these answers a row depends on that row alone; what its neighbours need decides only what
 is computed besides.

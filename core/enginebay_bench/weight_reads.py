@@ -144,8 +144,8 @@ def compare(
     one, other = layer_reads(mixed), layer_reads(decode)
     return (
         f"{target}: {len(one)} weights of layers; a mixed step reads each {_times(one)}, a decode "
-        f"step {_times(other)}, so that a prefill and a decode step read {_sum(one, other)} against "
-        f"{_sum(one)}; cache {mixed.cache_bytes} bytes, "
+        f"step {_times(other)}, so that a prefill and a decode step read {_sum(one, other)} "
+        f"against {_sum(one)}; cache {mixed.cache_bytes} bytes, "
         f"{mixed.compiled.figures['alias_bytes']} of the results lie in it, "
         f"working space {mixed.compiled.figures['temp_bytes']}"
     )

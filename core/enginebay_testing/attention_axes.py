@@ -321,7 +321,8 @@ def _case(row: Row, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], block: in
 
 def _name(row: Row) -> str:
     """The row's values that are not the ordinary ones, after its phase, dtype and sizes."""
-    sizes = f"{row['phase']}-{row['dtype']}-d{row['head_dim']}-{row['kv_heads']}x{row['group']}-page_{row['page']}"
+    heads = f"d{row['head_dim']}-{row['kv_heads']}x{row['group']}"
+    sizes = f"{row['phase']}-{row['dtype']}-{heads}-page_{row['page']}"
     plain = ("phase", "dtype", "head_dim", "kv_heads", "group", "page", "layout")
     rest = [
         _word(axis, v)

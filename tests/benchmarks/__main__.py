@@ -73,7 +73,8 @@ def main() -> int:
             }
             for engine in args.engines.split(","):
                 contestants[f"enginebay {engine}"] = [
-                    sys.executable, "-m", "tests.benchmarks.with_enginebay", str(folder), dtype, str(args.repeats), engine, args.compile_cache,
+                    sys.executable, "-m", "tests.benchmarks.with_enginebay", str(folder), dtype,
+                    str(args.repeats), engine, args.compile_cache,
                 ]  # fmt: skip
             runs: Runs = {name: [] for name in contestants}
             for _ in range(args.rounds):

@@ -199,8 +199,8 @@ def main() -> int:
         for scheduler in args.schedulers.split(","):
             for steps in map(int, args.decode_steps.split(",")):
                 with LLM(
-                    args.model, engine=engine, scheduler=scheduler, decode_steps=steps, max_num_seqs=max(rows), max_model_len=1024,
-                    generation_config="none",
+                    args.model, engine=engine, scheduler=scheduler, decode_steps=steps,
+                    max_num_seqs=max(rows), max_model_len=1024, generation_config="none",
                 ) as llm:  # fmt: skip
                     host = Host(llm)
                     print(

@@ -159,8 +159,8 @@ def main() -> int:
         for model in args.models.split(","):
             path = model if model == "demo" else str(write_model(args.folder, model, "float32"))
             with LLM(
-                path, engine=engine, proposer="ngram", draft_tokens=args.draft_tokens, dtype="float32", max_model_len=1024, max_num_seqs=1,
-                generation_config="none",
+                path, engine=engine, proposer="ngram", draft_tokens=args.draft_tokens,
+                dtype="float32", max_model_len=1024, max_num_seqs=1, generation_config="none",
             ) as llm:  # fmt: skip
                 fates = _tasks(Contest(llm, args.rounds), model, fates, args.tokens)
     return 0

@@ -54,8 +54,8 @@ class Worker:
         if args.cores:
             command = ["taskset", "-c", args.cores, *command]
         self._process = subprocess.Popen(
-            command, cwd=tree, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None if args.verbose else subprocess.DEVNULL,
+            command, cwd=tree, env=environment, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=None if args.verbose else subprocess.DEVNULL,
         )  # fmt: skip
         self._send(options | {"warm_up": args.warm_up, "compile_cache": str(args.folder / "jax")})
 

@@ -22,9 +22,10 @@ LIMIT_S = 60
 MAX_MESSAGE = 4000
 
 EXTREMES: list[Any] = [
-    0, -1, 1, 2, 7, 10**9, 2**31 - 1, 2**31, 2**63, 10**400, -(10**400), 1e308, -1e308, 1e-308, float("inf"),
-    float("-inf"), float("nan"), "", "0", "auto", "none", "\x00", "x" * 5000, "a\nb", "{}", "../../etc/passwd",
-    True, False, None, [], {}, [[]], [None], {"": None}, [0] * 200, ["x"] * 3, {"name": "x"}, {"options": 1},
+    0, -1, 1, 2, 7, 10**9, 2**31 - 1, 2**31, 2**63, 10**400, -(10**400), 1e308, -1e308, 1e-308,
+    float("inf"), float("-inf"), float("nan"), "", "0", "auto", "none", "\x00", "x" * 5000, "a\nb",
+    "{}", "../../etc/passwd", True, False, None, [], {}, [[]], [None], {"": None}, [0] * 200,
+    ["x"] * 3, {"name": "x"}, {"options": 1},
 ]  # fmt: skip
 
 

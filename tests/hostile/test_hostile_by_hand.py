@@ -85,8 +85,14 @@ def test_nested_json_elsewhere(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a = " + "[" * DEEP, "a = " + "{b=" * DEEP, ".".join("a" * 500) + " = 1", f"[{'.'.join('b' * 500)}]", f"seed = {'9' * 5000}"],
-)  # fmt: skip
+    [
+        "a = " + "[" * DEEP,
+        "a = " + "{b=" * DEEP,
+        ".".join("a" * 500) + " = 1",
+        f"[{'.'.join('b' * 500)}]",
+        f"seed = {'9' * 5000}",
+    ],
+)
 def test_nested_and_endless_toml(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"configuration file .*(nested|digits)"):

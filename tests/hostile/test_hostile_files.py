@@ -40,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CONFIG = json.loads((Path(BRIEF) / "config.json").read_text(encoding="utf-8"))
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_FIELDS = (
-    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
-    "original_max_position_embeddings", "attention_factor", "truncate", "mscale", "mscale_all_dim",
-    "partial_rotary_factor", "short_factor", "long_factor",
+    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+    "beta_slow", "original_max_position_embeddings", "attention_factor", "truncate", "mscale",
+    "mscale_all_dim", "partial_rotary_factor", "short_factor", "long_factor",
 )  # fmt: skip
 ROPE = st.builds(
     lambda kind, fields: {"rope_type": kind, **fields},
@@ -52,9 +52,10 @@ ROPE = st.builds(
     st.dictionaries(st.sampled_from(ROPE_FIELDS), VALUES, max_size=5),
 )
 FIELDS = (
-    "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window", "max_window_layers",
-    "layer_types", "head_dim", "quantization_config", "partial_rotary_factor", "attention_bias", "mlp_bias",
-    "hidden_act", "tie_word_embeddings", "rms_norm_eps", "original_max_position_embeddings",
+    "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window",
+    "max_window_layers", "layer_types", "head_dim", "quantization_config", "partial_rotary_factor",
+    "attention_bias", "mlp_bias", "hidden_act", "tie_word_embeddings", "rms_norm_eps",
+    "original_max_position_embeddings",
 )  # fmt: skip
 CONFIGS = st.builds(
     lambda config, name, rope: {**config, **name, **rope},
@@ -150,8 +151,9 @@ def test_files_of_weights(tmp_path: Path, count: int) -> None:
 TOKENIZER_CONFIG = json.loads((Path(BRIEF) / "tokenizer_config.json").read_text(encoding="utf-8"))
 TOKENIZER = (Path(BRIEF) / "tokenizer.json").read_bytes()
 TOKENIZER_FIELDS = (
-    "chat_template", "tokenizer_class", "added_tokens_decoder", "eos_token", "bos_token", "pad_token",
-    "additional_special_tokens", "extra_special_tokens", "add_bos_token", "model_max_length", "x_token",
+    "chat_template", "tokenizer_class", "added_tokens_decoder", "eos_token", "bos_token",
+    "pad_token", "additional_special_tokens", "extra_special_tokens", "add_bos_token",
+    "model_max_length", "x_token",
 )  # fmt: skip
 
 
@@ -233,9 +235,18 @@ def test_engine_configurations(count: int) -> None:
 TOML = st.one_of(
     st.text(max_size=40),
     st.lists(st.text("[]{}=.,\"'\n#a1_-:", max_size=30), max_size=4).map("\n".join),
-    SETTINGS.map(lambda values: "\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items())),
-    st.sampled_from(["[" * 5000, "a = " + "[" * 5000 + "]" * 5000, ".".join("a" * 5000) + " = 1", f"seed = {'9' * 5000}"]),
-)  # fmt: skip
+    SETTINGS.map(
+        lambda values: "\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+    ),
+    st.sampled_from(
+        [
+            "[" * 5000,
+            "a = " + "[" * 5000 + "]" * 5000,
+            ".".join("a" * 5000) + " = 1",
+            f"seed = {'9' * 5000}",
+        ]
+    ),
+)
 
 
 @few_or_all(40, 600)

@@ -67,11 +67,13 @@ def test_messages(llm: LLM, count: int) -> None:
 
 
 PIECES = [
-    "{{", "}}", "{%", "%}", "{#", " for m in messages ", " endfor ", " if ", " endif ", "messages", "m.content", "[0]",
-    ".__class__", "|tojson", "| join", "raise_exception('x')", " macro f() ", " endmacro ", "f()", "range(9**9)", "'a' * 10**9",
-    "%", "\n", "é", "{% for i in range(10**7) %}{{ i }}{% endfor %}", "{{ messages[9].x.y }}", "{{ 1 / 0 }}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ dict(a=1) }}", "{% include 'x' %}", "{{ cycler }}", "(" * 3000,
-    "{{ namespace(x=1) }}", "{% set x = messages %}", "{{ 9 ** 9 ** 9 }}", "{% break %}", "{{ tools | tojson(indent=10**6) }}",
+    "{{", "}}", "{%", "%}", "{#", " for m in messages ", " endfor ", " if ", " endif ", "messages",
+    "m.content", "[0]", ".__class__", "|tojson", "| join", "raise_exception('x')", " macro f() ",
+    " endmacro ", "f()", "range(9**9)", "'a' * 10**9", "%", "\n", "é",
+    "{% for i in range(10**7) %}{{ i }}{% endfor %}", "{{ messages[9].x.y }}", "{{ 1 / 0 }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ dict(a=1) }}", "{% include 'x' %}",
+    "{{ cycler }}", "(" * 3000, "{{ namespace(x=1) }}", "{% set x = messages %}",
+    "{{ 9 ** 9 ** 9 }}", "{% break %}", "{{ tools | tojson(indent=10**6) }}",
 ]  # fmt: skip
 TEMPLATES = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), min_size=1, max_size=8).map(
     "".join

@@ -31,9 +31,11 @@ PLUGINS = {
     "interrupting": "raise KeyboardInterrupt('from a plugin')",
     "exiting": "import sys\nsys.exit(3)",
     "ending": "class End(BaseException): pass\nraise End('of everything')",
-    "wordless": "class Wordless(Exception):\n    def __str__(self): raise SystemExit(3)\nraise Wordless",
+    "wordless": ("class Wordless(Exception):\n    def __str__(self): raise SystemExit(3)\n"
+        "raise Wordless"),
     "shouting": "raise ValueError('red \\x1b[31m' + 'a' * 10**6)",
-    "asked": "def __getattr__(name): raise KeyboardInterrupt(name)\ndef __dir__(): raise KeyboardInterrupt('dir')",
+    "asked": ("def __getattr__(name): raise KeyboardInterrupt(name)\n"
+        "def __dir__(): raise KeyboardInterrupt('dir')"),
     "printing": ("import sys\nprint('loud', 'and', 'clear')\nprint('no end of line', "
         "end='')\nsys.stderr.write('warned\\n')"),
     "widening": "import jax\njax.config.update('jax_enable_x64', True)",

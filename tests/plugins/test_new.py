@@ -21,7 +21,10 @@ from tests.plugins.install import ROOT, command, install_from, listed, put, pyth
 
 pytestmark = pytest.mark.xdist_group("new")
 
-QUICK = "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or change_scores"
+QUICK = (
+    "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or "
+    "change_scores"
+)
 """Some checks of each, for everyday; a slow test runs all."""
 
 CHOICES = {
@@ -117,14 +120,16 @@ TOKENS = """
 import json
 from enginebay import LLM, SamplingParams
 
-small = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 128, "dtype": "float32", "layout": "hnd"}
-mine = {"scheduler": "my_scheduler", "sampler": "my_sampler", "engine": "my_engine", "platform": "my_platform"}
-mine |= {"proposer": "my_proposer"}
+small = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 128}
+small |= {"dtype": "float32", "layout": "hnd"}
+mine = {"scheduler": "my_scheduler", "sampler": "my_sampler", "engine": "my_engine"}
+mine |= {"platform": "my_platform", "proposer": "my_proposer"}
+params = SamplingParams(max_tokens=8, ignore_eos=True)
 kernel = {"kernels": {"attention": "my_kernel"}, **mine, "platform": "cpu"}
 tokens = []
 for choices in ({}, mine, kernel):
     with LLM("demo", **small, **choices) as llm:
-        outputs = llm.generate([[5, 6, 7], list(range(40, 100))], SamplingParams(max_tokens=8, ignore_eos=True))
+        outputs = llm.generate([[5, 6, 7], list(range(40, 100))], params)
         tokens.append([o.outputs[0].token_ids for o in outputs])
 print(json.dumps(tokens))
 """

@@ -253,7 +253,8 @@ import run
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 figures = []
-stage = 'import json, time; print(json.dumps(dict(figure="a", value=1)), flush=True); time.sleep(600)'
+stage = 'import json, time; print(json.dumps(dict(figure="a", value=1)), flush=True); '
+stage += "time.sleep(600)"
 try:
     run._run("stage", [sys.executable, "-c", stage], os.environ, 900.0, figures)
 finally:

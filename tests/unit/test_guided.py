@@ -39,9 +39,11 @@ PROMPT = "Once upon a time"
 PROMPTS = [PROMPT, "The little fox", "A", "In the morning, the baker opened the shop"]
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"], "additionalProperties": False,
 }  # fmt: skip
 HOT = SamplingParams(max_tokens=100, temperature=1.5, seed=4)
 MIXED = [

@@ -182,7 +182,8 @@ REFUSED = [
     ({"choice": [""]}, "nothing but the empty text"),
     ({"grammar": "nope"}, "Expected token ':'"),
     ({"grammar": '{"grammars": []}'}, "no Lark text"),
-    ({"grammar": 'start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}'}, "uniqueItems"),
+    ({"grammar": 'start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}'},
+        "uniqueItems"),
     ({"regex": "a", "json_object": True}, "json_object and regex in one request"),
 ]  # fmt: skip
 

@@ -42,7 +42,10 @@ LOOP = {
     "$ref": "#/$defs/d0",
     "$defs": {f"d{i}": {"items": {"$ref": f"#/$defs/d{(i + 1) % 2000}"}} for i in range(2000)},
 }
-LATE = 'r1: (r1){1,1000}\nr3: ("a" & (/\\d/){0,1000000})\nr0: (%json {}(/(a){1000,}/  r1))?\nstart: r0\n'
+LATE = (
+    'r1: (r1){1,1000}\nr3: ("a" & (/\\d/){0,1000000})\n'
+    "r0: (%json {}(/(a){1000,}/  r1))?\nstart: r0\n"
+)
 """It compiles at once, and the mask behind its first token is not found in minutes."""
 SMALL = {
     "json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -104,21 +107,24 @@ REFUSED = [
     ({"regex": NESTED}, r"limit of memory .*guided_limits.memory_bytes"),
     ({"json_schema": LOOP}, r"limit of stack .*guided_limits.stack_bytes"),
     ({"json_schema": deep(10_000)}, r"101 levels of lists and objects.*guided_limits.depth"),
-    ({"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000}, r"101 levels.*guided_limits.depth"),
+    ({"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000},
+        r"101 levels.*guided_limits.depth"),
     ({"json_schema": '{"const":' + "[" * 10_000}, r"101 levels.*guided_limits.depth"),
     ({"json_schema": knot()}, r"101 levels.*guided_limits.depth"),
     ({"json_schema": wide()}, r"10001 lists and objects.*guided_limits.items"),
     ({"json_schema": {"enum": ["x" * 300_000]}}, (r"json_schema of 3\d+ bytes.*262144 "
         r"\(guided_limits.size_bytes")),
-    ({"json_schema": '"' + "x" * 300_000}, r"json_schema of 300001 bytes.*guided_limits.size_bytes"),
+    ({"json_schema": '"' + "x" * 300_000},
+        r"json_schema of 300001 bytes.*guided_limits.size_bytes"),
     ({"regex": "a" * 300_000}, r"regex of 300000 bytes.*guided_limits.size_bytes"),
     ({"grammar": 'start: "a"\n' + 'x: "b"\n' * 10_000}, (r"grammar with 10001 "
         r"rules.*guided_limits.items")),
-    ({"choice": [str(i) for i in range(10_001)]}, r"choice with 10001 choices.*guided_limits.items"),
+    ({"choice": [str(i) for i in range(10_001)]},
+        r"choice with 10001 choices.*guided_limits.items"),
     ({"choice": ["é" * 150_000]}, r"choice of 300000 bytes.*guided_limits.size_bytes"),
     ({"choice": [f"c{i}" for i in range(9000)]}, r"limited by max_items_in_row = 2000"),
-    ({"json_schema": {"type": "integer", "multipleOf": 10**9 + 7}}, ("limited by initial_lexer_fuel "
-        "= 1000000")),
+    ({"json_schema": {"type": "integer", "multipleOf": 10**9 + 7}},
+        "limited by initial_lexer_fuel = 1000000"),
     ({"regex": "(a?){500}a{500}"}, "initial_lexer_fuel = 1000000 or step_lexer_fuel = 200000"),
     ({"json_schema": {"$ref": "#"}}, "this text under the grammar of the request: NoExtensionBias"),
 ]  # fmt: skip

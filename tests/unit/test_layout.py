@@ -37,7 +37,7 @@ MANY_METHODS: dict[str, str] = {
         "the outside face: generate, stream and chat with their async twins; it hands over at once"
     ),
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
-    "core/enginebay/cache.py::Ledger": "six are abstract; the others are for ledgers that share pages",
+    "core/enginebay/cache.py::Ledger": "six are abstract; others are for ledgers that share pages",
     "core/enginebay/stepping/engine.py::StepEngine": "the contract of engines",
     "backends/enginebay_oengine/ledger.py::PageLedger": (
         "the contract of ledgers; hands over to held pages and prefixes"

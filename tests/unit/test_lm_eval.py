@@ -138,7 +138,10 @@ def test_generation_ends_at_the_texts_that_are_given(adapter: Any, fake_llm: LLM
     [
         (
             {"max_gen_toks": 0},
-            "max_gen_toks = 0. Allowed: a whole number of at least 1. Leave max_gen_toks out for its default, 256.",
+            (
+                "max_gen_toks = 0. Allowed: a whole number of at least 1. Leave max_gen_toks out "
+                "for its default, 256."
+            ),
         ),
         (
             {"until": 3},
@@ -147,17 +150,23 @@ def test_generation_ends_at_the_texts_that_are_given(adapter: Any, fake_llm: LLM
         (
             {"temprature": 0.5},
             (
-                "temprature = 0.5, an unknown field. Allowed: until, max_gen_toks, temperature, top_p, top_k, do_sample. "
-                "Did you mean 'temperature'?"
+                "temprature = 0.5, an unknown field. Allowed: until, max_gen_toks, temperature, "
+                "top_p, top_k, do_sample. Did you mean 'temperature'?"
             ),
         ),
         (
             {"do_sample": "perhaps"},
-            "do_sample = 'perhaps'. Allowed: true or false. Leave do_sample out for its default, True.",
+            (
+                "do_sample = 'perhaps'. Allowed: true or false. Leave do_sample out for its "
+                "default, True."
+            ),
         ),
         (
             None,
-            "NoneType as TaskArguments. Allowed: fields with their values. Pass a dictionary, or an object of JSON.",
+            (
+                "NoneType as TaskArguments. Allowed: fields with their values. Pass a dictionary, "
+                "or an object of JSON."
+            ),
         ),
     ],
 )

@@ -129,7 +129,8 @@ def cutting() -> dict[str, Mix]:
         ),
         "penalties, bias, typical, xtc, top_k, top_p and min_p": Mix(
             LOGITS,
-            0.5 * probabilities(xtc(all_typical, 1.5, 0.08), t_all) + 0.5 * probabilities(all_typical, t_all),
+            0.5 * probabilities(xtc(all_typical, 1.5, 0.08), t_all)
+            + 0.5 * probabilities(all_typical, t_all),
             t_all,
             options_of(
                 penalties=penalties, logit_bias={"bias": BIAS}, typical={"typical_p": 0.9},
@@ -156,7 +157,10 @@ def repeating() -> dict[str, Mix]:
         ),
         "bad words, no end yet, and top_k": Mix(
             LOGITS, probabilities(banned(LOGITS, 1, 6, 9, 10), early), early,
-            options_of(bad_words={"sequences": ((6,), (2, 5, 10), (5, 2, 12))}, min_tokens={"min_tokens": 7}),
+            options_of(
+                bad_words={"sequences": ((6,), (2, 5, 10), (5, 2, 12))},
+                min_tokens={"min_tokens": 7},
+            ),
             HISTORY, eos_token_ids=(1, 9),
         ),
         "dry and temperature": Mix(
@@ -166,8 +170,8 @@ def repeating() -> dict[str, Mix]:
         "dry, no three tokens twice, and typical": Mix(
             LOGITS, probabilities(typical(banned(drier, 7), 1.4, 0.8), warm), warm,
             options_of(
-                dry={"multiplier": 1.2, "base": 1.5, "allowed_length": 1}, no_repeat_ngram={"size": 3},
-                typical={"typical_p": 0.8},
+                dry={"multiplier": 1.2, "base": 1.5, "allowed_length": 1},
+                no_repeat_ngram={"size": 3}, typical={"typical_p": 0.8},
             ),
             HISTORY,
         ),

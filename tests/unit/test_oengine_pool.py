@@ -113,7 +113,8 @@ def test_weights_and_adapter_separate_prefixes() -> None:
 def test_hashes_are_the_same_in_every_process() -> None:
     assert digests(TOKENS, PrefixKey("weights", "adapter"))[0] == "4b7c74da0383f5585ad4731f0c2d0693"
     code = (
-        "import numpy as np; from enginebay.prefix_key import *; from enginebay_oengine.prefix import *;"
+        "import numpy as np; from enginebay.prefix_key import *;"
+        "from enginebay_oengine.prefix import *;"
         "print(*[d.hex() for d in page_digests(PrefixKey('w', 'a').digest(), np.arange(20, "
         "dtype=np.int32), 8)])"
     )

@@ -63,9 +63,7 @@ def test_ngram_options_are_checked() -> None:
         NgramOptions(min_n=5)
 
 
-def test_a_row_that_gets_nothing_of_its_drafts_gives_them_up_at_once_and_one_that_gets_all_does_not() -> (
-    None
-):
+def test_a_row_whose_drafts_all_fail_gives_them_up_at_once_and_one_whose_hold_does_not() -> None:
     assert DraftStats().is_good
     assert not DraftStats().after(0, MOST, MOST).is_good
     assert DraftStats().after(MOST, MOST, MOST).is_good

@@ -22,7 +22,8 @@ from enginebay.hooks import hookimpl
 
 @hookimpl
 def register_schedulers(register):
-    register("lifo", "{module}_parts:Lifo", options="{module}_parts:Options", summary="newest first")
+    parts = "{module}_parts:Lifo"
+    register("lifo", parts, options="{module}_parts:Options", summary="newest first")
 """
 
 PARTS = """

@@ -19,7 +19,10 @@ from enginebay.types import ROW_VALUES, SamplingParams
 ROOT = Path(__file__).parents[2]
 
 DECLARATION = """    top_a: Annotated[Float, RowValue("float32", 0.0, "filter")] = option(
-        0.0, ge=0.0, le=1.0, description="drop tokens below top_a times the square of the best one's"
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="drop tokens below top_a times the square of the best one's",
     )
     presence_penalty: Annotated["""
 """A parameter of a stranger, before the field that it is put in front of."""
@@ -76,7 +79,11 @@ print(json.dumps({
     "taken": [float(x) for x in rows.take(np.asarray([0, 1]), 0).params.top_a],
     "saved": "top_a" in rows.columns(),
     "kept": standard._drawn(logits, draws, state, kept).tolist(),
-    "docs": [line for line in (*parameters(), *flags()) if "top" in line and "_a`" in line or "-a " in line],
+    "docs": [
+        line
+        for line in (*parameters(), *flags())
+        if "top" in line and "_a`" in line or "-a " in line
+    ],
 }))
 """
 
@@ -116,9 +123,7 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_every_declared_value_fits_its_array_and_is_neutral_in_a_request_that_asks_for_nothing() -> (
-    None
-):
+def test_every_declared_value_fits_its_array_and_is_neutral_where_nothing_is_asked() -> None:
     assert {*FLOATS, *INTS} == set(ROW_VALUES)
     floats, ints = neutral_columns(2)
     before = {name: column.copy() for name, column in by_name(floats, ints).items()}

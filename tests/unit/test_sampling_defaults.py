@@ -230,7 +230,8 @@ def test_vinference_has_its_documented_length_and_the_checkpoints_sampling(
     for params, changed in ((None, {}), (SamplingParams(temperature=0.0), {"temperature": 0.0})):
         with pytest.warns(InferenceWarning, match="nothing is precompiled"):
             state = inference.init_state(np.asarray([IDS]), sampling_params=params)
-        columns = {name: np.asarray(values)[0].item() for name, values in state.model_kwargs["sampling"].items()
+        sampling = state.model_kwargs["sampling"]
+        columns = {name: np.asarray(values)[0].item() for name, values in sampling.items()
                    if name in wanted or name == "max_length"}  # fmt: skip
         assert columns == pytest.approx(
             wanted | changed | {"max_length": len(IDS) + CONFIG.max_new_tokens}

@@ -1,7 +1,9 @@
 """Checks and measures everything that runs on a GPU, on a machine that has one and no network.
 
-    python3.12 tools/gpu_check/run.py --bundle build/gpu-check      # installs into a folder of its own first
-    python tools/gpu_check/run.py --installed --tiny                # the same motions, here and now, with small shapes
+    # Installs into a folder of its own first:
+    python3.12 tools/gpu_check/run.py --bundle build/gpu-check
+    # The same motions, here and now, with small shapes:
+    python tools/gpu_check/run.py --installed --tiny
 
 Each stage is a process of its own, so that the memory of one is free for the next; one that fails
 is told of, and the others go on. When the time of --budget is over, or a signal ends it, the stage

@@ -110,7 +110,7 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
             raise RequestError(
                 f"{field} = {value} under forbid_compiling, without the programs for it",
                 "requests that warmup() compiles for",
-                "Set full_vocab_logprobs = true in the configuration, so that it compiles these too.",
+                "Set full_vocab_logprobs = true in the configuration, so that it compiles them.",
             )
 
 

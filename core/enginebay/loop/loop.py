@@ -150,7 +150,8 @@ class EngineLoop:
         while going:
             try:
                 going = self._turn()
-            except BaseException as error:  # the loop's outer edge: whatever a part raises, those who wait are answered
+            # The loop's outer edge: whatever a part raises, those who wait are answered.
+            except BaseException as error:
                 log.exception("a step failed")
                 going = self._recover(error)
             self._delivery.flush()

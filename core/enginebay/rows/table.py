@@ -16,12 +16,12 @@ class RowTable:
 
     Columns (NumPy, first axis is the row; a free row holds zeros)::
 
-        token_ids            int32 [max_num_reqs, max_model_len]   prompt, then output; 0 from num_tokens on
+        token_ids            int32 [max_num_reqs, max_model_len]   prompt, output, and 0 after them
         num_tokens           int32 [max_num_reqs]                  prompt and output tokens
         num_prompt_tokens    int32 [max_num_reqs]
-        num_computed_tokens  int32 [max_num_reqs]                  tokens whose keys and values are in the cache
-        returns_logprobs     bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
-        variants             int8 [max_num_reqs]                   the least StepVariant that serves the row
+        num_computed_tokens  int32 [max_num_reqs]                  tokens that are in the cache
+        returns_logprobs     bool [max_num_reqs]                   whether it asks for logprobs
+        variants             int8 [max_num_reqs]                   the least StepVariant for it
 
     Besides, `requests` has the Request of each row, or None, and `page_tables` a PageTable for each
     entry of page_sizes: the pages that the engine's ledger has promised each row.

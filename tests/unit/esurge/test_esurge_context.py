@@ -110,7 +110,13 @@ def test_a_prompt_over_the_budget_leaves_room_for_the_new_tokens(
 
 @pytest.mark.parametrize("preserves", [False, True])
 def test_strict_without_capping_refuses_every_excess(preserves: bool) -> None:  # holds S04
-    rule = ContextRules(160, 40, auto_cap_new_tokens=False, strict_context=True, prefer_preserve_prompt=preserves)  # fmt: skip
+    rule = ContextRules(
+        160,
+        40,
+        auto_cap_new_tokens=False,
+        strict_context=True,
+        prefer_preserve_prompt=preserves,
+    )
     assert fit_lengths(90, 30, rule) == Lengths(90, 30)
     for num_prompt, num_new in ((91, 30), (10, 111), (200, 30), (120, None)):
         with pytest.raises(ValueError, match="120 together"):

@@ -22,9 +22,11 @@ pytestmark = pytest.mark.xdist_group("esurge")
 
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"], "additionalProperties": False,
 }  # fmt: skip
 HOT = SamplingParams(max_tokens=60, temperature=1.5, seed=4)
 WORDS = "[a-z]{3,9} [0-9]{4}"

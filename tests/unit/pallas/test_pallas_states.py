@@ -1,5 +1,5 @@
-"""Steps of a model with recurrent states compile for devices that are not there, with one copy of the
-cache and of the states.
+"""Steps of a model with recurrent states compile for devices that are not there, with one copy of
+the cache and of the states.
 """
 
 from __future__ import annotations

@@ -49,12 +49,16 @@ LOAD = """
 import json, logging, sys
 import jax
 misses = []
-jax.monitoring.register_event_listener(lambda name, **_: misses.append(name) if name.endswith("/cache_misses") else None)
+def listen(name, **_):
+    if name.endswith("/cache_misses"):
+        misses.append(name)
+jax.monitoring.register_event_listener(listen)
 logging.basicConfig(level=logging.WARNING)
 from enginebay_vinference import vInference
 from tests.unit.vinference.small import MODEL, TEXTS, encode, last, new_tokens
 inference = vInference.load_inference(sys.argv[1], MODEL, None)
-rows = [new_tokens(last(inference.generate(*encode(inference, *texts)))) for texts in (TEXTS[:1], TEXTS)]
+states = [last(inference.generate(*encode(inference, *texts))) for texts in (TEXTS[:1], TEXTS)]
+rows = [new_tokens(state) for state in states]
 print(json.dumps([rows, len(misses), inference.inference_name, sorted(inference.precompiled)]))
 """
 

@@ -210,7 +210,8 @@ from enginebay_vinference import SampleState, vInference
 from tests.unit.vinference.small import CONFIG, MODEL, last, new_tokens
 inference = vInference(MODEL, None, CONFIG)
 for path in sys.argv[1:]:
-    state = SampleState.load(path) if path.endswith("bin") else SampleState.from_json(open(path).read())
+    is_binary = path.endswith("bin")
+    state = SampleState.load(path) if is_binary else SampleState.from_json(open(path).read())
     print(new_tokens(last(inference.resume(state))))
 """
 

@@ -6,7 +6,8 @@ from tests.zoo.faults import Fault, Kind
 
 
 def _fault(op: str, module: str, name: str, kind: Kind, old: str, new: str) -> Fault:
-    kernel = f"enginebay_xla.{'norm' if op.endswith('norm') else 'linear' if op == 'embedding' else op}:{op}"
+    place = "norm" if op.endswith("norm") else "linear" if op == "embedding" else op
+    kernel = f"enginebay_xla.{place}:{op}"
     return Fault(f"b_{op}_{name}", op, kind, kernel, f"enginebay_xla.{module}", old, new, "B")
 
 
