@@ -17,7 +17,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
-from enginebay.errors import EnginebayError, InternalError, StoppedError
+from enginebay.errors import EnginebayError, InternalError, RequestError, StoppedError
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import Call, Ticket
 from enginebay.loop.observer import Ending
@@ -109,6 +109,19 @@ def test_a_call_that_would_end_the_thread_is_an_error_of_its_caller(
     assert isinstance(error.__cause__, kind)
     assert f"run on the engine's thread failed: {kind.__name__}: 3" in str(error)
     assert serves(loop)
+
+
+def test_a_request_of_the_engines_own_thread_is_refused_and_nothing_hangs(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    for call in (
+        lambda: llm.generate("Once", params),
+        lambda: next(llm.stream("Once", params)),
+    ):
+        error = answer(lambda call=call: llm.run_on_engine(call))  # type: ignore[misc]
+        assert isinstance(error, RequestError)
+        assert "the engine's own thread" in str(error)
+    assert len(llm.generate("Once", params)[0].outputs[0].token_ids) == 4
+    assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0
 
 
 class Leaves(Scheduler):

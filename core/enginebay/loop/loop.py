@@ -14,7 +14,7 @@ from typing import Any
 from enginebay.blame import failure
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine
-from enginebay.errors import EnginebayError, StoppedError, error_line
+from enginebay.errors import EnginebayError, RequestError, StoppedError, error_line
 from enginebay.loop.delivery import Delivery
 from enginebay.loop.messages import (
     Abort,
@@ -101,10 +101,16 @@ class EngineLoop:
 
         `takes`: for each request a function that is called with its events as they come, on a
         thread of their own (see Delivery), until one of them has a finish reason. Without them the
-        events wait in the tickets.
+        events wait in the tickets. RequestError with them on the engine's thread.
         """
         if takes is None:
             tickets = [Ticket(request) for request in requests]
+        elif threading.current_thread() is self._thread:
+            raise RequestError(
+                "a request made on the engine's own thread, which would wait for itself",
+                "requests from every other thread",
+                "Make it outside of run_on_engine, observers and schedulers.",
+            )
         else:
             each = zip(requests, takes, strict=True)
             tickets = [
