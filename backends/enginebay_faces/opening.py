@@ -9,7 +9,7 @@ from typing import Any
 from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, make_config
-from enginebay.errors import ConfigError, UnsupportedError
+from enginebay.errors import ConfigError, UnsupportedError, shown
 from enginebay.llm import LLM
 from enginebay.model import count_weights
 from enginebay.text import Tokenizer
@@ -92,7 +92,7 @@ def token_ids(name: str, value: Any) -> list[int]:
     values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
         raise ConfigError(
-            f"{name} = {value!r}", "a token id, a list of them, or None", "Correct it."
+            f"{name} = {shown(value)}", "a token id, a list of them, or None", "Correct it."
         )
     return values
 

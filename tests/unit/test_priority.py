@@ -89,6 +89,8 @@ def test_every_method_passes_them_on(
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"priority": "high"}, "priority = 'high'. Allowed: a whole number from"),
     ({"priority": 1.5}, "priority = 1.5"),
+    ({"priority": 10**5000}, "priority = a value of type int. Allowed"),
+    ({"priority": 10**400}, r"priority = 10{99}\.\.\.\. Allowed"),
     ({"priority": True}, "priority = True"),
     ({"priority": None}, "priority = None"),
     ({"priority": MAX_PRIORITY + 1}, "larger is more urgent"),

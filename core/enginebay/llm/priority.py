@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 
-from enginebay.errors import RequestError
+from enginebay.errors import RequestError, shown
 from enginebay.text import ChatOptions
 
 Priorities = int | Sequence[int]
@@ -105,7 +105,7 @@ def _priority(given: Any) -> int:
         number = None
     if number is None or abs(number) > MAX_PRIORITY:
         raise RequestError(
-            f"priority = {given!r}",
+            f"priority = {shown(given)}",
             f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
             "of which larger is more urgent",
             "Correct it.",
@@ -118,6 +118,8 @@ def _text(name: str, given: Any) -> str:
         return ""
     if not isinstance(given, str) or not given:
         raise RequestError(
-            f"{name} = {given!r}", "a text that is not empty, or None", "Name one, or leave it out."
+            f"{name} = {shown(given)}",
+            "a text that is not empty, or None",
+            "Name one, or leave it out.",
         )
     return given
