@@ -12,6 +12,7 @@ from typing import Any, Self, Unpack
 import jax.numpy as jnp
 
 from enginebay.compose.plan import Plan
+from enginebay.engine import Engine
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Param, check_streamable
 from enginebay.llm.priority import Priorities, Tenants, priorities_of
@@ -141,7 +142,7 @@ class eSurge:  # noqa: N801  # the name its users know
         return self._service.parts.plan
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
         return self._service.parts.engine
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from enginebay.types import ROW_VALUES, SamplingParams
+
+if TYPE_CHECKING:
+    import jax
+
+Column = TypeVar("Column", "np.ndarray", "jax.Array")
 
 FLOATS = tuple(name for name, one in ROW_VALUES.items() if one.dtype == "float32")
 INTS = tuple(name for name, one in ROW_VALUES.items() if one.dtype == "int32")
@@ -19,7 +24,7 @@ def neutral_columns(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.tile(floats, (num_rows, 1)), np.tile(ints, (num_rows, 1))
 
 
-def by_name(floats: Any, ints: Any) -> dict[str, Any]:
+def by_name(floats: Column, ints: Column) -> dict[str, Column]:
     """The columns [rows] of both arrays, NumPy's or JAX's, by the names of their values."""
     return {name: floats[:, i] for i, name in enumerate(FLOATS)} | {
         name: ints[:, i] for i, name in enumerate(INTS)

@@ -15,6 +15,7 @@ import numpy as np
 from enginebay.compose.composition import Composed, Progress, build, make_plan
 from enginebay.compose.plan import Plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.engine import Engine
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.llm.abilities import Abilities
 from enginebay.llm.events import AsyncEvents, Events
@@ -114,7 +115,7 @@ class LLM:
         return self._parts.plan
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
         return self._parts.engine
 
