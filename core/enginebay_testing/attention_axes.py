@@ -29,7 +29,7 @@ ATTENTION = OpAxes(
     {
         "phase": ("decode", "mixed", "prefill"),
         "dtype": DTYPES,
-        "head_dim": (64, 128, 80, 256),
+        "head_dim": (64, 128, 80, 256, 576),
         "group": (4, 1, 3, 16, 2),
         "kv_heads": (2, 1, 3),
         "page": (16, 64, "row", 32, 128),
@@ -42,6 +42,7 @@ ATTENTION = OpAxes(
         "lse": (False, True),
         "causal": (True, False),
         "kv_shared": (False, True),
+        "latent": (False, True),
         "deterministic": (False, True),
         "rows": ("few", "one", "many"),
         "context": ("blocks", "pages", "powers"),
@@ -53,6 +54,9 @@ ATTENTION = OpAxes(
     },
     never=(
         *(("window", window, "causal", False) for window in WINDOWS[1:]),
+        ("head_dim", 576, "latent", False),
+        *(("kv_heads", heads, "latent", True) for heads in (2, 3)),
+        *(("head_dim", 576, "kv_heads", heads) for heads in (2, 3)),
         ("phase", "decode", "causal", False),
         ("phase", "prefill", "sharing", True),
         ("page", "row", "sharing", True),
@@ -60,7 +64,8 @@ ATTENTION = OpAxes(
     ),
 )
 """phase: Bucket.mode. page: tokens of a page, or "row" where a page holds a whole row. kv_shared: a
-layer that reads the cache of another. context: lengths around a page's borders; of at least three
+layer that reads the cache of another. latent: values are a prefix of the keys, eight ninths of
+their width. context: lengths around a page's borders; of at least three
 blocks; one more than powers of two. config: the kernel's default, its candidates of the smallest
 and of the largest numbers. scores: of about +200, of -200, one key of +200. sharing: rows whose
 first pages are the same. padding: rows and tokens that are none, "holes" between rows of a decode
@@ -77,6 +82,7 @@ FEATURES = {
     "alibi": "alibi",
     "lse": "lse",
     "kv_shared": "kv_share",
+    "latent": "mla",
     "deterministic": "deterministic",
 }
 """Axes of which a kernel claims other values than the first by a feature."""
@@ -104,12 +110,12 @@ STEP_ROWS = {"one": 6, "few": 14, "many": 2 * MANY_ROWS + 4}
 """The most rows that a step of this value has, with those that are none."""
 
 
-def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
+def claimed_axes(caps: Caps, layouts: Mapping[str, type[KVLayout]]) -> OpAxes:
     """The axes of attention with the values that a kernel declares and that `layouts` have."""
     claims: dict[str, Any] = {
         "phase": lambda v: v in caps.modes,
         "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
-        "head_dim": caps.head_dim,
+        "head_dim": lambda v: caps.head_dim(v) or ("mla" in caps.features and caps.latent_dim(v)),
         "group": caps.group,
         "page": lambda v: all(map(caps.page_size, (48, 80))) if v == "row" else caps.page_size(v),
         "rows": lambda v: v == "one" or caps.rows(STEP_ROWS[v]),
@@ -127,7 +133,13 @@ def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
         if not any(isinstance(v, int) for v in axes.values[axis]):
             others = [size for size in OTHER_SIZES if claim(size)][:2]
             axes = axes.having(**{axis: (*others, *axes.values[axis])})
-    return axes
+    never: list[tuple[str, Value, str, Value]] = [
+        ("layout", n, "latent", True) for n, k in layouts.items() if not k.serves_v_prefix
+    ]
+    for size in axes.values["head_dim"]:
+        never += [("head_dim", size, "latent", False)] * (not caps.head_dim(cast("int", size)))
+        never += [("head_dim", size, "latent", True)] * (not caps.latent_dim(cast("int", size)))
+    return dataclasses.replace(axes, never=(*axes.never, *never))
 
 
 def covering_cases(
@@ -142,7 +154,7 @@ def covering_cases(
 
     The axis `config` is left out for kernels that have nothing to choose.
     """
-    axes = claimed_axes(kernel.caps, tuple(layouts))
+    axes = claimed_axes(kernel.caps, layouts)
     longest = next((n for n in SHORTER_CONTEXTS if kernel.caps.context(n)), SHORTER_CONTEXTS[-1])
     reach = dataclasses.replace(reach, context=min(reach.context, longest))
     if not _has_choices(kernel, env, axes, layouts):
@@ -174,10 +186,12 @@ def spec_of(row: Row) -> AttnSpec:
         int(cast("int", row["group"])),
         str(row["dtype"]),
     )
+    head_dim, is_latent = int(cast("int", row["head_dim"])), bool(row["latent"])
     return AttnSpec(
         heads * group,
         heads,
-        int(cast("int", row["head_dim"])),
+        head_dim,
+        v_head_dim=head_dim * 8 // 9 if is_latent else None,
         scale=cast("float | None", row["scale"]),
         causal=bool(row["causal"]),
         softcap=cast("float | None", row["softcap"]),
@@ -186,6 +200,7 @@ def spec_of(row: Row) -> AttnSpec:
         q_dtype=dtype,
         kv_dtype=dtype,
         kv_shared=bool(row["kv_shared"]),
+        v_is_k_prefix=is_latent,
         return_lse=bool(row["lse"]),
         deterministic=bool(row["deterministic"]),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,8 @@ class Shape:
     head_dim: int
     window: int | None = None
     softcap: float | None = None
+    v_head_dim: int | None = None
+    """Of values that are a prefix of their keys."""
 
 
 SHAPES: dict[str, Shape] = {
@@ -51,11 +54,12 @@ SHAPES: dict[str, Shape] = {
     "qwen3_0.6b": Shape(16, 8, 128),
     "small": Shape(14, 2, 64),
     "wide": Shape(16, 8, 256),
+    "latent": Shape(16, 1, 576, v_head_dim=512),
 }
-"""Llama 3.1 8B, Qwen3 0.6B, Qwen2.5 0.5B, and Gemma 2's wide heads."""
+"""Llama 3.1 8B, Qwen3 0.6B, Qwen2.5 0.5B, Gemma 2's wide heads, and DeepSeek-V2-Lite."""
 
 EVERYWHERE = "decode_8b"
-BY_TURNS = ("prefill_8b", "mixed_8b", "decode_small")
+BY_TURNS = (("prefill_8b",), ("mixed_8b", "decode_latent"), ("decode_small",))
 """The programs that stand for all: one is compiled for every target, each of the others, which take
 some compilers half a minute, for one.
 """
@@ -118,6 +122,8 @@ def _spec(shape: Shape, dtype: str = "bfloat16") -> AttnSpec:
         shape.heads,
         shape.kv_heads,
         shape.head_dim,
+        shape.v_head_dim,
+        v_is_k_prefix=shape.v_head_dim is not None,
         window=shape.window,
         softcap=shape.softcap,
         q_dtype=dtype,
@@ -131,7 +137,7 @@ def attention_programs(
     """The programs of attention in the first layout, none without one; a few stand for all, other
     ones for each target's number.
     """
-    stands = {EVERYWHERE, *BY_TURNS[number : number + 1]}
+    stands = {EVERYWHERE, *itertools.chain(*BY_TURNS[number : number + 1])}
     for program in programs() if layouts else ():
         at = _with_claimed_page(program, kernel)
         yield attention_program(kernel, at, layouts[0], env, stands=at.name in stands)
@@ -173,10 +179,12 @@ def attention_program(
         config = kernel.default_config(env, spec, bucket, layout)
         return kernel(q, k, v, cache, batch, spec=spec, layout=layout, config=config)
 
-    new = jax.ShapeDtypeStruct(
-        (bucket.tokens, spec.num_kv_heads, spec.head_dim), jnp.dtype(spec.kv_dtype)
+    k, v = (
+        jax.ShapeDtypeStruct((bucket.tokens, spec.num_kv_heads, width), jnp.dtype(spec.kv_dtype))
+        if "fused_write" in kernel.caps.features
+        else None
+        for width in (spec.head_dim, spec.v_dim)
     )
-    k = v = new if "fused_write" in kernel.caps.features else None
     q = jax.ShapeDtypeStruct(
         (bucket.tokens, spec.num_q_heads, spec.head_dim), jnp.dtype(spec.q_dtype)
     )

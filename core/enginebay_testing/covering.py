@@ -123,13 +123,18 @@ class _Table:
             if axis in chosen:
                 continue
             others = np.array(list(chosen.values()))
+            free = self._together[others].all(axis=0)
             able = [
                 i
-                for i in np.flatnonzero(self._axis == axis).tolist()
-                if self._together[i, others].all()
+                for i in np.flatnonzero(free & (self._axis == axis)).tolist()
+                if self._leaves_values(free & self._together[i], {axis, *chosen})
             ]
             if not able:
                 return None
             at = np.ix_(*[others] * (missing.ndim - 1))
             chosen[axis] = max(able, key=lambda i: int(missing[i][at].sum()))
         return [chosen[axis] for axis in range(len(self.axis_names))]
+
+    def _leaves_values(self, free: np.ndarray, done: set[int]) -> bool:
+        """Whether every axis but those that are `done` has a value that is `free` (bool [values])."""
+        return len(done | set(self._axis[free].tolist())) == len(self.axis_names)

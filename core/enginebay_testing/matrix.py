@@ -28,6 +28,7 @@ PROBED: Mapping[str, tuple[str, ...]] = {
         "alibi",
         "lse",
         "kv_share",
+        "mla",
         "deterministic",
         "fused_write",
     ),

@@ -11,7 +11,7 @@ AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
 `Caps.features`.
 """
 
-FEATURES = ("window", "softcap", "sinks", "alibi", "lse", "kv_share")
+FEATURES = ("window", "softcap", "sinks", "alibi", "lse", "kv_share", "mla")
 
 
 def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
@@ -23,6 +23,7 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
         spec.alibi,
         spec.return_lse,
         spec.kv_shared,
+        spec.v_is_k_prefix,
     )
     return {
         "mode": mode,

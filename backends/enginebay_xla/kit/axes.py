@@ -129,16 +129,19 @@ KV_WRITE = OpAxes(
         "head_dim": (16, 64, 128, 80),
         "page": (8, 16, 64, 24),
         "slots": ("mixed", "dropped", "run", "last", "some_dropped"),
+        "latent": (False, True),
     },
+    never=tuple(("kv_heads", heads, "latent", True) for heads in (2, 3, 8)),
 )
 """slots: scattered, none written, following each other over the border of a page, the last page's
-last, half dropped.
+last, half dropped. latent: values are a prefix of the keys, in layouts that have a form for it.
 """
 
 ROPE_KV_WRITE = OpAxes(
     "rope_kv_write",
     {
         **KV_WRITE.values,
+        "latent": (False,),
         "group": (3, 1, 4),
         "rotary": ROPE.values["rotary"],
         "rule": ROPE.values["rule"],

@@ -47,6 +47,8 @@ class Caps:
     features: frozenset[str] = frozenset()
     arch: Callable[[str], bool] = _always
     head_dim: Callable[[int], bool] = _always
+    latent_dim: Callable[[int], bool] = _always
+    """In place of head_dim where values are a prefix of keys."""
     group: Callable[[int], bool] = _always
     page_size: Callable[[int], bool] = _always
     rows: Callable[[int], bool] = _always
@@ -64,6 +66,10 @@ class Caps:
         """
         return self.ragged_decode and "fused_write" not in self.features
 
+    def key_dim(self, spec: AttnSpec) -> bool:
+        """Whether keys as wide as those of `spec` are served."""
+        return (self.latent_dim if spec.v_is_k_prefix else self.head_dim)(spec.head_dim)
+
     def why_not_here(self, env: Env) -> str | None:
         """Why this cannot run in `env` whatever the problem, or None."""
         if env.platform not in self.platforms:
@@ -80,7 +86,7 @@ class Caps:
             (bucket.mode in self.modes, f"mode {bucket.mode}"),
             (spec.q_dtype in self.q_dtypes, f"dtype {spec.q_dtype}"),
             (spec.kv_dtype in self.kv_dtypes, f"cache dtype {spec.kv_dtype}"),
-            (self.head_dim(spec.head_dim), f"head_dim {spec.head_dim}"),
+            (self.key_dim(spec), f"head_dim {spec.head_dim}"),
             (self.group(spec.group), f"{spec.group} query heads per KV head"),
             (self.page_size(layout.page_size), f"page size {layout.page_size}"),
             (self.rows(bucket.seqs), f"{bucket.seqs} rows"),

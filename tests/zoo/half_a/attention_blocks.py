@@ -118,4 +118,25 @@ FAULTS = (
         "heads = jnp.pad(heads.transpose(1, 2, 0, 3)",
         "heads = jnp.pad(heads[:, ::-1].transpose(1, 2, 0, 3)",
     ),
+    _xla(
+        "latent_values_a_column_off_in_chunks",
+        "size",
+        "attention_blocks",
+        "scores, jnp.where(own[None, :, None], v, 0))",
+        "scores, jnp.where(own[None, :, None], jnp.roll(v, int(spec.v_is_k_prefix), -1), 0))",
+    ),
+    _xla(
+        "latent_values_begin_a_column_late",
+        "size",
+        "attention_decode",
+        "out = out[..., : spec.v_dim]",
+        "out = jnp.roll(out, -1, axis=-1)[..., : spec.v_dim] if spec.v_is_k_prefix else out",
+    ),
+    _xla(
+        "latent_scale_of_the_values_width",
+        "scale",
+        "softmax",
+        "scores = products * spec.softmax_scale",
+        "scores = products * (spec.scale or spec.v_dim**-0.5)",
+    ),
 )
