@@ -25,7 +25,7 @@ CAPS = Caps(
     q_dtypes=DTYPES,
     kv_dtypes=DTYPES,
     features=frozenset(
-        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map"}
+        {"window", "softcap", "sinks", "lse", "kv_share", "mla", "deterministic", "shard_map"}
     ),
     ragged_decode=True,
 )
@@ -34,11 +34,11 @@ CAPS = Caps(
 @dataclasses.dataclass(frozen=True)
 class NativeAttention:
     """Scores of all of a row's keys, softmax, and the weighted sum of its values: nothing past its
-    length is read.
+    length is read. Of a latent cache a block of keys at a time, which are its values too.
     """
 
     name: str = "native"
-    version: str = "1"
+    version: str = "2"
     priority: int = 10
     caps: Caps = CAPS
 
@@ -59,31 +59,32 @@ class NativeAttention:
         config: None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
         AttentionImpl.
         """
         if k is not None or v is not None or batch.bucket.mode != "decode":
             raise InternalError(
                 "native attention decodes, and is given keys that kv_write has put into the cache"
             )
-        if spec.v_head_dim not in (None, spec.head_dim):
+        if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
             raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
         shapes = (
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((*q.shape[:2], spec.v_dim), q.dtype),
             jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
         )
         none = jnp.zeros(0, jnp.float32)
         out, lse = jax.ffi.ffi_call(TARGET, shapes)(
             q,
             cache["k"],
-            cache["v"],
+            cache["k" if spec.v_is_k_prefix else "v"],
             batch.page_table,
             batch.kv_lens,
             none if sinks is None else sinks.astype(jnp.float32),
             scale=np.float32(spec.softmax_scale),
             softcap=np.float32(spec.softcap or 0.0),
             window=np.int64(spec.window or 0),
+            v_prefix=np.bool_(spec.v_is_k_prefix),
         )
         return out, cache, lse if spec.return_lse else None
 

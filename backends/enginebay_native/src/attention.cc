@@ -3,23 +3,16 @@
 // A row's heads are independent, and their sums run in the order of the keys, so that a result does not depend on the other
 // rows, on where the pages lie or on how long the page table is. Nothing past a row's length is read.
 
-#include <cmath>
 #include <vector>
 
-#include "vectors.h"
+#include "latent.h"
+#include "softmax.h"
 
 namespace enginebay {
 namespace {
 
-constexpr float kLowest = -5e29f;  // log-sum-exp of a row without keys
-
 struct Shape {
   int64_t rows, kv_heads, group, dim, page_size, table_width;
-};
-
-struct Rule {
-  float scale, softcap;  // softcap 0: none
-  int64_t window;        // 0: none
 };
 
 // What a thread works in, kept from call to call.
@@ -51,32 +44,6 @@ struct Pages {
     }
   }
 };
-
-// The query in the order in which `dot_each` takes it: as it is for f32, even values and then odd ones of each two vectors for bf16.
-inline void arrange(const float* query, float* to, int64_t dim, const float*) { std::memcpy(to, query, dim * sizeof(float)); }
-
-inline void arrange(const float* query, float* to, int64_t dim, const bf16*) {
-  int64_t d = 0;
-  for (; d + 2 * kLanes <= dim; d += 2 * kLanes)
-    for (int i = 0; i < kLanes; ++i) {
-      to[d + i] = query[d + 2 * i];
-      to[d + kLanes + i] = query[d + 2 * i + 1];
-    }
-  for (; d < dim; ++d) to[d] = query[d];
-}
-
-inline void back(float* out, int64_t, const float*) { (void)out; }
-
-inline void back(float* out, int64_t dim, const bf16*) {
-  float part[2 * kLanes];
-  for (int64_t d = 0; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    for (int i = 0; i < kLanes; ++i) {
-      part[2 * i] = out[d + i];
-      part[2 * i + 1] = out[d + kLanes + i];
-    }
-    std::memcpy(out + d, part, sizeof(part));
-  }
-}
 
 // Values a head: D where it is known at compile time, and the loops over it are unrolled; else (D = 0) what is given.
 template <int D>
@@ -151,36 +118,6 @@ __attribute__((noinline)) void score_keys(const float* queries, const T* keys, f
   const int64_t wide = width<D>(s.dim);
   score_for<D, true>(queries, keys, scores, count, s.dim, ahead);
   for (int64_t g = 1; g < s.group; ++g) score_for<D, false>(queries + g * wide, keys, scores + g * stride, count, s.dim, 0);
-}
-
-// scores -> weights e^(score - maximum); their maximum and sum.
-struct Total {
-  float maximum, sum;
-};
-
-inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
-
-// The space is a whole number of vectors: what lies behind the last score weighs nothing.
-Total weigh(float* scores, int64_t count, const Rule& rule) {
-  for (int64_t i = count; i % kLanes; ++i) scores[i] = 0.0f;
-  Floats highest = splat(kLowest);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Floats some = load(scores + i) * splat(rule.scale);
-    store(scores + i, some);
-    if (rule.softcap > 0)
-      for (int lane = 0; lane < kLanes; ++lane) scores[i + lane] = rule.softcap * std::tanh(some[lane] / rule.softcap);
-    for (int64_t past = count; past < i + kLanes; ++past) scores[past] = 2 * kLowest;
-    highest = greater(load(scores + i), highest);
-  }
-  float maximum = kLowest;
-  for (int lane = 0; lane < kLanes; ++lane) maximum = highest[lane] > maximum ? highest[lane] : maximum;
-  Floats sums = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Floats weights = exp_of(load(scores + i) - splat(maximum));
-    store(scores + i, weights);
-    sums += weights;
-  }
-  return {maximum, sum(sums)};
 }
 
 template <int V>
@@ -278,7 +215,7 @@ struct Problem {
 
   template <int D>
   void head(int64_t row, int64_t h) const {
-    int64_t length = lengths[row], first = rule.window > 0 ? std::max<int64_t>(0, length - rule.window) : 0;
+    int64_t length = lengths[row], first = rule.first(length);
     int64_t count = std::max<int64_t>(0, length - first), stride = (count + kLanes - 1) / kLanes * kLanes;
     int64_t at = (row * s.kv_heads + h) * s.group;
     Space& mine = space();
@@ -299,30 +236,23 @@ struct Problem {
       score_keys<D>(mine.query.data(), some, mine.scores.data() + from, n, stride, s, ahead);
     });
     std::vector<Total>& totals = totals_of(s.group);
-    for (int64_t g = 0; g < s.group; ++g) totals[g] = weigh(mine.scores.data() + g * stride, count, rule);
+    for (int64_t g = 0; g < s.group; ++g) {
+      float* scores = mine.scores.data() + g * stride;
+      totals[g].maximum = scale_scores(scores, count, rule, kLowest);
+      totals[g].sum = weigh(scores, count, totals[g].maximum);
+    }
     values.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
       sum_values<D>(mine.scores.data() + from, some, mine.out.data(), n, stride, s, ahead);
     });
-    for (int64_t g = 0; g < s.group; ++g) finish(at + g, h * s.group + g, totals[g], mine.out.data() + g * s.dim);
+    for (int64_t g = 0; g < s.group; ++g)
+      finish<T>(totals[g], mine.out.data() + g * s.dim, s.dim, sinks ? sinks + h * s.group + g : nullptr,
+                out + (at + g) * s.dim, lse + at + g);
   }
 
   static std::vector<Total>& totals_of(int64_t group) {
     thread_local std::vector<Total> mine;
     mine.resize(group);
     return mine;
-  }
-
-  void finish(int64_t at, int64_t q_head, Total total, float* weighted) const {
-    float keep = 1.0f;
-    if (sinks != nullptr) {
-      float higher = std::max(total.maximum, sinks[q_head]);
-      keep = std::exp(total.maximum - higher);
-      total = {higher, total.sum * keep + std::exp(sinks[q_head] - higher)};
-    }
-    float sum = total.sum == 0 ? 1.0f : total.sum;
-    back(weighted, s.dim, k);
-    for (int64_t d = 0; d < s.dim; ++d) put(out + at * s.dim + d, weighted[d] * keep / sum);
-    lse[at] = total.maximum + std::log(sum);
   }
 };
 
@@ -345,22 +275,33 @@ ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
 }
 
 // q [rows, q_heads, dim]; k, v [pages, kv_heads, page_size, dim] of one dtype; table [rows, width] and lengths [rows] int32;
-// sinks f32 [q_heads] or [0] -> out like q, log-sum-exp f32 [rows, q_heads].
+// sinks f32 [q_heads] or [0] -> out like q, log-sum-exp f32 [rows, q_heads]. With v_prefix values are the first columns of the
+// keys of one KV head, as many as out has, and v is not looked at.
 ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::Buffer<ffi::S32> table,
                      ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
-                     ffi::ResultBuffer<ffi::F32> lse, float scale, float softcap, int64_t window) {
+                     ffi::ResultBuffer<ffi::F32> lse, float scale, float softcap, int64_t window,
+                     bool v_prefix) {
   auto qs = q.dimensions(), ks = k.dimensions();
   if (qs.size() != 3 || ks.size() != 4 || qs[2] != ks[3] || qs[1] % ks[1])
     return ffi::Error::InvalidArgument("attention wants q [rows, heads, dim] and k, v [pages, kv_heads, page_size, dim]");
+  int64_t v_dim = out->dimensions()[2];
+  if (v_prefix ? ks[1] != 1 || v_dim > qs[2] : v_dim != qs[2])
+    return ffi::Error::InvalidArgument("attention wants out [rows, heads, dim], or one KV head whose values are narrower");
   Shape shape{qs[0], ks[1], qs[1] / ks[1], qs[2], ks[2], table.dimensions()[1]};
   Rule rule{scale, softcap, window};
   auto with = [&](auto* query, auto* key) {
     using Q = std::remove_const_t<std::remove_pointer_t<decltype(query)>>;
     using T = std::remove_const_t<std::remove_pointer_t<decltype(key)>>;
-    return run(pool, Problem<Q, T>{shape, rule, static_cast<const Q*>(q.untyped_data()), static_cast<const T*>(k.untyped_data()),
-                                   static_cast<const T*>(v.untyped_data()), table.typed_data(), lengths.typed_data(),
-                                   sinks.element_count() ? sinks.typed_data() : nullptr, static_cast<Q*>(out->untyped_data()),
-                                   lse->typed_data()});
+    auto* queries = static_cast<const Q*>(q.untyped_data());
+    auto* keys = static_cast<const T*>(k.untyped_data());
+    auto* results = static_cast<Q*>(out->untyped_data());
+    const float* sink = sinks.element_count() ? sinks.typed_data() : nullptr;
+    if (v_prefix)
+      return LatentProblem<Q, T>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, table.typed_data(),
+                                 lengths.typed_data(), sink, results, lse->typed_data()}
+          .run(pool);
+    return run(pool, Problem<Q, T>{shape, rule, queries, keys, static_cast<const T*>(v.untyped_data()), table.typed_data(),
+                                   lengths.typed_data(), sink, results, lse->typed_data()});
   };
   bool wide_q = q.element_type() == ffi::F32, wide_k = k.element_type() == ffi::F32;
   const float* wide = nullptr;
@@ -384,6 +325,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(enginebay_attention, attention,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap")
-                                  .Attr<int64_t>("window"));
+                                  .Attr<int64_t>("window")
+                                  .Attr<bool>("v_prefix"));
 
 }  // namespace enginebay

@@ -1,0 +1,97 @@
+// What attention of all forms has in common: the rule of its scores, the order of queries and results in 16 bits, softmax, and
+// the end of a row.
+#pragma once
+
+#include <cmath>
+
+#include "vectors.h"
+
+namespace enginebay {
+
+constexpr float kLowest = -5e29f;  // log-sum-exp of a row without keys
+
+struct Rule {
+  float scale, softcap;  // softcap 0: none
+  int64_t window;        // 0: none
+
+  // The first key that a row of a length sees.
+  int64_t first(int64_t length) const { return window > 0 ? std::max<int64_t>(0, length - window) : 0; }
+};
+
+// The query in the order in which products take it: as it is for f32, even values and then odd ones of each two vectors for bf16.
+inline void arrange(const float* query, float* to, int64_t dim, const float*) { std::memcpy(to, query, dim * sizeof(float)); }
+
+inline void arrange(const float* query, float* to, int64_t dim, const bf16*) {
+  int64_t d = 0;
+  for (; d + 2 * kLanes <= dim; d += 2 * kLanes)
+    for (int i = 0; i < kLanes; ++i) {
+      to[d + i] = query[d + 2 * i];
+      to[d + kLanes + i] = query[d + 2 * i + 1];
+    }
+  for (; d < dim; ++d) to[d] = query[d];
+}
+
+inline void back(float* out, int64_t, const float*) { (void)out; }
+
+inline void back(float* out, int64_t dim, const bf16*) {
+  float part[2 * kLanes];
+  for (int64_t d = 0; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+    for (int i = 0; i < kLanes; ++i) {
+      part[2 * i] = out[d + i];
+      part[2 * i + 1] = out[d + kLanes + i];
+    }
+    std::memcpy(out + d, part, sizeof(part));
+  }
+}
+
+struct Total {
+  float maximum, sum;
+};
+
+inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
+
+// Products -> scores, and the largest of them and `maximum`. The space is a whole number of vectors: what lies behind the last
+// score weighs nothing.
+inline float scale_scores(float* scores, int64_t count, const Rule& rule, float maximum) {
+  for (int64_t i = count; i % kLanes; ++i) scores[i] = 0.0f;
+  Floats highest = splat(maximum);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats some = load(scores + i) * splat(rule.scale);
+    store(scores + i, some);
+    if (rule.softcap > 0)
+      for (int lane = 0; lane < kLanes; ++lane) scores[i + lane] = rule.softcap * std::tanh(some[lane] / rule.softcap);
+    for (int64_t past = count; past < i + kLanes; ++past) scores[past] = 2 * kLowest;
+    highest = greater(load(scores + i), highest);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) maximum = highest[lane] > maximum ? highest[lane] : maximum;
+  return maximum;
+}
+
+// Scores -> weights e^(score - maximum); their sum.
+inline float weigh(float* scores, int64_t count, float maximum) {
+  Floats sums = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats weights = exp_of(load(scores + i) - splat(maximum));
+    store(scores + i, weights);
+    sums += weights;
+  }
+  return sum(sums);
+}
+
+// The outputs of one query of its weighted values, which are arranged as those of type T are, and its log-sum-exp. `sink`: null,
+// or a score without a value.
+template <typename T, typename Q>
+void finish(Total total, float* weighted, int64_t dim, const float* sink, Q* out, float* lse) {
+  float keep = 1.0f;
+  if (sink != nullptr) {
+    float higher = std::max(total.maximum, *sink);
+    keep = std::exp(total.maximum - higher);
+    total = {higher, total.sum * keep + std::exp(*sink - higher)};
+  }
+  float sum = total.sum == 0 ? 1.0f : total.sum;
+  back(weighted, dim, static_cast<const T*>(nullptr));
+  for (int64_t d = 0; d < dim; ++d) put(out + d, weighted[d] * keep / sum);
+  *lse = total.maximum + std::log(sum);
+}
+
+}  // namespace enginebay
