@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import KVLayout
+from enginebay.errors import InternalError
 from enginebay.ops.spec import AttnBatch
 from enginebay_pallas.generations import LANES, round_up
+from enginebay_pallas.layout import TpuRpaLayout
 
 
 class Units(NamedTuple):
@@ -108,11 +110,10 @@ def unpack_queries(blocks: jax.Array, units: Units, group: int, width: int) -> j
 
 
 def pack_new(k: jax.Array, v: jax.Array, layout: KVLayout, spare_tokens: int) -> jax.Array:
-    """k, v [T, Hkv, D] as the layout's pages hold them, [T + spare_tokens, *token], with zeros
+    """k [T, Hkv, D] and v [T, Hkv, Dv] as the layout's pages hold them, [T + spare_tokens, *token], with zeros
     behind.
     """
-    shape = layout.shapes()["kv"].shape[2:]
-    tokens, num_heads, width = k.shape
-    heads = jnp.stack([k, v], axis=2).reshape(tokens, 2 * num_heads, width).astype(layout.dtype)
-    padding = ((0, spare_tokens), (0, shape[0] * shape[1] - 2 * num_heads), (0, shape[2] - width))
-    return jnp.pad(heads, padding).reshape(tokens + spare_tokens, *shape)
+    if not isinstance(layout, TpuRpaLayout):
+        raise InternalError(f"pallas attention writes to layout tpu_rpa, this is {layout.name}")
+    new = layout.packed(k.astype(layout.dtype), v.astype(layout.dtype))
+    return jnp.pad(new, ((0, spare_tokens), (0, 0), (0, 0), (0, 0)))

@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay_pallas.interpret import interpreting
+from enginebay_pallas.layout import TpuRpaLayout
 
 LAYOUT = "tpu_rpa"
 
@@ -45,28 +46,17 @@ class PallasKvWrite:
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
     ) -> CacheArrays:
         """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped."""
-        if layout.name != LAYOUT:
+        if not isinstance(layout, TpuRpaLayout):
             raise UnsupportedError(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla.")
         kv = cache["kv"]
         missing = -slots.shape[0] % RUN
-        new = jnp.pad(_packed(k, v, kv), ((0, missing), (0, 0), (0, 0), (0, 0)))
+        new = jnp.pad(layout.packed(k, v).astype(kv.dtype), ((0, missing), (0, 0), (0, 0), (0, 0)))
         slots = jnp.pad(slots, (0, missing), constant_values=-1)
         # Slots count positions of all pages, so with the two axes as one a run may cross a page's
         # end.
         flat = kv.reshape(-1, *kv.shape[2:])
         run = interpreting(_write) if self.is_interpreted else _write
         return {"kv": run(slots, new, flat).reshape(kv.shape)}
-
-
-def _packed(k: jax.Array, v: jax.Array, kv: jax.Array) -> jax.Array:
-    """Keys and values [T, pairs, packing, width] as a token lies in the cache: heads in turn,
-    padded with 0.
-    """
-    tokens, heads, features = k.shape
-    pairs, packing, width = kv.shape[2:]
-    both = jnp.stack([k, v], axis=2).reshape(tokens, 2 * heads, features).astype(kv.dtype)
-    both = jnp.pad(both, ((0, 0), (0, pairs * packing - 2 * heads), (0, width - features)))
-    return both.reshape(tokens, pairs, packing, width)
 
 
 def _write(slots: jax.Array, new: jax.Array, flat: jax.Array) -> jax.Array:

@@ -19,9 +19,12 @@ class TpuRpaLayout(KVLayout):
     heads in turn.
 
     `packing` is how many values share a 32-bit word, so that a page is a whole number of TPU tiles.
+    Where values are a prefix of keys there are keys alone, each cut into `packing` pieces of as many
+    lanes, of which a word has one value each: [pages, page_size, kv_heads, packing, lanes].
     """
 
     offset_axis: ClassVar[int] = 1
+    serves_v_prefix: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -34,11 +37,14 @@ class TpuRpaLayout(KVLayout):
 
     @property
     def padded_head_dim(self) -> int:
-        """head_dim rounded up to whole lanes."""
-        return -(-self.head_dim // TPU_LANES) * TPU_LANES
+        """The width of a row: head_dim, or that of a piece of a key, rounded up to whole lanes."""
+        width = -(-self.head_dim // self.packing) if self.v_prefix_dim else self.head_dim
+        return -(-width // TPU_LANES) * TPU_LANES
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        pairs = -(-2 * self.num_kv_heads // self.packing)
+        pairs = (
+            self.num_kv_heads if self.v_prefix_dim else -(-2 * self.num_kv_heads // self.packing)
+        )
         shape = (self.num_pages, self.page_size, pairs, self.packing, self.padded_head_dim)
         return {"kv": jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype))}
 
@@ -48,15 +54,21 @@ class TpuRpaLayout(KVLayout):
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
     ) -> dict[str, jax.Array]:
-        pages, offsets = self.split_slots(slots)
-        tokens = k.shape[0]
-        _, _, pairs, packing, width = self.shapes()["kv"].shape
-        heads = jnp.stack([k, v], axis=2).reshape(tokens, 2 * self.num_kv_heads, self.head_dim)
-        heads = jnp.pad(
-            heads, ((0, 0), (0, pairs * packing - heads.shape[1]), (0, width - self.head_dim))
-        )
-        new = heads.reshape(tokens, pairs, packing, width).astype(self.dtype)
-        return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
+        new = self.packed(k, v).astype(self.dtype)
+        return {"kv": cache["kv"].at[self.split_slots(slots)].set(new, mode="drop")}
+
+    def packed(self, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Keys and values [tokens, kv_heads, width] as the cache has a token, zeros where it has
+        more: [tokens, pairs, packing, lanes].
+        """
+        shape = (k.shape[0], *self.shapes()["kv"].shape[2:])
+        if self.v_prefix_dim:
+            missing = shape[2] * shape[3] - self.head_dim
+            return jnp.pad(k, ((0, 0), (0, 0), (0, missing))).reshape(shape)
+        heads = jnp.stack([k, v], axis=2).reshape(shape[0], 2 * self.num_kv_heads, self.head_dim)
+        missing = shape[1] * shape[2] - heads.shape[1]
+        heads = jnp.pad(heads, ((0, 0), (0, missing), (0, shape[3] - self.head_dim)))
+        return heads.reshape(shape)
 
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self._split_heads(cache["kv"][pages])
@@ -65,6 +77,9 @@ class TpuRpaLayout(KVLayout):
         return self._split_heads(cache["kv"][self.split_slots(slots)])
 
     def _split_heads(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.v_prefix_dim:
+            k = rows.reshape(*rows.shape[:-2], -1)[..., : self.head_dim]
+            return k, k[..., : self.v_prefix_dim]
         heads = rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])[
             ..., : 2 * self.num_kv_heads, : self.head_dim
         ]

@@ -18,6 +18,7 @@ from enginebay_triton.attention_config import (
     SHORTEST_SPLIT,
     AttentionConfig,
     candidates,
+    column_blocks,
     default_config,
     next_power,
 )
@@ -34,6 +35,7 @@ FEATURES = graph_features() | {
     "sinks",
     "lse",
     "kv_share",
+    "mla",
     "deterministic",
     "shard_map",
 }
@@ -45,6 +47,7 @@ CAPS = Caps(
     kv_dtypes=DTYPES,
     features=FEATURES,
     head_dim=lambda width: width <= 256,
+    latent_dim=lambda width: width <= 576,
     group=lambda heads: heads <= 16,
     ragged_decode=True,
 )
@@ -101,14 +104,14 @@ class TritonAttention:
         config: AttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
+        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
         AttentionImpl.
         """
         if k is not None or v is not None:
             raise InternalError(
                 "triton attention is given keys that kv_write has put into the cache"
             )
-        if spec.v_head_dim not in (None, spec.head_dim):
+        if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
             raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
         keys, values, strides = _cache_arguments(cache, layout)
@@ -136,10 +139,11 @@ class TritonAttention:
         blocks = bucket.seqs if decode else bucket.tokens // constants["BLOCK_Q"] + bucket.seqs + 1
         grid = (blocks, spec.num_kv_heads, splits)
         f32 = jnp.float32
+        results = jax.ShapeDtypeStruct((*q.shape[:2], spec.v_dim), q.dtype)
         made: tuple[jax.ShapeDtypeStruct, ...]
         if splits == 1:
             made = (
-                jax.ShapeDtypeStruct(q.shape, q.dtype),
+                results,
                 jax.ShapeDtypeStruct((1,), f32),
                 jax.ShapeDtypeStruct(q.shape[:2], f32),
             )
@@ -158,10 +162,10 @@ class TritonAttention:
             return out, total
         reduction = Launch(
             (bucket.seqs, heads),
-            (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], f32)),
+            (results, jax.ShapeDtypeStruct(q.shape[:2], f32)),
             {
                 "NUM_Q_HEADS": heads,
-                "HEAD_DIM": spec.head_dim,
+                "V_DIM": spec.v_dim,
                 **{name: constants[name] for name in SHARES},
                 # The order of a sum is its block's: in deterministic mode it is one size for every
                 # bucket.
@@ -179,12 +183,12 @@ def _cache_arguments(
     """Keys, values, and where a page, a token and a head begin, counted in elements."""
     heads, width, page = layout.num_kv_heads, layout.head_dim, layout.page_size
     if layout.name == "nhd":
-        token = heads * 2 * width
-        strides = (page * token, token, 2 * width, width)
+        head = width if layout.v_prefix_dim else 2 * width
+        strides = (page * heads * head, heads * head, head, head - width)
         keys = values = cache["kv"]
     else:
         strides = (heads * page * width, width, page * width, 0)
-        keys, values = cache["k"], cache["v"]
+        keys, values = cache["k"], cache["k" if layout.v_prefix_dim else "v"]
     names = ("PAGE_STRIDE", "TOKEN_STRIDE", "HEAD_STRIDE", "V_OFFSET")
     return keys, values, {"PAGE_SIZE": page, **dict(zip(names, strides, strict=True))}
 
@@ -203,6 +207,8 @@ def _problem(spec: AttnSpec, bucket: Bucket) -> dict[str, Any]:
         "NUM_KV_HEADS": spec.num_kv_heads,
         "GROUP": spec.group,
         "HEAD_DIM": spec.head_dim,
+        "V_DIM": spec.v_dim,
+        "V_IS_K_PREFIX": spec.v_is_k_prefix,
     }
 
 
@@ -212,7 +218,7 @@ def _blocks(spec: AttnSpec, bucket: Bucket, config: AttentionConfig) -> dict[str
         "BLOCK_M": config.block_m,
         "BLOCK_Q": 1 if decode else config.block_m // spec.group,
         "BLOCK_N": config.block_n,
-        "BLOCK_D": max(16, next_power(spec.head_dim)),
+        **dict(zip(("BLOCK_D", "BLOCK_REST"), column_blocks(spec), strict=True)),
         "SPLITS": config.splits,
         "CHUNK": config.chunk,
         "SHORTEST": max(SHORTEST_SPLIT, config.block_n),

@@ -47,6 +47,12 @@ def next_power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def column_blocks(spec: AttnSpec) -> tuple[int, int]:
+    """Columns that a tile has of keys that are as wide as values, and of what is behind them."""
+    rest = spec.head_dim - spec.v_dim
+    return max(16, next_power(spec.v_dim)), max(16, next_power(rest)) if rest else 0
+
+
 def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
     """Tiles by head size and dtype; splits so that a small batch fills the device; as many stages
     as shared memory holds.
@@ -58,7 +64,7 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
 
 
 def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
-    width = max(16, next_power(spec.head_dim))
+    width = sum(column_blocks(spec))
     wide = spec.kv_dtype == "float32"  # true f32 products take no tensor cores, and many registers
     group = max(16, next_power(spec.group))
     if bucket.mode == "decode":
@@ -125,8 +131,9 @@ def _shared_bytes(config: AttentionConfig, spec: AttnSpec, bucket: Bucket) -> in
     One of a decode's stages holds page numbers alone; products of more queries keep a tile for that
     one too.
     """
-    width = max(16, next_power(spec.head_dim))
+    width = sum(column_blocks(spec))
     size = 4 if spec.kv_dtype == "float32" else 2
     tiles = max(1, config.num_stages - (bucket.mode == "decode"))
     scores = 4 * config.block_m * config.block_n + 1024
-    return width * size * (config.block_m + 2 * config.block_n * tiles) + scores
+    arrays = 1 if spec.v_is_k_prefix else 2
+    return width * size * (config.block_m + arrays * config.block_n * tiles) + scores

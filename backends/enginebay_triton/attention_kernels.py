@@ -4,7 +4,8 @@ the context.
 A program takes one KV head, a block of a row's queries and a share of the row's context, tile by
 tile, with a running maximum and sum (FlashAttention-2, arXiv 2307.08691); shares of the same
 queries are combined afterwards (Flash-Decoding). Rows of a tile are (token, query head of the
-group), so that one read of K and V serves the group. Nothing but Triton is imported: the
+group), so that one read of K and V serves the group. Of a latent cache a tile of keys is read once:
+the columns that are values and the rest of them are two products. Nothing but Triton is imported: the
 interpreter's process loads this module too.
 """
 
@@ -112,6 +113,16 @@ def _offsets(
 
 
 @triton.jit
+def _seen(seen, key, query, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """`seen` [BLOCK_M, BLOCK_N] where a query sees a key by their positions."""
+    if CAUSAL:
+        seen = seen & (key[None, :] <= query[:, None])
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > query[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
 def attention_kernel(
     q_ptr,  # [tokens, NUM_KV_HEADS * GROUP, HEAD_DIM]
     k_ptr,
@@ -120,7 +131,7 @@ def attention_kernel(
     kv_lens_ptr,  # [NUM_ROWS]
     cu_q_lens_ptr,  # [NUM_ROWS + 1]
     sinks_ptr,  # [query heads], or anything
-    # [tokens, query heads, HEAD_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
+    # [tokens, query heads, V_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
     out_ptr,
     max_ptr,  # f32 [tokens, SPLITS, query heads]
     sum_ptr,  # the same; of one split the log-sum-exp
@@ -137,6 +148,8 @@ def attention_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_IS_K_PREFIX: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
@@ -145,13 +158,14 @@ def attention_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
     SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
     SHORTEST: tl.constexpr,
     STEPS: tl.constexpr,
 ):
     """See the module, and `_share` for SPLITS, CHUNK and SHORTEST. A split that is empty writes
-    nothing, unless it is the first.
+    nothing, unless it is the first. BLOCK_REST holds what keys have behind V_DIM columns.
     """
     NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     block = tl.program_id(0)
@@ -180,13 +194,21 @@ def attention_kernel(
     head = kv_head * GROUP + m % GROUP
     query = first_query + m // GROUP
     is_query = (m < BLOCK_Q * GROUP) & (query < q_len)
-    is_feature = d < HEAD_DIM
+    is_feature = d < V_DIM
     place = ((first_token + m // GROUP) * NUM_Q_HEADS + head).to(tl.int64)
     q = tl.load(
         q_ptr + place[:, None] * HEAD_DIM + d[None, :],
         mask=is_query[:, None] & is_feature[None, :],
         other=0.0,
     )
+    if BLOCK_REST > 0:
+        rest = V_DIM + tl.arange(0, BLOCK_REST)
+        is_rest = rest < HEAD_DIM
+        q_rest = tl.load(
+            q_ptr + place[:, None] * HEAD_DIM + rest[None, :],
+            mask=is_query[:, None] & is_rest[None, :],
+            other=0.0,
+        )
     position = kv_len - q_len + query
     if CAUSAL:
         stop = tl.minimum(kv_len, kv_len - q_len + first_query + BLOCK_Q)
@@ -222,21 +244,28 @@ def attention_kernel(
             other=0.0,
         )
         # A stale value may be NaN, and 0 * NaN is NaN: what may not be seen is read as 0.
-        v = tl.load(
-            v_ptr + V_OFFSET + offset[:, None] + d[None, :],
-            mask=is_key[:, None] & is_feature[None, :],
-            other=0.0,
-        )
-        score = tl.dot(q, k, input_precision="ieee") * SCALE
+        if V_IS_K_PREFIX:
+            v = tl.trans(k)
+        else:
+            v = tl.load(
+                v_ptr + V_OFFSET + offset[:, None] + d[None, :],
+                mask=is_key[:, None] & is_feature[None, :],
+                other=0.0,
+            )
+        score = tl.dot(q, k, input_precision="ieee")
+        if BLOCK_REST > 0:
+            k_rest = tl.load(
+                k_ptr + offset[None, :] + rest[:, None],
+                mask=is_key[None, :] & is_rest[:, None],
+                other=0.0,
+            )
+            score = tl.dot(q_rest, k_rest, score, input_precision="ieee")
+        score = score * SCALE
         if SOFTCAP > 0.0:
             # tanh x = 1 - 2 / (exp 2x + 1)
             score = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(score * (2.0 * LOG2_E / SOFTCAP)) + 1.0)
         score = score * LOG2_E
-        seen = is_key[None, :] & is_query[:, None]
-        if CAUSAL:
-            seen = seen & (at[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (at[None, :] > position[:, None] - WINDOW)
+        seen = _seen(is_key[None, :] & is_query[:, None], at, position, CAUSAL, WINDOW)
         score = tl.where(seen, score, MASKED)
         new_largest = tl.maximum(largest, tl.max(score, 1))
         weight = tl.where(seen, tl.exp2(score - new_largest[:, None]), 0.0)
@@ -250,7 +279,7 @@ def attention_kernel(
         is_empty = total == 0.0
         out = acc / tl.where(is_empty, 1.0, total)[:, None]
         tl.store(
-            out_ptr + place[:, None] * HEAD_DIM + d[None, :],
+            out_ptr + place[:, None] * V_DIM + d[None, :],
             out.to(out_ptr.dtype.element_ty),
             mask=is_query[:, None] & is_feature[None, :],
         )
@@ -269,10 +298,10 @@ def reduce_kernel(
     max_ptr,  # f32 [rows, SPLITS, NUM_Q_HEADS]
     sum_ptr,
     kv_lens_ptr,  # [rows]
-    out_ptr,  # [rows, NUM_Q_HEADS, HEAD_DIM]
+    out_ptr,  # [rows, NUM_Q_HEADS, V_DIM]
     lse_ptr,  # f32 [rows, NUM_Q_HEADS]
     NUM_Q_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -316,8 +345,8 @@ def reduce_kernel(
     total = tl.where(is_empty, 1.0, total)
     place = (row * NUM_Q_HEADS + head).to(tl.int64)
     tl.store(
-        out_ptr + place * HEAD_DIM + d,
+        out_ptr + place * V_DIM + d,
         (acc / total).to(out_ptr.dtype.element_ty),
-        mask=d < HEAD_DIM,
+        mask=d < V_DIM,
     )
     tl.store(lse_ptr + place, (largest + tl.log2(total)) * LN_2)

@@ -14,17 +14,20 @@ from enginebay.cache import CacheArrays, KVLayout
 @dataclasses.dataclass(frozen=True)
 class NhdLayout(KVLayout):
     """kv [pages, page_size, kv_heads, 2, head_dim]: one row holds the key, then the value of a
-    head. For GPU kernels.
+    head. For GPU kernels. Where values are a prefix of keys there is the key alone:
+    [pages, page_size, kv_heads, 1, head_dim].
     """
 
     offset_axis: ClassVar[int] = 1
+    serves_v_prefix: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
         return "nhd"
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = (self.num_pages, self.page_size, self.num_kv_heads, 2, self.head_dim)
+        parts = 1 if self.v_prefix_dim else 2
+        shape = (self.num_pages, self.page_size, self.num_kv_heads, parts, self.head_dim)
         return {"kv": jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype))}
 
     def head_axis(self) -> dict[str, int]:
@@ -34,13 +37,15 @@ class NhdLayout(KVLayout):
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
     ) -> dict[str, jax.Array]:
         pages, offsets = self.split_slots(slots)
-        new = jnp.stack([k, v], axis=2).astype(self.dtype)
+        new = jnp.stack([k] if self.v_prefix_dim else [k, v], axis=2).astype(self.dtype)
         return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
 
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows = cache["kv"][pages]
-        return rows[..., 0, :], rows[..., 1, :]
+        return self._pair(cache["kv"][pages])
 
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows = cache["kv"][self.split_slots(slots)]
-        return rows[..., 0, :], rows[..., 1, :]
+        return self._pair(cache["kv"][self.split_slots(slots)])
+
+    def _pair(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        k = rows[..., 0, :]
+        return k, k[..., : self.v_prefix_dim] if self.v_prefix_dim else rows[..., 1, :]

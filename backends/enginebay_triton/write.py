@@ -39,12 +39,13 @@ def _home(layout: KVLayout) -> _Home:
     """UnsupportedError for a layout that the kernels do not know."""
     heads, size, dim = layout.num_kv_heads, layout.page_size, layout.head_dim
     if layout.name == "nhd":
-        token = heads * 2 * dim
-        strides = {"PAGE": size * token, "TOKEN": token, "HEAD": 2 * dim, "V_OFFSET": dim}
+        head = dim if layout.v_prefix_dim else 2 * dim
+        token = heads * head
+        strides = {"PAGE": size * token, "TOKEN": token, "HEAD": head, "V_OFFSET": dim}
         return _Home(("kv",), {"PAGE_SIZE": size, **strides})
     if layout.name == "hnd":
         strides = {"PAGE": heads * size * dim, "TOKEN": dim, "HEAD": size * dim, "V_OFFSET": 0}
-        return _Home(("k", "v"), {"PAGE_SIZE": size, **strides})
+        return _Home(tuple(layout.shapes()), {"PAGE_SIZE": size, **strides})
     raise UnsupportedError(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write.")
 
 
@@ -75,7 +76,7 @@ class KvWrite:
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
     ) -> CacheArrays:
         """k, v [T, kv_heads, head_dim] at slots int32 [T] of the cache; negative slots are
-        dropped.
+        dropped. Of values that are a prefix of keys, the keys alone.
         """
         home = _home(layout)
         heads = _heads_per_program(layout.num_kv_heads, layout.head_dim)
@@ -87,8 +88,11 @@ class KvWrite:
             num_stages=1,
             num_in_place=len(home.arrays),
         )
+        new = [k, v]
         kernel = kernels.kv_write_nhd if layout.name == "nhd" else kernels.kv_write_hnd
-        written = self.launcher(kernel, [k, v, slots, *(cache[name] for name in home.arrays)], how)
+        if layout.v_prefix_dim:
+            new, kernel = [k], kernels.write_keys
+        written = self.launcher(kernel, [*new, slots, *(cache[name] for name in home.arrays)], how)
         return dict(zip(home.arrays, written, strict=True))
 
     def interpreted(self) -> KvWrite:

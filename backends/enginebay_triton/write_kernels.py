@@ -271,3 +271,29 @@ def kv_write_hnd(
     _kv_write(k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM,
               PAGE_SIZE, PAGE,
               TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip
+
+
+@triton.jit
+def write_keys(
+    k_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    _k_cache,
+    V_OFFSET: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """Keys alone: of a cache whose values are a prefix of them."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    slot = tl.load(slots_ptr + token)
+    inside = (heads < NUM_KV_HEADS) & (slot >= 0)
+    place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
+    _copy_heads(k_ptr + token * NUM_KV_HEADS * HEAD_DIM, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0,
+                HEAD_DIM, DIM_BLOCK)  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from enginebay import EngineConfig
+from enginebay.cache import KVLayout
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.compose.quick import quick_check
@@ -25,9 +26,10 @@ from enginebay.errors import (
 from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting
-from enginebay.ops.spec import AttnSpec
+from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_models.deepseek_v2 import family
 from enginebay_models.experts import ExpertsConfig
+from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_triton.layout import NhdLayout
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.layout import HndLayout
@@ -68,12 +70,23 @@ def test_the_plan_counts_a_vector_a_token_and_no_values(folder: str) -> None:
 
 
 def test_kernels_and_layouts_that_do_not_know_it_are_refused_with_a_reason(folder: str) -> None:
-    names = plan_of(folder).kernels.names
-    assert {names[f"attention.{phase}"] for phase in ("decode", "prefill", "mixed")} == {"xla"}
-    with pytest.raises(UnsupportedError, match=r"native.*does not support features mla"):
-        plan_of(folder, kernels={"attention": {"decode": "native"}})
-    with pytest.raises(UnsupportedError, match="layout nhd for values that are a prefix of keys"):
-        plan_of(folder, layout="nhd")
+    split = "tests.zoo.right.split_attention:attention"
+    with pytest.raises(UnsupportedError, match=r"split_attention.*does not support features mla"):
+        plan_of(folder, kernels={"attention": split})
+    layout = LATENT.make_layout(PlainLayout, 3, 8)
+    bucket = Bucket(1, 1, 1, 1, 8, "decode")
+    reason = xla_attention.caps.why_not(Env("cpu"), LATENT, bucket, layout)
+    assert reason == "does not support layout hnd for values that are a prefix of keys"
+
+
+@pytest.mark.parametrize("layout_type", [HndLayout, NhdLayout, TpuRpaLayout])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_built_in_layout_has_a_form_for_it(layout_type: type[KVLayout], dtype: str) -> None:
+    spec = dataclasses.replace(LATENT, head_dim=576, v_head_dim=512, kv_dtype=dtype)
+    layout = spec.make_layout(layout_type, 3, 8)
+    (shape,) = layout.shapes().values()
+    lanes = {"float32": 640, "bfloat16": 768}[dtype]
+    assert shape.size == 24 * (lanes if layout_type is TpuRpaLayout else 576)
 
 
 def test_a_latent_layout_reads_values_as_columns_of_the_keys() -> None:
@@ -90,7 +103,12 @@ def test_a_latent_layout_reads_values_as_columns_of_the_keys() -> None:
     assert placed["k"].is_fully_replicated
     assert LATENT.per_shard(2) == dataclasses.replace(LATENT, num_q_heads=2)
     assert layout.per_shard(2) == layout
-    assert not NhdLayout.serves_v_prefix
+
+
+class PlainLayout(HndLayout):
+    """A layout that has no form for values that are a prefix of keys."""
+
+    serves_v_prefix = False
 
 
 @dataclasses.dataclass(frozen=True)
