@@ -113,6 +113,16 @@ def _offsets(
 
 
 @triton.jit
+def _load(start_ptr, rows, columns, is_row, is_column):
+    """A tile of places `rows` + `columns`, 0 where one of them is none."""
+    return tl.load(
+        start_ptr + rows[:, None] + columns[None, :],
+        mask=is_row[:, None] & is_column[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
 def _seen(seen, key, query, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """`seen` [BLOCK_M, BLOCK_N] where a query sees a key by their positions."""
     if CAUSAL:
@@ -196,19 +206,11 @@ def attention_kernel(
     is_query = (m < BLOCK_Q * GROUP) & (query < q_len)
     is_feature = d < V_DIM
     place = ((first_token + m // GROUP) * NUM_Q_HEADS + head).to(tl.int64)
-    q = tl.load(
-        q_ptr + place[:, None] * HEAD_DIM + d[None, :],
-        mask=is_query[:, None] & is_feature[None, :],
-        other=0.0,
-    )
+    q = _load(q_ptr, place * HEAD_DIM, d, is_query, is_feature)
     if BLOCK_REST > 0:
         rest = V_DIM + tl.arange(0, BLOCK_REST)
         is_rest = rest < HEAD_DIM
-        q_rest = tl.load(
-            q_ptr + place[:, None] * HEAD_DIM + rest[None, :],
-            mask=is_query[:, None] & is_rest[None, :],
-            other=0.0,
-        )
+        q_rest = _load(q_ptr, place * HEAD_DIM, rest, is_query, is_rest)
     position = kv_len - q_len + query
     if CAUSAL:
         stop = tl.minimum(kv_len, kv_len - q_len + first_query + BLOCK_Q)
@@ -238,27 +240,15 @@ def attention_kernel(
             pages, tile, kv_head, PAGE_SIZE, PAGE_STRIDE, TOKEN_STRIDE, HEAD_STRIDE, BLOCK_N
         )
         pages = _pages(table, tile + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
-        k = tl.load(
-            k_ptr + offset[None, :] + d[:, None],
-            mask=is_key[None, :] & is_feature[:, None],
-            other=0.0,
-        )
+        k = _load(k_ptr, d, offset, is_feature, is_key)
         # A stale value may be NaN, and 0 * NaN is NaN: what may not be seen is read as 0.
         if V_IS_K_PREFIX:
             v = tl.trans(k)
         else:
-            v = tl.load(
-                v_ptr + V_OFFSET + offset[:, None] + d[None, :],
-                mask=is_key[:, None] & is_feature[None, :],
-                other=0.0,
-            )
+            v = _load(v_ptr + V_OFFSET, offset, d, is_key, is_feature)
         score = tl.dot(q, k, input_precision="ieee")
         if BLOCK_REST > 0:
-            k_rest = tl.load(
-                k_ptr + offset[None, :] + rest[:, None],
-                mask=is_key[None, :] & is_rest[:, None],
-                other=0.0,
-            )
+            k_rest = _load(k_ptr, rest, offset, is_rest, is_key)
             score = tl.dot(q_rest, k_rest, score, input_precision="ieee")
         score = score * SCALE
         if SOFTCAP > 0.0:
