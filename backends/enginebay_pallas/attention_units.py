@@ -110,8 +110,8 @@ def unpack_queries(blocks: jax.Array, units: Units, group: int, width: int) -> j
 
 
 def pack_new(k: jax.Array, v: jax.Array, layout: KVLayout, spare_tokens: int) -> jax.Array:
-    """k [T, Hkv, D] and v [T, Hkv, Dv] as the layout's pages hold them, [T + spare_tokens, *token], with zeros
-    behind.
+    """k [T, Hkv, D] and v [T, Hkv, Dv] as the layout's pages hold them, with zeros behind:
+    [T + spare_tokens, *token].
     """
     if not isinstance(layout, TpuRpaLayout):
         raise InternalError(f"pallas attention writes to layout tpu_rpa, this is {layout.name}")

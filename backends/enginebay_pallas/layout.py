@@ -19,8 +19,9 @@ class TpuRpaLayout(KVLayout):
     heads in turn.
 
     `packing` is how many values share a 32-bit word, so that a page is a whole number of TPU tiles.
-    Where values are a prefix of keys there are keys alone, each cut into `packing` pieces of as many
-    lanes, of which a word has one value each: [pages, page_size, kv_heads, packing, lanes].
+    Where values are a prefix of keys there are keys alone, each cut into `packing` pieces of the
+    same number of lanes, of which a word has one value each: [pages, page_size, kv_heads, packing,
+    lanes].
     """
 
     offset_axis: ClassVar[int] = 1

@@ -4,9 +4,9 @@ the context.
 A program takes one KV head, a block of a row's queries and a share of the row's context, tile by
 tile, with a running maximum and sum (FlashAttention-2, arXiv 2307.08691); shares of the same
 queries are combined afterwards (Flash-Decoding). Rows of a tile are (token, query head of the
-group), so that one read of K and V serves the group. Of a latent cache a tile of keys is read once:
-the columns that are values and the rest of them are two products. Nothing but Triton is imported: the
-interpreter's process loads this module too.
+group), so that one read of K and V serves the group. Of a latent cache a tile of keys is read
+once: the columns that are values and the rest of them are two products. Nothing but Triton is
+imported: the interpreter's process loads this module too.
 """
 
 import triton

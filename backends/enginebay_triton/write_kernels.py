@@ -295,5 +295,5 @@ def write_keys(
     slot = tl.load(slots_ptr + token)
     inside = (heads < NUM_KV_HEADS) & (slot >= 0)
     place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
-    _copy_heads(k_ptr + token * NUM_KV_HEADS * HEAD_DIM, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0,
-                HEAD_DIM, DIM_BLOCK)  # fmt: skip
+    start = k_ptr + token * NUM_KV_HEADS * HEAD_DIM
+    _copy_heads(start, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)

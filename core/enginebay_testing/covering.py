@@ -136,5 +136,5 @@ class _Table:
         return [chosen[axis] for axis in range(len(self.axis_names))]
 
     def _leaves_values(self, free: np.ndarray, done: set[int]) -> bool:
-        """Whether every axis but those that are `done` has a value that is `free` (bool [values])."""
+        """Whether every axis has a value that is `free` (bool [values]), or is in `done`."""
         return len(done | set(self._axis[free].tolist())) == len(self.axis_names)
