@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM
+from enginebay.errors import StoppedError
 from enginebay_executor.ahead import COMPILE_THREADS, compile_ahead
 from tests.brief import BRIEF
 from tests.fakes import SIZES
@@ -94,6 +95,28 @@ def test_an_interrupted_warmup_ends_after_the_program_being_compiled(llm: LLM) -
     interrupted.set()
     assert llm.run_on_engine(lambda: num_compiled) == 3
     assert len(llm.generate("Once", None)) == 1
+
+
+def test_close_ends_a_warmup_after_the_program_being_compiled(llm: LLM) -> None:
+    compiled: list[int] = []
+    closed: list[threading.Thread] = []
+
+    def warmup(progress: Any) -> int:
+        for number in range(MANY):
+            compiled.append(number)
+            if number == 2:
+                closed.append(threading.Thread(target=llm.close))
+                closed[0].start()
+                while not llm._is_closing.wait(0.01):
+                    assert closed[0].is_alive()
+            progress(number + 1, MANY, "a program")
+        return MANY
+
+    llm.engine.warmup = warmup
+    with pytest.raises(StoppedError, match="interrupted"):
+        llm.warmup()
+    closed[0].join(DEADLOCK_S)
+    assert compiled == [0, 1, 2]
 
 
 def test_a_call_that_was_given_up_before_its_turn_never_runs(llm: LLM) -> None:

@@ -80,6 +80,7 @@ class LLM:
             self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer
         )
         self._requests = Requests(self.tokenizer, self._loop)
+        self._is_closing = threading.Event()
         # Also when it is never closed, and at exit: the thread must not outlive JAX.
         weakref.finalize(self, self._loop.close)
 
@@ -105,6 +106,7 @@ class LLM:
         """Fail what is under way; end threads and worker processes; free the engine's memory. Twice
         is fine.
         """
+        self._is_closing.set()
         self._loop.close()
         self._parts.engine.close()
         self._preparer.close()
@@ -133,13 +135,14 @@ class LLM:
     def warmup(self, progress: Progress | None = None) -> int:
         """Compile, and count, every program for serving; with `forbid_compiling` no other will be.
 
-        Interrupting it leaves out programs not yet being compiled; serving compiles them when used.
+        Interrupting it, or close(), leaves out programs not yet being compiled; serving compiles
+        them when used.
         """
         is_left = threading.Event()
         title = make_title(self._parts.plan)
 
         def report(done: int, total: int, what: str) -> None:
-            if is_left.is_set():
+            if is_left.is_set() or self._is_closing.is_set():
                 raise StoppedError("warmup() was interrupted")
             if progress is not None:
                 progress(f"compiling {title}", done, total)
