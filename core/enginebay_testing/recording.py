@@ -18,11 +18,11 @@ import numpy as np
 from enginebay.background import Background
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.codec import decode, encode
 from enginebay.executor.commands import Command, Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.codec import decode, encode
 from enginebay_executor.local import runner_of
 from enginebay_executor.runner import Runner
 from enginebay_executor.step import StepState

@@ -16,12 +16,12 @@ from enginebay.engine import GroupState, RowPlan, RowState
 from enginebay.errors import InputError
 from enginebay.executor import commands
 from enginebay.executor.assemble import SentTables, decode_command
-from enginebay.executor.codec import decode, encode
 from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, SetTables, Step
 from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
 from enginebay.rows import RowTable
+from enginebay_executor.codec import decode, encode
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool

@@ -23,10 +23,10 @@ from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, UnsupportedError
-from enginebay.executor.codec import decode
 from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.codec import decode
 from enginebay_executor.local import runner_of
 from enginebay_models.lfm2 import family as lfm2
 from enginebay_oengine.pools import SNAPSHOTS_PER_ROW

@@ -13,9 +13,9 @@ import pytest
 
 from enginebay import LLM, SamplingParams, Segments
 from enginebay.errors import RequestError
-from enginebay.executor.codec import decode, encode
 from enginebay.executor.commands import Command, Step
 from enginebay.proposer import Proposer
+from enginebay_executor.codec import decode, encode
 from enginebay_executor.local import runner_of
 from tests.brief import TINY
 from tests.unit.test_embed import GREEDY, SIZES, PreemptsOnce

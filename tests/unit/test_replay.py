@@ -20,10 +20,10 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.codec import decode
 from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, SetTables, Step
 from enginebay.ops.spec import Bucket
 from enginebay.stepping.engine import StepEngine
+from enginebay_executor.codec import decode
 from enginebay_executor.local import runner_of
 from enginebay_executor.tables import max_changes
 from enginebay_oengine import sizing

@@ -1,3 +1,3 @@
-"""The contract of an executor: commands and their bytes, the keys of steps, the parts of an engine,
-and where its arrays lie. `assemble` makes commands of plans.
+"""The contract of an executor: commands, the keys of steps, the parts of an engine, and
+where its arrays lie. `assemble` makes commands of plans.
 """

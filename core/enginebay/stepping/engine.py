@@ -172,17 +172,18 @@ class StepEngine(Engine):
         return self.executor.run(decode_command(rows, key, places, steps, table, self._sent))
 
     def warmup(self, progress: Report | None = None) -> int:
-        # What is compiled is compiled for the whole cache, which never starts smaller again.
-        self._first = self.sizes.whole
-        self._grow(self._first)
-        keys = self.geometry.all_steps()
-        return self.executor.compile_all(keys, progress, copies=self.ledger.forks)
+        return self.executor.compile_all(self._whole_steps(), progress, copies=self.ledger.forks)
 
     def begin_warmup(self, progress: Report | None = None) -> Background:
+        return self.executor.compile_first(self._whole_steps(), progress, copies=self.ledger.forks)
+
+    def _whole_steps(self) -> list[StepKey]:
+        """All steps of the whole cache, which is there from now on and never starts smaller again:
+        what is compiled is compiled for it.
+        """
         self._first = self.sizes.whole
         self._grow(self._first)
-        keys = self.geometry.all_steps()
-        return self.executor.compile_first(keys, progress, copies=self.ledger.forks)
+        return self.geometry.all_steps()
 
     def attention_problems(self) -> list[AttentionProblem]:
         whole = self.sizes.whole
