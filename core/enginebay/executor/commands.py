@@ -1,7 +1,7 @@
 """Commands: everything that changes the device, as flat records of NumPy arrays, numbers and names.
 
-An engine makes commands; an executor runs them in order. They need no pickle: `enginebay_executor.codec`
-turns a command into bytes, and back in any process.
+An engine makes commands; an executor runs them in order. They need no pickle:
+`enginebay_executor.codec` turns a command into bytes, and back in any process.
 """
 
 from __future__ import annotations
