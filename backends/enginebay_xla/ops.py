@@ -147,6 +147,7 @@ ATTENTION: Op[AttentionOp] = Op(
     "enginebay_xla.attention:xla_attention",
     "enginebay_xla.attention_quick:attention_cases",
     CLOSE,
+    calls=("rope", "kv_write", "rope_kv_write"),
     kit="enginebay_testing.attention_suite:KIT",
     bench="enginebay_bench.attention:BENCH",
 )

@@ -184,7 +184,7 @@ def compile_decode_step(
     program = Program(
         split_model(model, placement),
         OpsBinder(kernels, model.info, placement),
-        make_sampler(registry, config, kernels.bound(placement)["sample"]),
+        make_sampler(registry, config, kernels.bound(placement)),
         mixes=True,
     )
     pages, places = shape.layouts(kernels.layout_type, model), shape.states(model)

@@ -39,7 +39,7 @@ class ReferenceModel:
             assert plan.config.dtype != "auto", "a plan's configuration is settled"
             weights = plan.load_weights()
         self.weights = weights
-        self.sampler = make_sampler(plan.registry, plan.config, plan.kernels.plain["sample"])
+        self.sampler = make_sampler(plan.registry, plan.config, plan.kernels.plain)
         self.sample = jax.jit(self.sampler)
         self._compiled = jax.jit(self._forward, static_argnums=3)
 

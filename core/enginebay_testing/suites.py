@@ -216,8 +216,9 @@ def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check
 
     assert entry.declaration is not None, "parts that are not broken are declared"
     config = EngineConfig(sampler=Choice(name=entry.name))
-    found, _ = choose_plain(registry, config, platform.env(), "sample")
-    sampler = make_sampler(registry, config, found.impl)
+    drawn = entry.capability("draws")
+    ops = {op: choose_plain(registry, config, platform.env(), op)[0].impl for op in [drawn] if op}
+    sampler = make_sampler(registry, config, ops)
     return sampler_checks(
         sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only"))
     )

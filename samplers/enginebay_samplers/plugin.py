@@ -43,7 +43,7 @@ def register_samplers(register: Register) -> None:
         "standard",
         "enginebay_samplers.standard:sample",
         summary="penalties, temperature, filters, seeds; greedy at temperature 0",
-        capabilities={"priority": 10, "draws": True, "exact_greedy": True},
+        capabilities={"priority": 10, "draws": "sample", "exact_greedy": True},
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from enginebay import compose
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
@@ -220,3 +223,20 @@ def test_a_type_checker_knows_the_signature_of_a_plugins_op(
     assert [line.split(":")[1] for line in wrong] == ["10", "11", "12"], found
     for line, text in zip(wrong, ("Too many arguments", '"epps"', '"float"'), strict=True):
         assert text in line
+
+
+def test_composition_names_no_op_but_attention() -> None:
+    """What it needs to know of an op stands in the op's record or in a declaration. Attention is
+    composed by phase with the layouts of the cache.
+    """
+    registered = set(load_registry().names("op")) - {"attention"}
+    assert {"rope", "kv_write", "rope_kv_write", "sample", "linear"} <= registered
+    found = set()
+    for path in Path(compose.__file__).parent.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and id(node) not in texts:
+                words = set(re.findall(r"\w+", str(node.value)))
+                found |= {(path.name, name) for name in registered & words}
+    assert not found

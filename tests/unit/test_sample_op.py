@@ -174,7 +174,9 @@ def test_the_sampler_draws_with_what_was_chosen_and_only_for_rows_that_draw() ->
         )
         return jnp.asarray([11, 12, 13], jnp.int32)
 
-    sampler = make_sampler(load_registry(), EngineConfig(sampler=Choice(name="standard")), draw)
+    sampler = make_sampler(
+        load_registry(), EngineConfig(sampler=Choice(name="standard")), {"sample": draw}
+    )
     tokens = jax.jit(sampler)(logits, state)
     jax.effects_barrier()
     assert np.asarray(tokens).tolist() == [int(logits[0].argmax()), 12, 13]

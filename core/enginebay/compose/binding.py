@@ -38,6 +38,7 @@ class OpsBinder:
             if isinstance(layout := layouts[group], KVLayout)
         }
         plain = self.chosen.bound(self.placement)
+        rotate, *_ = self.chosen.ops[ATTENTION].calls
 
         def attention(
             q: jax.Array,
@@ -53,8 +54,8 @@ class OpsBinder:
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             turns_at_write = not writes_cache(impl) and k is not None
             if rope is not None and not turns_at_write:
-                q = plain["rope"](q, batch.positions, spec=rope)
-                k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
+                q = plain[rotate](q, batch.positions, spec=rope)
+                k = None if k is None else plain[rotate](k, batch.positions, spec=rope)
                 rope = None
             args = (q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
             cached, layout = by_spec[spec]
@@ -78,6 +79,7 @@ class OpsBinder:
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = layout.per_shard(shards)
+        _, write, rotate_and_write = self.chosen.ops[ATTENTION].calls
         config, _ = self.chosen.tuned.config(
             ATTENTION, impl, self.chosen.env, local_spec, bucket, local
         )
@@ -92,10 +94,10 @@ class OpsBinder:
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             if not writes_cache(impl) and k is not None:
                 if rope is None:
-                    cache = plain["kv_write"](cache, batch.slots, k, v, layout=local)
+                    cache = plain[write](cache, batch.slots, k, v, layout=local)
                 else:
                     where = (batch.positions, batch.slots)
-                    q, cache = plain["rope_kv_write"](
+                    q, cache = plain[rotate_and_write](
                         q, k, v, cache, *where, spec=rope, layout=local
                     )
                 k = v = None

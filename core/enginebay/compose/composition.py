@@ -22,13 +22,12 @@ from enginebay.compose.shadowing import choose_shadow
 from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.compose.weights import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig
-from enginebay.config_sections import AUTO, Choice, KernelChoice
+from enginebay.config_sections import AUTO, Choice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.executor.sharding import make_placement
 from enginebay.model import Checkpoint, ModelFamily, with_cache_dtypes
-from enginebay.ops.bound import SampleOp
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
@@ -182,8 +181,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         model=plan.model,
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, info, plan.placement),
-        sampler=plan.sampler
-        or make_sampler(registry, config, plan.kernels.bound(plan.placement)["sample"]),
+        sampler=plan.sampler or make_sampler(registry, config, plan.kernels.bound(plan.placement)),
         processors=plan.processors.processors,
         has_greedy=plan.sampler is None
         and bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),
@@ -204,24 +202,28 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     )
 
 
-def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sampler:
-    """The sampler itself, or what a sampler with options makes of them; one that declares `draws`
-    is given `draw`.
+def make_sampler(registry: Registry, config: EngineConfig, ops: Mapping[str, Any]) -> Sampler:
+    """The sampler itself, or what a sampler with options makes of them, with the op that it
+    declares as `draws`. UnsupportedError where `ops` has no implementation of it.
     """
     entry = registry.find("sampler", config.sampler.name)
     options = registry.options(entry, config.sampler.options)
     target = registry.load(entry)
     sampler = target(options) if options is not None else target
-    if entry.capability("draws"):
-        sampler = functools.partial(sampler, draw=draw)
+    op = entry.capability("draws")
+    if op:
+        if op not in ops:
+            given = f"sampler {entry.name!r} draws by op {op!r}, which has no implementation here"
+            raise UnsupportedError(given, ", ".join(ops), "`enginebay explain` shows why.")
+        sampler = functools.partial(sampler, draw=ops[op])
     made: Sampler = sampler
     return made
 
 
 def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> None:
     """UnsupportedError for a part that cannot be used here, for a proposer whose drafts the engine
-    does not verify, and for an implementation of sample that is chosen by name for a sampler that
-    never calls it. ConfigError for options that a part does not take.
+    does not verify, and for a named implementation of an op that other samplers draw by.
+    ConfigError for options that a part does not take.
     """
     engine, sampler, proposer = config.engine.name, config.sampler.name, config.proposer
     drafts = {} if proposer.name == NO_PROPOSER else {"proposer": proposer}
@@ -240,12 +242,17 @@ def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> Non
         given = f"proposer = {proposer.name!r} with engine {engine!r}, which verifies no drafts"
         todo = "Choose one, or leave the proposer out."
         raise UnsupportedError(given, f"engines that do: {able or 'none'}", todo)
-    named = config.kernels.get("sample", KernelChoice()).decode
-    if named != AUTO and not registry.find("sampler", sampler).capability("draws"):
-        able = _names(registry, "sampler", lambda e: bool(e.capability("draws")))
-        given = f"kernels.sample = {named!r}, but sampler {sampler!r} does not draw by this op"
-        todo = "Choose one, or leave it out."
-        raise UnsupportedError(given, f"samplers that do: {able or 'none'}", todo)
+    for op, kernel in config.kernels.items():
+        does = functools.partial(_draws, op)
+        able = _names(registry, "sampler", does)
+        if kernel.decode != AUTO and able and not does(registry.find("sampler", sampler)):
+            given = f"kernels.{op} = {kernel.decode!r}, but sampler {sampler!r} does not draw by"
+            allowed, todo = f"samplers that do: {able}", "Choose one, or leave it out."
+            raise UnsupportedError(f"{given} this op", allowed, todo)
+
+
+def _draws(op: str, entry: Entry) -> bool:
+    return bool(entry.capability("draws") == op)
 
 
 def _names(registry: Registry, kind: str, is_able: Callable[[Entry], bool]) -> str:

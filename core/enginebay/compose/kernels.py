@@ -156,7 +156,9 @@ def choose_kernels(
         tuned,
         steps_for,
     )
-    _refuse_unused(config, chosen.attention)
+    writers = {op: _wanted(config, op) for op in ops[ATTENTION].calls[1:]}
+    named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}
+    refuse_unused(named, ops, chosen.attention)
     checked = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
     checked |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
     setting = chosen.check_setting(list(specs.values()))
@@ -164,20 +166,17 @@ def choose_kernels(
     return dataclasses.replace(chosen, reasons=told)
 
 
-def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl]) -> None:
-    """UnsupportedError for a writer of the cache that is chosen by name where attention of every
-    phase writes itself.
+def refuse_unused(
+    named: Mapping[str, str], ops: Mapping[str, Op[Any]], attention: Mapping[str, AttentionImpl]
+) -> None:
+    """UnsupportedError for an op of `named` that writes the cache, where attention of every phase
+    writes itself. The values are what was given, for the error.
     """
-    named = [op for op in ("kv_write", "rope_kv_write") if _wanted(config, op) != AUTO]
-    if named and all(writes_cache(impl) for impl in attention.values()):
-        given = (
-            f"kernels.{named[0]} = {_wanted(config, named[0])!r}, "
-            "but attention writes the cache itself in all phases"
-        )
-        fix = f"Choose such an attention kernel, or leave kernels.{named[0]} out."
-        raise UnsupportedError(
-            given, "attention without the feature fused_write in some phase", fix
-        )
+    writers = [op for op in ops[ATTENTION].calls[1:] if op in named]
+    if writers and all(map(writes_cache, attention.values())):
+        given = f"{named[writers[0]]}, but attention writes the cache itself in all phases"
+        allowed = "attention without the feature fused_write in some phase"
+        raise UnsupportedError(given, allowed, f"Choose such, or leave {writers[0]} out.")
 
 
 def choose_plain(

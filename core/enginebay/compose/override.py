@@ -14,6 +14,7 @@ import numpy as np
 from enginebay.compose.candidates import why_not_declared
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.import_paths import import_path, refuse_uncallable
+from enginebay.compose.kernels import refuse_unused
 from enginebay.compose.negotiate import why_not
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
@@ -112,14 +113,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
                     COMPOSED,
                     f"{one.op} is {GIVEN}, and serves wherever it is computed",
                 )
-    if "kv_write" in given and all(
-        "fused_write" in impl.caps.features for impl in attention.values()
-    ):
-        raise UnsupportedError(
-            "kv_write is given, but attention writes the cache itself in all phases",
-            "attention without the feature fused_write in some phase",
-            "Give attention too.",
-        )
+    refuse_unused({op: f"{op} is given" for op in given}, kernels.ops, attention)
     reasons = _replaced(kernels.reasons, told)
     changed = dataclasses.replace(
         kernels, attention=attention, plain=plain, names=names, reasons=reasons

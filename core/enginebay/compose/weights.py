@@ -23,7 +23,7 @@ def choose_weight_format(
         raise UnsupportedError(
             f"quantization = {config.quantization!r} for a model of family "
             f"{model.info.family!r}, no weight of which says its `num_inputs`",
-            "models that say so for the weights of linear and embedding",
+            "models that say so for weights that ops read in fewer bits",
             "Leave it out.",
         )
     return WeightFormat(dtype, quantization)

@@ -40,6 +40,9 @@ class Op(Generic[SignatureT]):
     Ops that are not fused have an implementation in every plan. An op that `reads_weights` may be
     given a QuantizedArray.
 
+    `calls` names the ops that are called around an implementation of attention: that which rotates
+    queries and keys, that which writes the cache, and that which does both in one.
+
     `partition` is "module:attribute" of a function (implementation, *arguments, **keywords of a
     call) -> Partition, by which calls are split over devices. Without one the compiler splits them,
     and an implementation that it cannot split (the capability sharded = False) is refused there.
@@ -62,6 +65,7 @@ class Op(Generic[SignatureT]):
     made_of: tuple[str, ...] = ()
     composed: str | None = None
     reads_weights: bool = False
+    calls: tuple[str, ...] = ()
     oracle: str | None = None
     cost: str | None = None
     kit: str | None = None

@@ -147,7 +147,7 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
     program = Program(
         model,
         OpsBinder(chosen, model.info, placement),
-        make_sampler(registry, config, chosen.plain["sample"]),
+        make_sampler(registry, config, chosen.plain),
     )
     (group,) = model.info.groups
     layout = NhdLayout(ROWS * CONTEXT // PAGE, PAGE, group.num_kv_heads, group.head_dim, "bfloat16")
