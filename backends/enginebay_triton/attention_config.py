@@ -74,7 +74,7 @@ def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
     # True f32 products take many registers, and what does not spill differs from one architecture
     # to the next.
     tight = wide and env.arch == "sm_90"
-    most = (32 if tight else 16) if wide else (128 if width <= 128 else 64)
+    most = (32 if tight else 16) if wide else (128 if width <= 128 else 64 if width <= 256 else 32)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
     roomy = width <= 128 and env.arch in {
         "sm_90",
