@@ -213,7 +213,9 @@ def test_platforms_that_raise_are_left_out_and_refused_when_asked_for(
 @pytest.mark.usefixtures("faked")
 def test_the_plugin_whose_part_failed_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setenv("ENGINEBAY_PLUGINS", "failing,models,oengine,samplers,schedulers,xla")
+    monkeypatch.setenv(
+        "ENGINEBAY_PLUGINS", "executor,failing,models,oengine,samplers,schedulers,xla"
+    )
     with LLM(BRIEF, scheduler="never", **SIZES) as llm:
         with pytest.raises(InternalError, match="no decision") as caught:
             llm.generate("Once upon a time")
