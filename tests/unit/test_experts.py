@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.errors import CheckpointError, ConfigError
+from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray
 from enginebay_executor.local import runner_of
 from enginebay_models.int8 import Int8
@@ -77,6 +79,31 @@ def test_experts_that_devices_do_not_divide_are_refused(folder: str) -> None:
     plan = make_plan(EngineConfig(model=folder, mesh={"tensor": 3}, axis_rules=rules, **SIZES))
     with pytest.raises(ConfigError, match=r"8 along 'expert', split over 3 devices"):
         plan.load_weights()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_each_device_holds_its_share_of_the_experts(
+    devices: int, quantization: str, folder: str
+) -> None:
+    """The memory plan counts as many bytes as each device holds."""
+    choices = SIZES | {"quantization": quantization, "mesh": {"tensor": devices}}
+    plan = make_plan(EngineConfig(model=folder, **choices))
+    experts: dict[Any, int] = collections.Counter()
+    every: dict[Any, int] = collections.Counter()
+    whole = 0
+    specs, weights = plan.model.weight_specs(), plan.load_weights()
+    for path, weight in weights.items():
+        for array in jax.tree.leaves(weight):
+            is_experts = "expert" in specs[path].axes
+            whole += array.nbytes if is_experts else 0
+            for shard in array.addressable_shards:
+                every[shard.device] += shard.data.nbytes
+                experts[shard.device] += shard.data.nbytes if is_experts else 0
+    assert whole > 0
+    assert list(experts.values()) == [whole // devices] * devices
+    counted = weight_bytes(plan.model, plan.placement, plan.weight_format)
+    assert list(every.values()) == [counted] * devices
 
 
 @pytest.mark.slow
