@@ -177,7 +177,7 @@ def history_after_a_hit(engine: StepEngine, params: SamplingParams, num_cached: 
     others = dataclasses.replace(rows, token_ids=jax.device_put(np.asarray(rows.token_ids) + 1))
     runner_of(engine).state = dataclasses.replace(runner_of(engine).state, rows=others)
     second = RequestDriver(engine, request_of(PROMPT, params))
-    second.lease.num_cached = num_cached
+    second.lease.num_cached = second.num_computed = num_cached
     assert second.row == first.row
     tokens = second.prefill() + second.decode(4) + second.decode(4)
     history = np.asarray(runner_of(engine).state.rows.token_ids)[
@@ -206,7 +206,7 @@ def warm() -> Iterator[Warm]:
         def without_warmup() -> pytest.ExceptionInfo[CompilationError]:
             llm.engine.compilations.forbidden = True
             driver = RequestDriver(llm.engine, request_of(PROMPT, penalised()))
-            driver.lease.num_cached = 24
+            driver.lease.num_cached = driver.num_computed = 24
             with pytest.raises(CompilationError) as error:
                 driver.prefill()
             driver.close()
