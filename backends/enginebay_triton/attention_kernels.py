@@ -248,8 +248,8 @@ def attention_kernel(
             v = _load(v_ptr + V_OFFSET, offset, d, is_key, is_feature)
         score = tl.dot(q, k, input_precision="ieee")
         if BLOCK_REST > 0:
-            k_rest = _load(k_ptr, rest, offset, is_rest, is_key)
-            score = tl.dot(q_rest, k_rest, score, input_precision="ieee")
+            k_rest = _load(k_ptr, rest, offset, is_rest, is_key)  # type: ignore[possibly-undefined]
+            score = tl.dot(q_rest, k_rest, score, input_precision="ieee")  # type: ignore[possibly-undefined]
         score = score * SCALE
         if SOFTCAP > 0.0:
             # tanh x = 1 - 2 / (exp 2x + 1)
