@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +95,15 @@ class RmsNorm(nnx.Module):
         if branch is None:
             return self(x, ops), x
         return ops[ADD_RMS_NORM](x, branch, self._factor(), eps=self.eps)
+
+
+class NormOfSum(Protocol):
+    """A norm that a layer or a decoder puts before what it computes."""
+
+    def of_sum(
+        self, x: jax.Array, branch: jax.Array | None, ops: Ops
+    ) -> tuple[jax.Array, jax.Array]:
+        """As RmsNorm.of_sum."""
 
 
 class Attention(nnx.Module):
@@ -200,8 +209,8 @@ class DecoderLayer(nnx.Module):
         self,
         attention: Any,
         mlp: Any,
-        attention_norm: RmsNorm,
-        mlp_norm: RmsNorm,
+        attention_norm: NormOfSum,
+        mlp_norm: NormOfSum,
         out_norms: tuple[RmsNorm, RmsNorm] | None = None,
     ) -> None:
         self.attention = attention
@@ -237,7 +246,7 @@ class Decoder(nnx.Module):
     def __init__(
         self,
         layers: list[DecoderLayer],
-        norm: RmsNorm,
+        norm: NormOfSum,
         table: tuple[int, int],
         *,
         tied: bool,

@@ -12,6 +12,7 @@ _FAMILIES = {
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM",),
     "mistral": ("MistralForCausalLM",),
+    "mpt": ("MptForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
     "qwen3_moe": ("Qwen3MoeForCausalLM",),

@@ -25,6 +25,7 @@ VARIANTS = (
     "llama-tied",
     "llama-rope-llama3",
     "mistral-window",
+    "mpt-clipped",
     "qwen2-some-windows",
     "qwen3-yarn-biases",
     "qwen3_moe-normed",
@@ -72,6 +73,7 @@ def engine_cases() -> Iterator[Any]:
         quick = {
             "gemma3-mixed": "oengine",
             "mistral-window": None,
+            "mpt-clipped": None,
             "llama-tied": None,
             "qwen3_moe-normed": None,
         }.get(variant, "vinference")

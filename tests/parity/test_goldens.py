@@ -31,8 +31,9 @@ SHARDED = [
     pytest.param("qwen3_moe-normed", 2, marks=pytest.mark.slow),
     ("qwen3_moe-normed", 4),
     *(pytest.param("deepseek_v2-grouped", count, marks=pytest.mark.slow) for count in (2, 4)),
+    *(pytest.param("mpt-clipped", count, marks=pytest.mark.slow) for count in (2, 4)),
 ]
-RARELY = ("deepseek_v2-plain-queries", "gemma3-untied")
+RARELY = ("deepseek_v2-plain-queries", "gemma3-untied", "mpt-six-heads")
 
 
 def loaded(

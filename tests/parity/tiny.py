@@ -136,12 +136,31 @@ _LFM2: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
     },
 }
+_MPT: dict[str, dict[str, Any]] = {
+    "mpt-clipped": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 3,
+        "max_seq_len": 512,
+        "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.3},
+        "tie_word_embeddings": True,
+    },
+    "mpt-six-heads": {
+        "hidden_size": 72,
+        "num_attention_heads": 6,
+        "d_model": 72,
+        "n_heads": 6,
+        "n_layers": 3,
+        "max_seq_len": 512,
+    },
+}
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", _DEEPSEEK_V2),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
     "lfm2": ("Lfm2ForCausalLM", _LFM2),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "mistral": ("MistralForCausalLM", _MISTRAL),
+    "mpt": ("MptForCausalLM", _MPT),
     "qwen2": ("Qwen2ForCausalLM", _QWEN2),
     "qwen3": ("Qwen3ForCausalLM", _QWEN3),
     "qwen3_moe": ("Qwen3MoeForCausalLM", _QWEN3_MOE),

@@ -25,6 +25,7 @@ from enginebay_models.lfm2 import family as lfm2
 from enginebay_models.llama import LlamaFamily
 from enginebay_models.llama import family as llama
 from enginebay_models.mistral import family as mistral
+from enginebay_models.mpt import family as mpt
 from enginebay_models.qwen2 import family as qwen2
 from enginebay_models.qwen3 import family as qwen3
 from enginebay_models.qwen3_moe import family as qwen3_moe
@@ -368,7 +369,7 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    families = (deepseek_v2, gemma3, lfm2, llama, mistral, qwen2, qwen3, qwen3_moe)
+    families = (deepseek_v2, gemma3, lfm2, llama, mistral, mpt, qwen2, qwen3, qwen3_moe)
     assert declared == {family.name: family.architectures for family in families}
 
 

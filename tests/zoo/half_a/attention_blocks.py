@@ -139,4 +139,25 @@ FAULTS = (
         "scores = products * spec.softmax_scale",
         "scores = products * (spec.scale or spec.v_dim**-0.5)",
     ),
+    _xla(
+        "blocks_slopes_grow_with_distance",
+        "feature",
+        "attention_blocks",
+        "slopes[..., None] * (keys[None] - positions[:, None])",
+        "slopes[..., None] * (positions[:, None] - keys[None])",
+    ),
+    _xla(
+        "decode_slopes_of_other_heads",
+        "heads",
+        "attention_decode",
+        "slopes.reshape(heads, group, 1)",
+        "slopes.reshape(group, heads, 1).transpose(1, 0, 2)",
+    ),
+    _xla(
+        "decode_slopes_from_one_place_on",
+        "feature",
+        "attention_decode",
+        "(jnp.arange(k.shape[2]) - (kv_lens - 1))",
+        "(jnp.arange(k.shape[2]) - kv_lens)",
+    ),
 )

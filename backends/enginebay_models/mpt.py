@@ -1,0 +1,243 @@
+"""The MPT family: attention with slopes by distance (ALiBi) in the place of rotary positions, norms
+that take the mean away, and a plain MLP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from enginebay.cache import CacheArrays, CacheGroup
+from enginebay.errors import ConfigError, explain
+from enginebay.model import Model, ModelFamily, ModelInfo, TensorSource
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay_models import tensors
+from enginebay_models.activations import ACTIVATIONS
+from enginebay_models.blocks import Decoder, DecoderLayer, parameter, vector
+from enginebay_models.decoder import NnxModel
+from enginebay_models.fields import bad_field, flag, number, positive
+from enginebay_models.hf_config import MAX_LAYERS, refuse_unserved
+from enginebay_models.tensors import Index
+from enginebay_xla.ops import ATTENTION, LINEAR
+
+FULL = "full"
+_GROWTH, _MAX_BIAS = 4, 8
+_NAMES = {
+    "model.embed_tokens.": "transformer.wte.",
+    "model.layers.": "transformer.blocks.",
+    "model.norm.": "transformer.norm_f.",
+}
+"""What the checkpoint calls tensors that other families have under the first names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MptConfig:
+    """One attention layer, and its cache group. Queries, keys and values beyond `clip` are set to
+    it.
+    """
+
+    hidden_size: int
+    spec: AttnSpec
+    clip: float | None
+    cache_group: str = FULL
+
+    @property
+    def dtype(self) -> str:
+        """That of the computation."""
+        return self.spec.q_dtype
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / standard deviation over the last axis, times a weight; no bias."""
+
+    def __init__(self, name: str, size: int, eps: float) -> None:
+        self.scale = vector(f"{name}.weight", size)
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [..., size] -> the same shape and dtype, computed in f32."""
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt(variance + self.eps)
+        return (normed * self.scale.get_value().astype(jnp.float32)).astype(x.dtype)
+
+    def of_sum(
+        self, x: jax.Array, branch: jax.Array | None, ops: Ops
+    ) -> tuple[jax.Array, jax.Array]:
+        """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as
+        0.
+        """
+        total = x if branch is None else x + branch
+        return self(total), total
+
+
+class MptAttention(nnx.Module):
+    """Multi-head attention; `name` is the checkpoint's prefix, "model.layers.0.attn"."""
+
+    def __init__(self, name: str, config: MptConfig) -> None:
+        spec, hidden = config.spec, config.hidden_size
+        heads, size = spec.num_q_heads, spec.head_dim
+        wide, tall = (heads, 3, size, hidden), (hidden, heads, 1, size)
+        self.qkv = parameter(
+            ("kv_heads", None, None, None), wide, _fused(f"{name}.Wqkv.weight", wide), 1
+        )
+        out = tensors.split_columns(f"{name}.out_proj.weight", tall)
+        self.out = parameter((None, "kv_heads", None, None), tall, out, 3)
+        self.config = config
+
+    def __call__(
+        self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
+    ) -> tuple[jax.Array, CacheArrays]:
+        """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
+        spec, clip = self.config.spec, self.config.clip
+        qkv = ops[LINEAR](x, self.qkv.get_value())
+        if clip is not None:
+            qkv = jnp.clip(qkv, -clip, clip)
+        q, k, v = (qkv[:, :, part] for part in range(3))
+        slopes = jnp.asarray(slopes_of(spec.num_q_heads))
+        mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, slopes=slopes)
+        return ops[LINEAR](mixed[:, :, None], self.out.get_value()), cache
+
+
+def slopes_of(num_heads: int) -> np.ndarray:
+    """f32 [num_heads]: for a power of two 2 ** (-8 * i / num_heads), i from 1. Another number of
+    heads takes the slopes of the next power of two, every second one first.
+    """
+    count = 1 << (num_heads - 1).bit_length()
+    slopes = 2.0 ** (-_MAX_BIAS * np.arange(1, count + 1) / count)
+    if count != num_heads:
+        slopes = np.concatenate([slopes[1::2], slopes[::2]])[:num_heads]
+    return slopes.astype(np.float32)
+
+
+def _fused(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
+    """A weight [heads, 3, head_dim, hidden] of a tensor [3 * heads * head_dim, hidden]."""
+    heads, _, size, hidden = shape
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        first, last, _ = index[0].indices(heads)
+        parts = [
+            readers[0][(part * heads + first) * size : (part * heads + last) * size]
+            for part in range(3)
+        ]
+        return np.stack([part.reshape(last - first, size, hidden) for part in parts], axis=1)
+
+    return TensorSource((name,), ((3 * heads * size, hidden),), build)
+
+
+class PlainMlp(nnx.Module):
+    """down(gelu(up(x))); `name` is the checkpoint's prefix, "model.layers.0.ffn"."""
+
+    def __init__(self, name: str, hidden_size: int) -> None:
+        wide, tall = (_GROWTH * hidden_size, hidden_size), (hidden_size, _GROWTH * hidden_size)
+        up, down = f"{name}.up_proj.weight", f"{name}.down_proj.weight"
+        self.up = parameter(("mlp", None), wide, tensors.whole(up, wide), 1)
+        self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall), 1)
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """x [T, hidden] -> [T, hidden]."""
+        up = ops[LINEAR](x, self.up.get_value())
+        opened = ACTIVATIONS["gelu"](up.astype(jnp.float32)).astype(x.dtype)
+        return ops[LINEAR](opened, self.down.get_value())
+
+
+class MptFamily(ModelFamily):
+    """Multi-head attention with ALiBi, without biases, as transformers has it."""
+
+    name = "mpt"
+    architectures = ("MptForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        refuse_unserved(config)
+        hidden, heads = positive(config, "d_model", 2048), positive(config, "n_heads", 16)
+        if hidden % heads:
+            raise bad_field("d_model", hidden, f"a multiple of n_heads = {heads}")
+        if heads % num_shards:
+            given, allowed = f"{num_shards} shards for {heads} heads", f"a divisor of {heads}"
+            raise ConfigError(
+                explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
+            )
+        attention = _read_attention(config, hidden, heads, dtype)
+        eps = number(config, "layer_norm_epsilon", 1e-5)
+        num_layers = positive(config, "n_layers", 24, most=MAX_LAYERS)
+        vocab_size, longest = positive(config, "vocab_size"), positive(config, "max_seq_len", 2048)
+
+        def layer(index: int) -> DecoderLayer:
+            name = f"model.layers.{index}"
+            before, between = (LayerNorm(f"{name}.norm_{one}", hidden, eps) for one in (1, 2))
+            return DecoderLayer(
+                MptAttention(f"{name}.attn", attention),
+                PlainMlp(f"{name}.ffn", hidden),
+                before,
+                between,
+            )
+
+        module = Decoder(
+            [layer(i) for i in range(num_layers)],
+            LayerNorm("model.norm", hidden, eps),
+            (vocab_size, hidden),
+            tied=flag(config, "tie_word_embeddings", default=True),
+        )
+        size = hidden // heads
+        info = ModelInfo(
+            self.name,
+            vocab_size,
+            hidden,
+            longest,
+            (CacheGroup(FULL, num_layers, heads, size, size),),
+            {FULL: attention.spec},
+            constants=repr((attention, eps)),
+        )
+        return NnxModel(info, module, _NAMES)
+
+
+def _read_attention(config: Mapping[str, Any], hidden: int, heads: int, dtype: str) -> MptConfig:
+    """The fields of attention, and those that only one value of is served. CheckpointError."""
+    given = config.get("attn_config")
+    own: Mapping[str, Any] = {} if given is None else given
+    if not isinstance(own, Mapping):
+        raise bad_field("attn_config", given, "an object, or absent")
+    for fields, path, only in (
+        (config, "", {"expansion_ratio": _GROWTH, "no_bias": True, "logit_scale": None}),
+        (
+            own,
+            "attn_config.",
+            {
+                "attn_type": "multihead_attention",
+                "alibi": True,
+                "alibi_bias_max": _MAX_BIAS,
+                "prefix_lm": False,
+                "qk_ln": False,
+                "rope": False,
+            },
+        ),
+    ):
+        for name, value in only.items():
+            if fields.get(name, value) != value:
+                raise bad_field(path + name, fields[name], f"{value}, or absent")
+    scale, clip = (
+        None if own.get(name) is None else number(own, name, 1.0, path=f"attn_config.{name}")
+        for name in ("softmax_scale", "clip_qkv")
+    )
+    spec = AttnSpec(
+        heads, heads, hidden // heads, scale=scale, alibi=True, q_dtype=dtype, kv_dtype=dtype
+    )
+    return MptConfig(hidden, spec, clip)
+
+
+family = MptFamily()
