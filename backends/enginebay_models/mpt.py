@@ -36,6 +36,13 @@ _NAMES = {
 }
 """What the checkpoint calls tensors that other families have under the first names."""
 
+_USUAL = {
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+}
+"""Fields of config.json that may also have the name that other families have for them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class MptConfig:
@@ -164,6 +171,7 @@ class MptFamily(ModelFamily):
         max_model_len: int | None = None,
     ) -> Model:
         refuse_unserved(config)
+        config = {o: config[u] for o, u in _USUAL.items() if u in config} | dict(config)
         hidden, heads = positive(config, "d_model", 2048), positive(config, "n_heads", 16)
         if hidden % heads:
             raise bad_field("d_model", hidden, f"a multiple of n_heads = {heads}")

@@ -48,6 +48,9 @@ SHARDED_IN_SHORT = {
 code.
 """
 
+RARE_FAMILIES = ("mpt",)
+"""Families of which `make test` holds the logits of one checkpoint, in tests/parity, and no more."""
+
 
 def group_of(part: str, kind: str) -> str | None:
     """Whose checks run in one process, as they share compiled programs."""
@@ -64,6 +67,8 @@ def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
     if entry.kind == "engine":
         costly = SEVERAL_ENGINES if part == ORACLE else SEVERAL_ENGINES + SLOW_BUT_OF_THE_ORACLE
         return {name for name in names if any(word in name for word in costly)}
+    if entry.kind == "model" and entry.name in RARE_FAMILIES:
+        return {name for name in names if name != "declaration_holds"}
     if entry.kind == "model":
         numbers = SHARDED_IN_SHORT.get(entry.name, "24")
         return {

@@ -16,7 +16,7 @@ from enginebay.errors import CheckpointError, ConfigError
 from enginebay.model import count_weights
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
-from enginebay_models import plugin
+from enginebay_models import mpt, plugin
 from enginebay_models.blocks import Mlp
 from enginebay_models.deepseek_v2 import family as deepseek_v2
 from enginebay_models.gemma3 import family as gemma3
@@ -25,7 +25,6 @@ from enginebay_models.lfm2 import family as lfm2
 from enginebay_models.llama import LlamaFamily
 from enginebay_models.llama import family as llama
 from enginebay_models.mistral import family as mistral
-from enginebay_models.mpt import family as mpt
 from enginebay_models.qwen2 import family as qwen2
 from enginebay_models.qwen3 import family as qwen3
 from enginebay_models.qwen3_moe import family as qwen3_moe
@@ -369,7 +368,7 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    families = (deepseek_v2, gemma3, lfm2, llama, mistral, mpt, qwen2, qwen3, qwen3_moe)
+    families = (deepseek_v2, gemma3, lfm2, llama, mistral, mpt.family, qwen2, qwen3, qwen3_moe)
     assert declared == {family.name: family.architectures for family in families}
 
 

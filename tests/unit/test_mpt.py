@@ -36,6 +36,8 @@ def test_mpt_has_slopes_for_any_number_of_heads_and_shards_that_divide_them() ->
     np.testing.assert_allclose(slopes_of(4), [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])
     np.testing.assert_allclose(slopes_of(3), [2.0**-4, 2.0**-8, 2.0**-2])
     np.testing.assert_allclose(slopes_of(1), [2.0**-8])
+    usual = {"vocab_size": 32, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 1}
+    assert mpt.build(usual, dtype="float32").info == mpt.build(MPT, dtype="float32").info
     info = mpt.build(MPT | {"max_seq_len": 99}, dtype="float32").info
     assert (info.max_model_len, info.attention["full"].alibi) == (99, True)
     with pytest.raises(ConfigError, match="2 shards for 3 heads"):

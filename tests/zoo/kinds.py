@@ -19,14 +19,14 @@ from tests.zoo.table import put_into
 Check = tuple[str, Callable[[], None]]
 
 KINDS = (
-    *("scheduler", "proposer", "sampler", "processor", "cache"),
+    *("scheduler", "proposer", "sampler", "processor", "cache", "grammar", "guide"),
     *("layout", "platform", "engine", "model"),
 )
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
 
 MARKS = ("<!-- kinds: begin -->", "<!-- kinds: end -->")
 
-WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache")
+WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache", "grammar", "guide")
 """Kinds whose suites compile nothing."""
 
 

@@ -17,6 +17,12 @@ QUICK = {
     ("cache", "Generous"),
     ("cache", "Whole"),
     ("cache", "Squatting"),
+    ("grammar", "an end of sequence is in the mask"),
+    ("grammar", "one mask for all time"),
+    ("grammar", "one constraint for all completions"),
+    ("guide", "no limit of size"),
+    ("guide", "grammars mixed up by length"),
+    ("guide", "a thread left after close"),
 }
 """Faults that the quick tests plant: their suites compile nothing."""
 

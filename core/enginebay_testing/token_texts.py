@@ -1,0 +1,64 @@
+"""Which tokens a finite set of texts allows: the slow, obvious reference of grammars."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.compose.composition import make_plan
+from enginebay.config import EngineConfig
+from enginebay.constraint import Vocabulary, num_words
+
+PADDING = 37
+"""Logits that the vocabulary of the checks has beyond the tokenizer's tokens."""
+
+
+@functools.cache
+def example_vocabulary() -> Vocabulary:
+    """The embedded model's tokenizer, with more logits than it has tokens."""
+    plan = make_plan(EngineConfig(model="demo"))
+    size = plan.model.info.vocab_size + PADDING
+    tokens = plan.checkpoint.token_info
+    return Vocabulary(plan.checkpoint.load_tokenizer(), size, tokens.eos_token_ids)
+
+
+class TokenTexts:
+    """The text of each token of a vocabulary, and what texts allow after a beginning."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.size = vocabulary.size
+        tokenizer, ends = vocabulary.tokenizer, vocabulary.eos_token_ids
+        [first, *_] = tokenizer.encode("a", add_special_tokens=False)
+        before = tokenizer.decode([first])
+        self._texts: dict[int, str] = {}
+        for token_id in range(vocabulary.size - PADDING):
+            text = tokenizer.decode([first, token_id]).removeprefix(before)
+            if text and token_id not in ends and "\ufffd" not in text:
+                self._texts[token_id] = text
+
+    def text(self, token_id: int) -> str:
+        """The text of a token that `allowed` returned."""
+        return self._texts[token_id]
+
+    def allowed(self, texts: Sequence[str], begun: str) -> set[int]:
+        """Every token after which the text is the beginning of one of `texts`."""
+        rests = [text[len(begun) :] for text in texts if text.startswith(begun)]
+        return {
+            token_id
+            for token_id, own in self._texts.items()
+            if any(rest.startswith(own) for rest in rests)
+        }
+
+
+def token_ids_of(bits: np.ndarray) -> set[int]:
+    """The tokens that a mask allows."""
+    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+
+def mask_of(token_ids: set[int], size: int) -> np.ndarray:
+    """The mask, uint32 [num_words(size)], that allows these tokens."""
+    flags = np.zeros(num_words(size) * 32, np.uint8)
+    flags[sorted(token_ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.uint32)
