@@ -122,7 +122,8 @@ def check_place(constraint: Constraint, texts: tuple[str, ...], begun: str, case
     bits = constraint.bits()
     assert isinstance(bits, np.ndarray), f"{case}: a mask of type {type(bits).__name__}"
     shape = (num_words(reference.size),)
-    assert (bits.dtype, bits.shape) == (np.uint32, shape), f"{case}: {bits.dtype} {bits.shape}"
+    assert bits.dtype == np.uint32, f"{case}: a mask of {bits.dtype}"
+    assert bits.shape == shape, f"{case}: a mask of shape {bits.shape}"
     found, expected = token_ids_of(bits), reference.allowed(texts, begun)
     ends = set(example_vocabulary().eos_token_ids)
     assert not found & ends, f"{case}: an end of sequence is in the mask"

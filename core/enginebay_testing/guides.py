@@ -1,5 +1,5 @@
-"""Conformance suite of the contract of guides: fields of requests become grammars, within the limits
-of the configuration, and close() ends what they started.
+"""Conformance suite of the contract of guides: fields of requests become grammars, within the
+limits of the configuration, and close() ends what they started.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ code.
 """
 
 RARE_FAMILIES = ("mpt",)
-"""Families of which `make test` holds the logits of one checkpoint, in tests/parity, and no more."""
+"""Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 
 
 def group_of(part: str, kind: str) -> str | None:
