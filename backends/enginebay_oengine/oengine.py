@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from enginebay.compose.composition import make_parts
-from enginebay.compose.override import overridden_plan
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError
 from enginebay.model import Weights
 from enginebay.sampler import request_key
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
+from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
 from enginebay_faces.opening import ModelLike, eos_token_ids
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine

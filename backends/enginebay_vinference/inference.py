@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from enginebay.compose.composition import make_parts
-from enginebay.compose.override import overridden_plan
 from enginebay.errors import RequestError
 from enginebay.model import Model, Weights
 from enginebay.text import Message, Tokenizer
 from enginebay.types import SamplingParams
+from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
 from enginebay_faces.opening import ModelLike, find_tokenizer
 from enginebay_vinference.closing import closable

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from enginebay.ops.rows import update_rows
-from enginebay.ops.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
+from enginebay_numerics.rows import update_rows
+from enginebay_numerics.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
 
 NUM_CANDIDATES = 256
 """How many best tokens are put in order: a partial sort of 256 costs little more than finding the

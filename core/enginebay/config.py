@@ -20,13 +20,7 @@ from enginebay.config_sections import (
     ShadowChoice,
     TemplateLimits,
 )
-from enginebay.errors import (
-    ConfigError,
-    EnginebayError,
-    InputError,
-    shown_text,
-    unknown_name,
-)
+from enginebay.errors import ConfigError, EnginebayError, InputError, shown_text, unknown_name
 from enginebay.nesting import MAX_DEPTH, check_depth
 from enginebay.validation import Validated, changed_fields
 
@@ -69,15 +63,15 @@ class EngineConfig(Validated):
     model_config = ConfigDict(frozen=True, extra="forbid")
     refusal: ClassVar[type[EnginebayError]] = ConfigError
 
-    model: str = Field(default="demo", description="folder, hub id, or demo: the embedded model")
-    platform: str = Field(default=AUTO, description="devices to run on")
-    dtype: Dtype = Field(default=AUTO, description="of the computation")
+    model: str = Field("demo", description="folder, hub id, or demo: the embedded model")
+    platform: str = Field(AUTO, description="devices to run on")
+    dtype: Dtype = Field(AUTO, description="of the computation")
     engine: Choice = Choice()
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
     proposer: Choice = Choice()
     draft_tokens: int | None = Field(
-        default=None,
+        None,
         ge=1,
         le=64,
         description="most tokens of a row that are drafted for one pass of the model; unset: 15 "
@@ -87,7 +81,7 @@ class EngineConfig(Validated):
         default_factory=dict, description="op -> implementation"
     )
     interpret: bool = Field(
-        default=False,
+        False,
         description="a kernel for another platform that is chosen by name is interpreted, where it "
         "can be",
     )
@@ -97,57 +91,49 @@ class EngineConfig(Validated):
         description="op -> candidate that is compared on a share of the steps",
     )
     processors: tuple[str, ...] | Literal["auto"] = Field(
-        default="auto",
-        description="logits processors that requests may use; auto: those that declare it",
+        "auto", description="logits processors that requests may use; auto: those that declare it"
     )
     grammars: Choice = Field(
-        default=Choice(), description="library that compiles the grammars of guided requests"
+        Choice(), description="library that compiles the grammars of guided requests"
     )
     guided_limits: GuidedLimits = Field(
-        default=GuidedLimits(), description="limits of the constraints of guided requests"
+        GuidedLimits(), description="limits of the constraints of guided requests"
     )
     template_limits: TemplateLimits = Field(
-        default=TemplateLimits(), description="limits of rendering a chat template"
+        TemplateLimits(), description="limits of rendering a chat template"
     )
-    checkpoint: str = Field(default="huggingface", description="part that opens the model")
-    executor: str = Field(default="local", description="part that runs an engine's commands")
+    checkpoint: str = Field("huggingface", description="part that opens the model")
+    executor: str = Field("local", description="part that runs an engine's commands")
     generation_config: Literal["auto", "none"] = Field(
-        default="auto", description="sampling of checkpoints"
+        "auto", description="sampling of checkpoints"
     )
-    weight_dtype: Dtype = Field(default=AUTO, description="of weights; auto: dtype")
+    weight_dtype: Dtype = Field(AUTO, description="of weights; auto: dtype")
     kv_cache_dtype: Dtype | dict[str, Dtype] = Field(
-        default=AUTO,
-        description="of keys and values in the cache, or by cache group; auto: dtype",
+        AUTO, description="of keys and values in the cache, or by cache group; auto: dtype"
     )
     quantization: str = Field(
-        default=NO_QUANTIZATION,
-        description="method that stores weights in fewer bits, such as int8",
+        NO_QUANTIZATION, description="method that stores weights in fewer bits, such as int8"
     )
-    layout: str = Field(default=AUTO, description="cache layout")
+    layout: str = Field(AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
-        default="auto",
+        "auto",
         description="use tuned kernel configurations; require: a kernel without one is an error",
     )
     tuned_folder: str = Field(
-        default=AUTO,
-        description="folder of your own tables of tuned kernels, auto: below the user's cache",
+        AUTO, description="folder of your own tables of tuned kernels, auto: below the user's cache"
     )
     max_model_len: int | None = Field(
-        default=None,
+        None,
         ge=2,
         description="longest prompt plus output, in tokens; unset: the model's, at most 4096",
     )
-    max_num_seqs: int = Field(
-        default=32, ge=1, le=4096, description="most requests that run together"
-    )
-    max_num_batched_tokens: int = Field(
-        default=1024, ge=16, description="most prompt tokens in one step"
-    )
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="most requests that run together")
+    max_num_batched_tokens: int = Field(1024, ge=16, description="most prompt tokens in one step")
     decode_steps: int = Field(
-        default=16, ge=1, le=256, description="most tokens a row gets in one compiled call"
+        16, ge=1, le=256, description="most tokens a row gets in one compiled call"
     )
     overlap_execution: bool = Field(
-        default=True,
+        True,
         description="launch a step while the one before it runs; false: read each before the next",
     )
     mixed_steps: Literal["auto", "on", "off"] = Field(AUTO, description="decode beside prompts")
@@ -157,31 +143,29 @@ class EngineConfig(Validated):
     axis_rules: dict[str, str | None] = Field(
         default_factory=dict, description="logical axis -> mesh axis, over the defaults"
     )
-    seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="makes unseeded requests repeatable"
-    )
+    seed: int | None = Field(None, ge=0, lt=2**63, description="makes unseeded requests repeatable")
     verify_weights: bool = Field(
-        default=False, description="refuse NaN and infinity in the weights while loading"
+        False, description="refuse NaN and infinity in the weights while loading"
     )
     verify_kernels: bool = Field(
-        default=True, description="check kernels that are given by import path before they are used"
+        True, description="check kernels that are given by import path before they are used"
     )
     compile_cache: str = Field(
-        default=AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"'
+        AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"'
     )
     dump_step: str | None = Field(
-        default=None, min_length=1, description="folder that every compiled program is described in"
+        None, min_length=1, description="folder that every compiled program is described in"
     )
     forbid_compiling: bool = Field(
-        default=False, description="after warmup(), a program still to be compiled is an error"
+        False, description="after warmup(), a program still to be compiled is an error"
     )
     full_vocab_logprobs: bool = Field(
-        default=False,
+        False,
         description="warmup() compiles for prompt_logprobs and logprobs = -1 too; "
         "false: the first request that asks does",
     )
-    embeddings: bool = Field(default=False, description="warmup() compiles for LLM.embed() too")
-    prompt_embeds: bool = Field(default=False, description="warmup() compiles for embeddings too")
+    embeddings: bool = Field(False, description="warmup() compiles for LLM.embed() too")
+    prompt_embeds: bool = Field(False, description="warmup() compiles for embeddings too")
 
     def __init__(self, **fields: Unpack[EngineFields]) -> None:
         try:

@@ -34,6 +34,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "layout": 1,
     "op": 1,
     "kernel": 1,
+    "by_hand": 1,
     "sampler": 1,
     "logits_processor": 1,
     "grammar": 1,
@@ -43,6 +44,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "scheduler": 1,
     "executor": 1,
     "engine": 1,
+    "revision": 1,
     "command": 1,
 }
 """Every kind of part, with the version of its contract. A new kind is one row here and one hook
@@ -53,6 +55,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "startup": ("priority",),
     "model": ("priority", "architectures"),
     "kernel": ("priority", "custom_calls", "compiler", "layouts", "sharded", "quantizations"),
+    "by_hand": ("priority",),
     "sampler": ("priority", "greedy_only", "exact_greedy", "draws"),
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
@@ -70,6 +73,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         "attention_problems",
         "ledger_example",
     ),
+    "revision": ("priority",),
     "command": ("without_jax",),
 }
 """The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a
@@ -178,6 +182,12 @@ class Hooks:
         """
 
     @hookspec
+    def register_by_hands(self, register: Register) -> None:
+        """What serves implementations that nobody registered. Target: an
+        `enginebay.compose.by_hand.ByHand`.
+        """
+
+    @hookspec
     def register_samplers(self, register: Register) -> None:
         """Samplers. Target: a function by `enginebay.sampler.Sampler`; with options, a callable
         options -> Sampler.
@@ -229,6 +239,12 @@ class Hooks:
     def register_engines(self, register: Register) -> None:
         """Engines. Target: a callable `enginebay.executor.parts.EngineParts`, options ->
         `enginebay.engine.Engine`.
+        """
+
+    @hookspec
+    def register_revisions(self, register: Register) -> None:
+        """Changes of a plan before anything is made of it. Target: a callable that takes the
+        `enginebay.compose.composition.Plan` and returns the one to use.
         """
 
     @hookspec

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
 from enginebay.declarations import collector
-from enginebay.errors import ConfigError, PluginError, unknown_name
+from enginebay.errors import ConfigError, EnginebayError, PluginError, unknown_name
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.validation import describe_validation
@@ -151,6 +151,18 @@ class Registry:
         return import_target(
             entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}"
         )
+
+    def run(self, entry: Entry, *arguments: Any) -> Any:
+        """Call the code behind an entry. An error that is not enginebay's raises PluginError."""
+        function = self.load(entry)
+        try:
+            return function(*arguments)
+        except EnginebayError:
+            raise
+        except Exception as error:
+            given = f"{entry.kind} {entry.name!r} of plugin {entry.package!r}: {reason_of(error)}"
+            todo = f"Mend the plugin, or leave it out of {PLUGINS_VARIABLE}."
+            raise PluginError(given, "a part that works", todo) from error
 
     def options(self, entry: Entry, values: Mapping[str, Any]) -> BaseModel | None:
         """The part's options, validated by its own model; ConfigError names each wrong one."""

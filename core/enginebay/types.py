@@ -58,14 +58,10 @@ class RowParams(Validated, Generic[Float, Int]):
     refusal: ClassVar[type[EnginebayError]] = RequestError
 
     temperature: Annotated[
-        Float,
-        RowValue("float32", 0.0, "temperature", highest=1e30),
-        FromCheckpoint("temperature"),
+        Float, RowValue("float32", 0.0, "temperature", highest=1e30), FromCheckpoint("temperature")
     ] = option(0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
     top_k: Annotated[
-        Int,
-        RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1),
-        FromCheckpoint("top_k"),
+        Int, RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1), FromCheckpoint("top_k")
     ] = option(0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
     top_p: Annotated[Float, RowValue("float32", 1.0, "filter"), FromCheckpoint("top_p")] = option(
         1.0, gt=0.0, le=1.0, description="keep the smallest set of best tokens with this mass"

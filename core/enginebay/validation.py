@@ -11,14 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
-from enginebay.errors import (
-    OTHER_PROGRAMS,
-    EnginebayError,
-    explain,
-    nearest,
-    shown,
-    shown_text,
-)
+from enginebay.errors import OTHER_PROGRAMS, EnginebayError, explain, nearest, shown, shown_text
 
 Given = TypeVar("Given")
 Kept = TypeVar("Kept")

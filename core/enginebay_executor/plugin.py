@@ -1,4 +1,4 @@
-"""What this package offers: the executor that runs commands in this process."""
+"""What this package offers: the executor that runs commands in this process, and shadow mode."""
 
 from __future__ import annotations
 
@@ -10,4 +10,14 @@ def register_executors(register: Register) -> None:
     """The one of this process."""
     register(
         "local", "enginebay_executor.local:LocalExecutor", summary="runs commands in this process"
+    )
+
+
+@hookimpl
+def register_revisions(register: Register) -> None:
+    """shadow."""
+    register(
+        "shadow",
+        "enginebay_executor.shadowing:with_shadow",
+        summary="a candidate that is compared with the chosen kernel on a share of the steps",
     )

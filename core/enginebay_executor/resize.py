@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.executor.commands import Drop, Grow, Make, SetTables
-from enginebay.processor import Sizes, empty_rows
+from enginebay.processor import Sizes
 from enginebay_executor.device import DeviceRows
+from enginebay_executor.processing import empty_rows
 from enginebay_executor.runner import Runner
 from enginebay_executor.step import StepState
 

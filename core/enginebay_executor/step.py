@@ -13,15 +13,16 @@ from jax import tree_util
 from enginebay.cache import KVLayout
 from enginebay.executor.parts import EngineParts, Layouts, OpsFactory
 from enginebay.model import Model, ModelCache, Weights
-from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
-from enginebay.processor import Processors, ProcessorState, evolve, process
+from enginebay.processor import Processors, ProcessorState
 from enginebay.sampler import Sampler
 from enginebay.types import StepVariant
 from enginebay_executor.compacting import compact_rows
 from enginebay_executor.device import ADVANCED, DeviceRows
 from enginebay_executor.full_vocab import FullVocab, log_softmax
 from enginebay_executor.logprobs import Logprobs, logprobs_of
+from enginebay_executor.processing import evolve, process
+from enginebay_numerics.sampling import first_best
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler does."""
@@ -37,8 +38,8 @@ class StepState:
     """All that a step changes, donated whole: the cache's arrays per group and layer, and the rows.
 
     `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
-    (enginebay.processor.empty_rows). `tables`: the rows' page tables int32 [R, P] by group, which
-    the steps of an executor read (`enginebay_executor.tables`).
+    (enginebay_executor.processing.empty_rows). `tables`: the rows' page tables int32 [R, P] by group,
+    which the steps of an executor read (`enginebay_executor.tables`).
     """
 
     cache: ModelCache

@@ -19,11 +19,10 @@ from enginebay.processor import (
     Processors,
     RowFacts,
     Sizes,
-    empty_rows,
-    process,
     row_values,
 )
 from enginebay.sampler import Sampler, SamplingState
+from enginebay_executor.processing import empty_rows, process
 from enginebay_testing.sampler_runs import WIDTH, History, check_fits
 from enginebay_testing.sampling_oracle import Params, device_params
 

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.compose.quick import quick_check
 from enginebay.errors import IncorrectError
 from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay.registry import Registry, import_target
+from enginebay_byhand.quick import quick_check
 from enginebay_testing.covering import PAIRS, TRIPLES, OpAxes, Row, covering_rows
 from enginebay_testing.oracle import EPS
 

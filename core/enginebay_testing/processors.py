@@ -19,11 +19,10 @@ from enginebay.processor import (
     RowFacts,
     RowField,
     Sizes,
-    evolve,
-    process,
     row_values,
 )
 from enginebay.sampler import SamplingState
+from enginebay_executor.processing import evolve, process
 from enginebay_testing.sampling_oracle import Params, device_params
 
 Check = tuple[str, Callable[[], None]]

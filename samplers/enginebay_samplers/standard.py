@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from enginebay.ops.bound import SampleOp
-from enginebay.ops.sampling import first_best
 from enginebay.sampler import SamplingState, position_keys
+from enginebay_numerics.sampling import first_best
 from enginebay_samplers.penalties import penalize, penalizes
 
 

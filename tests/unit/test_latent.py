@@ -15,7 +15,6 @@ from enginebay import EngineConfig
 from enginebay.cache import KVLayout
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
-from enginebay.compose.quick import quick_check
 from enginebay.errors import (
     CheckpointError,
     ConfigError,
@@ -27,6 +26,7 @@ from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting
 from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay_byhand.quick import quick_check
 from enginebay_models.deepseek_v2 import family
 from enginebay_models.experts import ExpertsConfig
 from enginebay_pallas.layout import TpuRpaLayout

@@ -16,7 +16,6 @@ from enginebay import compose
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
-from enginebay.compose.override import overridden_plan
 from enginebay.compose.plan import Plan
 from enginebay.config import Reason, make_config
 from enginebay.errors import IncorrectError, InputError, UnknownNameError, UnsupportedError
@@ -24,6 +23,7 @@ from enginebay.hooks import Declaration
 from enginebay.ops.bound import Ops
 from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import Entry, Registry, load_registry
+from enginebay_byhand.override import overridden_plan
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.ops import RmsNormOp
 

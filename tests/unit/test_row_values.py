@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
-from enginebay.ops.sampling import first_best
+from enginebay_numerics.sampling import first_best
 from enginebay.row_columns import write_row
 from enginebay.rows import RowTable
 from enginebay_executor import device

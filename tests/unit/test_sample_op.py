@@ -19,8 +19,8 @@ from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
 from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
-from enginebay.ops.sampling import gumbel_noise
 from enginebay.registry import load_registry
+from enginebay_numerics.sampling import gumbel_noise
 from enginebay_testing.sampling_oracle import Params, kept_tokens
 from enginebay_xla import sample as xla
 from enginebay_xla.kit import sample as sample_op

@@ -13,7 +13,6 @@ import pytest
 
 from enginebay.background import Background
 from enginebay.compose.composition import make_engine, make_plan
-from enginebay.compose.override import overridden_plan
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
 from enginebay.engine import Compilations
@@ -23,6 +22,7 @@ from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.sampler import SamplingState
 from enginebay.stepping.engine import StepEngine
+from enginebay_byhand.override import overridden_plan
 from enginebay_samplers import greedy, standard
 from tests.brief import BRIEF
 from tests.fakes import SIZES

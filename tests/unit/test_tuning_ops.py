@@ -17,7 +17,6 @@ import pytest
 
 from enginebay import LLM
 from enginebay.compose.composition import make_parts
-from enginebay.compose.override import overridden_plan
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
@@ -26,6 +25,7 @@ from enginebay_bench.kernels import measure_shape
 from enginebay_bench.shapes import Shape
 from enginebay_bench.tables import TunedConfigs, TunedEntry, TunedTable
 from enginebay_bench.tune import tune_shape
+from enginebay_byhand.override import overridden_plan
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.ops import RMS_NORM
 from tests.unit.test_bench_kernels import ENV, TINY, bench, setting, xla

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay.ops.rows import update_rows
+from enginebay_numerics.rows import update_rows
 
 NUM_ROWS = 7
 

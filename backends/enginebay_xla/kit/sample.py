@@ -12,8 +12,8 @@ from typing import cast
 import jax
 import numpy as np
 
-from enginebay.ops import sampling
 from enginebay.ops.bound import SampleOp
+from enginebay_numerics import sampling
 from enginebay_testing.covering import Row
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.sampling_oracle import Params, kept_tokens
@@ -194,8 +194,8 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """enginebay.ops.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64 [S,
-    n].
+    """enginebay_numerics.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64
+    [S, n].
 
     The uniform numbers are f32's, as the contract has them; the logarithms are exact.
     """

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from enginebay.compose.binding import OpsBinder
+from enginebay.compose.by_hand import by_hand, by_op
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
-from enginebay.compose.override import by_op, overridden_plan
 from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform, why_not
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, NamedFact, resolve
 from enginebay.compose.sampling_defaults import choose_sampling_defaults
-from enginebay.compose.shadowing import choose_shadow
 from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.compose.weights import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig
@@ -60,7 +59,7 @@ def make_plan(
     """
     registry = registry or load_registry()
     for entry in registry.ready("startup"):
-        registry.load(entry)(config)
+        registry.run(entry, config)
     platforms = make_platforms(registry)
     platform = pick_platform(registry, config, platforms)
     if checkpoint is None:
@@ -100,17 +99,27 @@ def make_plan(
         registry, settled, platform.env(), model.info, placement, platform.default_layout, steps
     )
     processors = choose_processors(registry, settled)
-    shadow = choose_shadow(registry, settled, kernels, model.info, placement)
     greedy_only = bool(registry.find("sampler", settled.sampler.name).capability("greedy_only"))
     defaults = choose_sampling_defaults(
         settled, checkpoint, processors.entries, greedy_only=greedy_only
     )
     reasons += (processors.reason, defaults.reason, *kernels.reasons)
-    reasons += () if shadow is None else (shadow.reason,)
-    return Plan(
-        registry, settled, reasons, platform, checkpoint, split_model(model, placement),
-        placement, kernels, processors, weight_format, shadow, defaults
+    return _revised(
+        Plan(
+            registry, settled, reasons, platform, checkpoint, split_model(model, placement),
+            placement, kernels, processors, weight_format, sampling_defaults=defaults
+        )
     )  # fmt: skip
+
+
+def _revised(plan: Plan) -> Plan:
+    """The plan after the changes of registered parts."""
+    for entry in plan.registry.ready("revision"):
+        plan = plan.registry.run(entry, plan)
+    if plan.config.shadow and plan.shadow is None:
+        given, todo = "shadow, and no plugin runs it", "Install one, or leave it out."
+        raise UnsupportedError(given, "a plugin such as executor", todo)
+    return plan
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
@@ -137,9 +146,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     engine: Engine = _make(
         plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
     )
-    refuse_problems(
-        plan.kernels, plan.model.info, plan.placement, choice.name, engine.attention_problems()
-    )
+    refuse_problems(plan.kernels, choice.name, engine.attention_problems())
     if plan.config.tuned == "require":
         kernel_configs(plan, engine)  # not when a step is first compiled
     return engine
@@ -149,21 +156,13 @@ def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
     """The configurations of attention in every bucket that the engine tells of, and where they are
     from.
     """
-    kernels = plan.kernels
-    return bucket_configs(
-        kernels.tuned,
-        kernels.attention,
-        kernels.env,
-        plan.model.info.attention,
-        engine.attention_problems(),
-        num_shards=plan.placement.num_shards("kv_heads"),
-    )
+    return bucket_configs(plan.kernels, engine.attention_problems())
 
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """What an engine is made of; nothing is loaded or allocated."""
     registry, config, info = plan.registry, plan.config, plan.model.info
-    shadow = None if plan.shadow is None else plan.shadow.parts(plan.kernels, info, plan.placement)
+    decode = plan.kernels.attention["decode"].caps
 
     def report(done: int, total: int) -> None:
         if progress is not None:
@@ -174,7 +173,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
             return plan.load_weights(progress=report)
 
     def changed(parts: Mapping[str, object]) -> EngineParts:
-        return make_parts(overridden_plan(plan, by_op(parts), check=False))
+        return make_parts(by_hand(registry).overridden(plan, by_op(parts), check=False))
 
     return EngineParts(
         config=config,
@@ -192,12 +191,12 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         layout=plan.kernels.layout,
         dtype=config.dtype,
         weight_format=plan.weight_format,
-        compact_decode=plan.kernels.compact_decode,
-        ragged_decode=plan.kernels.ragged_decode,
-        drafts_are_rows=plan.kernels.attention["decode"].caps.splits_rows,
+        compact_decode=decode.compact_decode,
+        ragged_decode=decode.ragged_decode,
+        drafts_are_rows=decode.splits_rows,
         kernels=plan.kernels.names,
         custom_calls=plan.kernels.custom_calls,
-        shadow=shadow,
+        shadow=plan.shadow,
         changed=changed,
     )
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
-from enginebay.compose.negotiate import PlanSteps, why_not
+from enginebay.compose.negotiate import PlanSteps
 from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, PHASES
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import AttentionProblemsOf, StepFacts
-from enginebay.executor.sharding import Placement
 from enginebay.model import Model, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
@@ -97,25 +96,12 @@ def _refuse_drafts(config: EngineConfig, info: ModelInfo) -> None:
 
 
 def refuse_problems(
-    kernels: ChosenKernels,
-    info: ModelInfo,
-    placement: Placement,
-    engine: str,
-    problems: Sequence[AttentionProblem],
+    kernels: ChosenKernels, engine: str, problems: Sequence[AttentionProblem]
 ) -> None:
     """UnsupportedError when a chosen attention kernel cannot run a step that the engine has."""
-    shards = placement.num_shards("kv_heads")
-    specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     for phase in PHASES:
         impl = kernels.attention[phase]
-        reason = why_not(
-            impl,
-            env=kernels.env,
-            specs=specs,
-            phase=phase,
-            problems=problems,
-            is_sharded=shards > 1,
-        )
+        reason = kernels.why_not(impl, phase, problems)
         if reason is not None:
             given = f"kernels.attention.{phase} = {impl.name!r} with engine {engine!r}: it {reason}"
             fix = f"Pass --attention {phase}=NAME, or change the engine's sizes."

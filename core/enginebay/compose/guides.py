@@ -14,7 +14,7 @@ def choose_guide(registry: Registry, config: EngineConfig) -> MakeGuide:
     no plugin registers one. ConfigError for wrong options.
     """
     able = registry.ready("guide")
-    make: MakeGuide = registry.load(able[0])(registry, config) if able else NoGuide
+    make: MakeGuide = registry.run(able[0], registry, config) if able else NoGuide
     return make
 
 

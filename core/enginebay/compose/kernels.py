@@ -8,15 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.cache import KVLayout
+from enginebay.compose.by_hand import by_hand
 from enginebay.compose.candidates import candidates, interpreted_names
 from enginebay.compose.fused import Part, choose_fused
-from enginebay.compose.import_paths import check_import_paths, with_import_paths
-from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
+from enginebay.compose.negotiate import (
+    PlanSteps,
+    StepsFor,
+    choose_attention,
+    choose_layout,
+    choose_tuning,
+    why_not,
+)
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
 from enginebay.compose.partition import partitioned
-from enginebay.compose.tuned import choose_tuning
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
-from enginebay.config_sections import AUTO, KernelChoice
+from enginebay.config_sections import AUTO, PHASES, KernelChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, UnsupportedError, unknown_name
 from enginebay.executor.sharding import Placement
@@ -24,8 +30,8 @@ from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import CheckSetting, Op
-from enginebay.ops.select import Candidate, choose
-from enginebay.ops.spec import AttnSpec
+from enginebay.ops.select import Candidate, choose, is_import_path
+from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import Tuning, Untuned
 from enginebay.registry import Registry, import_target
 
@@ -75,35 +81,46 @@ class ChosenKernels:
 
     steps: StepsFor = no_steps
     """The attention problems of the engine's steps, for a decode kernel of these capabilities."""
+    specs: Mapping[str, AttnSpec] = dataclasses.field(default_factory=dict)
+    """The attention of each cache group as one shard sees it."""
+    is_sharded: bool = False
+
+    def problems(self, decode: AttentionImpl | None = None) -> Sequence[AttentionProblem]:
+        """The attention problems of the engine's steps; with another kernel for `decode`, whose
+        wishes for the sizes of steps are not heeded: these stay as they are.
+        """
+        caps = self.attention["decode"].caps
+        if decode is not None:
+            caps = dataclasses.replace(caps, compact_decode=decode.caps.compact_decode)
+        return self.steps(caps)
+
+    def why_not(
+        self, impl: AttentionImpl, phase: Mode, problems: Sequence[AttentionProblem]
+    ) -> str | None:
+        """Why an implementation of attention cannot run these steps of a phase, or None."""
+        return why_not(
+            impl,
+            env=self.env,
+            specs=self.specs,
+            phase=phase,
+            problems=problems,
+            is_sharded=self.is_sharded,
+        )
 
     @property
-    def problems(self) -> Sequence[AttentionProblem]:
-        """The attention problems of the engine's steps."""
-        return self.steps(self.attention["decode"].caps)
-
-    def check_setting(self, specs: Sequence[AttnSpec]) -> CheckSetting:
-        """Where a quick check runs an implementation: on the engine's smallest pages, for layers of
-        `specs`.
+    def check_setting(self) -> CheckSetting:
+        """Where a quick check runs an implementation: on the engine's smallest pages, for the
+        model's layers.
         """
+        specs = list(self.specs.values())
         setting = CheckSetting(self.env, specs, self.layout_type, specs[0].q_dtype)
-        page_size = self.smallest_page
-        return setting if page_size is None else dataclasses.replace(setting, page_size=page_size)
+        return dataclasses.replace(setting, page_size=self.smallest_page or setting.page_size)
 
     @property
     def smallest_page(self) -> int | None:
         """Tokens of the engine's smallest page; None of kernels that serve no engine."""
-        sizes = [layout.page_size for _, layouts in self.problems for layout in layouts.values()]
+        sizes = [layout.page_size for _, layouts in self.problems() for layout in layouts.values()]
         return min(sizes, default=None)
-
-    @property
-    def compact_decode(self) -> bool:
-        """Whether decode steps should run on a copy of the rows' cache."""
-        return self.attention["decode"].caps.compact_decode
-
-    @property
-    def ragged_decode(self) -> bool:
-        """Whether decode steps cost what their rows' lengths cost, whatever the bucket."""
-        return self.attention["decode"].caps.ragged_decode
 
 
 def choose_kernels(
@@ -126,7 +143,9 @@ def choose_kernels(
     for op in config.kernels:
         if op not in known:
             raise unknown_name("op", op, known, "Correct the [kernels] section.")
-    registry = with_import_paths(registry, config, default_layout)
+    paths = import_paths_in(config)
+    if paths:
+        registry = by_hand(registry).with_paths(registry, paths, default_layout)
     shards = placement.num_shards("kv_heads")
     specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     layout = choose_layout(registry, config, env, specs, default_layout)
@@ -155,15 +174,30 @@ def choose_kernels(
         ops,
         tuned,
         steps_for,
+        specs,
+        shards > 1,
     )
     writers = {op: _wanted(config, op) for op in ops[ATTENTION].calls[1:]}
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}
     refuse_unused(named, ops, chosen.attention)
-    checked = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
-    checked |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
-    setting = chosen.check_setting(list(specs.values()))
-    told = check_import_paths(reasons, checked, ops, setting, verify=config.verify_kernels)
-    return dataclasses.replace(chosen, reasons=told)
+    return _checked(chosen, registry, config) if paths else chosen
+
+
+def _checked(chosen: ChosenKernels, registry: Registry, config: EngineConfig) -> ChosenKernels:
+    """The same kernels; those by import path have passed quick checks, which the reasons say."""
+    impls = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
+    impls |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
+    reasons = by_hand(registry).checked(
+        chosen.reasons, impls, chosen.ops, chosen.check_setting, verify=config.verify_kernels
+    )
+    return dataclasses.replace(chosen, reasons=reasons)
+
+
+def import_paths_in(config: EngineConfig) -> list[tuple[str, str]]:
+    """The import paths (op, path) that a configuration has in the place of kernels' names."""
+    choices = config.kernels.items()
+    named = [(op, getattr(choice, phase)) for op, choice in choices for phase in PHASES]
+    return list(dict.fromkeys(pair for pair in named if is_import_path(pair[1])))
 
 
 def refuse_unused(

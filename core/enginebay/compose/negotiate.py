@@ -19,7 +19,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnSpec, Mode
-from enginebay.ops.tuning import Tuning
+from enginebay.ops.tuning import Tuning, Untuned
 from enginebay.registry import Registry
 
 PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
@@ -98,11 +98,7 @@ def choose_attention(
 
 
 def choose_layout(
-    registry: Registry,
-    config: EngineConfig,
-    env: Env,
-    specs: Mapping[str, AttnSpec],
-    default: str,
+    registry: Registry, config: EngineConfig, env: Env, specs: Mapping[str, AttnSpec], default: str
 ) -> Reason:
     """The layout that the wanted implementations share; the configured one is taken as it is."""
     if config.layout != AUTO:
@@ -136,3 +132,18 @@ def choose_layout(
             "Choose others for some phase.",
         )
     return Reason("layout", layout, f"first that {', '.join(sorted(named))} share")
+
+
+def choose_tuning(registry: Registry, config: EngineConfig) -> Tuning:
+    """The registered part of the highest priority, for `tuned` other than "off"."""
+    able = registry.ready("tuning")
+    if able and config.tuned != "off":
+        made: Tuning = registry.run(able[0], registry, config)
+        return made
+    if config.tuned == "require":
+        raise UnsupportedError(
+            "tuned = 'require', and no plugin knows tuned configurations",
+            "a plugin that registers a part of kind tuning, such as bench",
+            "Install one, or leave it out.",
+        )
+    return Untuned()

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from enginebay.compose.shadowing import ChosenShadow
 from enginebay.config import EngineConfig, Reason
-from enginebay.executor.parts import engine_title
+from enginebay.executor.parts import ShadowParts, engine_title
 from enginebay.executor.sharding import Placement
 from enginebay.model import Checkpoint, Model
 from enginebay.platform import Platform
@@ -33,11 +32,12 @@ class Plan:
     kernels: ChosenKernels
     processors: ChosenProcessors
     weight_format: WeightFormat
-    shadow: ChosenShadow | None = None
+    shadow: ShadowParts | None = None
+    """What runs beside the chosen kernels on some steps."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     """What the checkpoint says of sampling fields that a request leaves out."""
     sampler: Sampler | None = None
-    """The sampler in the place of the configured one; see `overridden_plan`."""
+    """The sampler in the place of the configured one; see `enginebay.compose.by_hand`."""
     swapped: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """What was given to override(), by setting: registered names, import paths, or
     implementations.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, Choice
 from enginebay.errors import ConfigError
+from enginebay.ops.select import behind
 
 MAX_AUTO_MODEL_LEN = 4096
 FEW_DRAFTS, MANY_DRAFTS, SMALL_MODEL_BYTES = 7, 15, 64 << 20
@@ -67,15 +68,8 @@ def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
             "an installed one",
             "Install a plugin that offers it.",
         )
-    passed = tuple((f.name, _behind(f, able[0])) for f in able[1:])
+    passed = tuple((f.name, behind(f, able[0])) for f in able[1:])
     return Reason(setting, able[0].name, f"highest priority ({able[0].priority})", refused + passed)
-
-
-def _behind(fact: NamedFact, first: NamedFact) -> str:
-    if fact.priority == first.priority:
-        how = "later by name" if fact.built_in == first.built_in else "and the other is built in"
-        return f"the same priority ({fact.priority}), {how}"
-    return f"lower priority ({fact.priority})"
 
 
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:

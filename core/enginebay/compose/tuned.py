@@ -1,37 +1,17 @@
-"""Configurations of the chosen kernels: the part that knows them, and what each bucket of an engine
-gets.
-"""
+"""Configurations of the chosen kernels in each bucket of an engine."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from enginebay.cache import KVLayout
-from enginebay.config import EngineConfig
+from enginebay.compose.kernels import ChosenKernels
+from enginebay.compose.ops import ATTENTION
 from enginebay.engine import AttentionProblem
-from enginebay.errors import UnsupportedError
-from enginebay.ops.bound import AttentionImpl
-from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.ops.tuning import Source, Tuning, Untuned, candidates_of
-from enginebay.registry import Registry
-
-
-def choose_tuning(registry: Registry, config: EngineConfig) -> Tuning:
-    """The registered part of the highest priority, for `tuned` other than "off"."""
-    able = registry.ready("tuning")
-    if able and config.tuned != "off":
-        made: Tuning = registry.load(able[0])(registry, config)
-        return made
-    if config.tuned == "require":
-        raise UnsupportedError(
-            "tuned = 'require', and no plugin knows tuned configurations",
-            "a plugin that registers a part of kind tuning, such as bench",
-            "Install one, or leave it out.",
-        )
-    return Untuned()
+from enginebay.ops.tuning import Source, candidates_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,33 +30,22 @@ class BucketConfig:
 
 
 def bucket_configs(
-    tuned: Tuning,
-    attention: Mapping[str, AttentionImpl],
-    env: Env,
-    specs: Mapping[str, AttnSpec],
-    problems: Iterable[AttentionProblem],
-    *,
-    num_shards: int = 1,
+    kernels: ChosenKernels, problems: Iterable[AttentionProblem]
 ) -> list[BucketConfig]:
-    """What each of an engine's problems gets, for each of its groups' `specs`. In mode "require"
-    UnsupportedError for a miss.
+    """What each of an engine's problems gets, for each of its groups. UnsupportedError for a
+    problem that is not tuned, where the configuration requires it.
     """
     found: dict[BucketConfig, None] = {}
     for bucket, layouts in problems:
-        impl = attention[bucket.mode]
-        for group, spec in specs.items():
-            local = spec.per_shard(num_shards)
+        impl = kernels.attention[bucket.mode]
+        for group, spec in kernels.specs.items():
+            num_pages = bucket.seqs * bucket.pages_per_seq
             layout = dataclasses.replace(
-                layouts[group],
-                num_kv_heads=local.num_kv_heads,
-                num_pages=bucket.seqs * bucket.pages_per_seq,
+                layouts[group], num_kv_heads=spec.num_kv_heads, num_pages=num_pages
             )
-            here = (env, local, bucket, layout)
-            config: Any = None
-            source: Source | None = None
+            here = (kernels.env, spec, bucket, layout)
+            config: tuple[Any, Source | None] = (None, None)
             if candidates_of(impl, *here):
-                config, source = tuned.config("attention", impl, *here)
-            found[BucketConfig(bucket.mode, impl.name, local, bucket, layout, config, source)] = (
-                None
-            )
+                config = kernels.tuned.config(ATTENTION, impl, *here)
+            found[BucketConfig(bucket.mode, impl.name, spec, bucket, layout, *config)] = None
     return list(found)

@@ -164,8 +164,8 @@ class LLM:
 
         `implementations` are named after the ops, as in override(attention=..., rms_norm=...), a
         plugin's ops too. Each is a whole implementation, a name, or an import path; attention may
-        be a function in the simple form (enginebay.ops.simple), or {phase: implementation} for some
-        phases. Each must pass a quick check unless `check` is False: IncorrectError. RequestError
+        be a function in the simple form (enginebay_byhand.simple), or {phase: implementation} for
+        some phases. Each must pass a quick check unless `check` is False: IncorrectError. RequestError
         while requests are under way; those at the end of the block end with StoppedError. The
         former programs come back without compiling. Blocks nest.
         """
@@ -319,10 +319,7 @@ class LLM:
     # asyncio.
 
     async def agenerate(
-        self,
-        prompts: Prompts,
-        params: Params = None,
-        **turns: Unpack[Turns],
+        self, prompts: Prompts, params: Params = None, **turns: Unpack[Turns]
     ) -> list[RequestOutput]:
         """generate() without blocking the event loop; cancelling ends the requests."""
         prepare = functools.partial(self._preparer.prepare, **turns)

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import Composed
-from enginebay.compose.override import overridden_plan
 from enginebay.errors import EnginebayError, RequestError, StoppedError
 
 
@@ -45,13 +45,13 @@ def overridden(
     """While the block lasts, an engine's steps run with other implementations of ops; yields its
     parts with their plan.
 
-    RequestError while requests are under way; for the rest see `overridden_plan`, and then nothing
+    RequestError while requests are under way; for the rest see `ByHand.overridden`, and then nothing
     has changed. What is still under way at the end of the block ends with StoppedError, so that no
     request is served half by one and half by another. Within the block programs may be compiled,
     whatever forbid_compiling says. Blocks nest.
     """
     engine = parts.engine
-    plan = overridden_plan(parts.plan, given, check=check)
+    plan = by_hand(parts.plan.registry).overridden(parts.plan, given, check=check)
 
     def begin() -> tuple[Callable[[], None], bool]:
         count = driver.num_waiting + driver.num_running

@@ -97,12 +97,7 @@ class Preparer:
         self.tokenizer.close()
         self._guide.close()
 
-    def prepare(
-        self,
-        prompts: Prompts,
-        params: Params,
-        **turns: Unpack[Turns],
-    ) -> list[Prepared]:
+    def prepare(self, prompts: Prompts, params: Params, **turns: Unpack[Turns]) -> list[Prepared]:
         """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that
         cannot be served.
         """
@@ -110,12 +105,7 @@ class Preparer:
         each = priorities_of(len(listed), **turns)
         return self._prepare_all(listed, params, each)
 
-    def prepare_one(
-        self,
-        prompt: Prompt,
-        params: Param,
-        **turn: Unpack[Turn],
-    ) -> list[Prepared]:
+    def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Prepared]:
         """A list of one Prepared, of one prompt: where a list of ids is meant and no list of
         prompts.
         """
@@ -124,10 +114,7 @@ class Preparer:
         return self._prepare_all([prompt], params, each)
 
     def prepare_embed(
-        self,
-        prompts: Prompts,
-        pooling: Pooling,
-        **turns: Unpack[Turns],
+        self, prompts: Prompts, pooling: Pooling, **turns: Unpack[Turns]
     ) -> list[Prepared]:
         """The same for the hidden states of prompts. RequestError where these cannot be
         returned.

@@ -72,7 +72,7 @@ def choose(
             if better is not None:
                 first, why = next(c for c in able if c.impl is better[0]), better[1]
             others = tuple(
-                (c.name, reason or _behind(c, first)) for c, reason in reasons if c is not first
+                (c.name, reason or behind(c, first)) for c, reason in reasons if c is not first
             )
             return first, Reason(setting, first.name, why, others)
     raise UnsupportedError(
@@ -82,7 +82,8 @@ def choose(
     )
 
 
-def _behind(candidate: Candidate, first: Candidate) -> str:
+def behind(candidate: Any, first: Any) -> str:
+    """Why `first` was taken and not `candidate`; both have a priority, and may be built in."""
     if candidate.priority > first.priority:
         return "measured slower, or not measured in the same buckets"
     if candidate.priority == first.priority:

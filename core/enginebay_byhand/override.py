@@ -13,12 +13,9 @@ import numpy as np
 
 from enginebay.compose.candidates import why_not_declared
 from enginebay.compose.fused import COMPOSED
-from enginebay.compose.import_paths import import_path, refuse_uncallable
 from enginebay.compose.kernels import refuse_unused
-from enginebay.compose.negotiate import why_not
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
-from enginebay.compose.quick import quick_check
 from enginebay.config import NO_QUANTIZATION, Reason
 from enginebay.config_sections import PHASES, Choice
 from enginebay.errors import (
@@ -28,13 +25,13 @@ from enginebay.errors import (
     shown_text,
     unknown_name,
 )
-from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path
-from enginebay.ops.simple import adapt_attention
-from enginebay.ops.spec import AttnSpec
 from enginebay.registry import Entry
 from enginebay.sampler import DeviceParams, Sampler, SamplingState
 from enginebay.types import ROW_VALUES
+from enginebay_byhand.import_paths import import_path, refuse_uncallable
+from enginebay_byhand.quick import quick_checked
+from enginebay_byhand.simple import adapt_attention
 
 SAMPLER = "sampler"
 GIVEN = "given to override()"
@@ -58,18 +55,6 @@ class _Given:
     def settings(self) -> tuple[str, ...]:
         """What it is for, as plans name it."""
         return tuple(f"{self.op}.{phase}" for phase in self.phases) or (self.op,)
-
-
-def by_op(parts: Mapping[str, object]) -> dict[str, object]:
-    """Parts by setting, such as "attention.decode", as `overridden_plan` takes them."""
-    found: dict[str, object] = {}
-    for setting, part in parts.items():
-        op, _, phase = setting.partition(".")
-        if phase:
-            cast("dict[str, object]", found.setdefault(op, {}))[phase] = part
-        else:
-            found[op] = part
-    return found
 
 
 def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
@@ -221,7 +206,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     if is_import_path(value):
         return value, import_path(value, f"kernel of op {op}"), None
     entry = plan.registry.find("kernel", value, op)
-    is_sharded = plan.placement.num_shards("kv_heads") > 1 and not plan.kernels.ops[op].partition
+    is_sharded = plan.kernels.is_sharded and not plan.kernels.ops[op].partition
     reason = why_not_declared(
         entry, plan.kernels.layout, is_sharded=is_sharded, quantization=_quantization(plan, op)
     )
@@ -241,19 +226,11 @@ def _quantization(plan: Plan, op: str) -> str:
 
 def _refuse(plan: Plan, one: _Given) -> None:
     """UnsupportedError when an attention implementation cannot serve its phases here."""
-    kernels, specs = plan.kernels, _specs(plan)
-    problems = kernels.steps(_decode_caps(plan, one))
-    is_sharded = plan.placement.num_shards("kv_heads") > 1
+    kernels = plan.kernels
+    problems = kernels.problems(one.impl if "decode" in one.phases else None)
     for phase in PHASES:
-        reason = phase in one.phases and why_not(
-            one.impl,
-            env=kernels.env,
-            specs=specs,
-            phase=phase,
-            problems=problems,
-            is_sharded=is_sharded,
-        )
-        if reason:
+        reason = kernels.why_not(one.impl, phase, problems) if phase in one.phases else None
+        if reason is not None:
             raise UnsupportedError(
                 f"attention.{phase} = {one.name} cannot be used here ({reason})",
                 f"one that serves this model on layout {kernels.layout}",
@@ -261,26 +238,10 @@ def _refuse(plan: Plan, one: _Given) -> None:
             )
 
 
-def _decode_caps(plan: Plan, one: _Given) -> Caps:
-    """What the decode kernel will ask of the engine, whose sizes of steps stay as they are."""
-    chosen: Caps = plan.kernels.attention["decode"].caps
-    if "decode" not in one.phases:
-        return chosen
-    return dataclasses.replace(chosen, compact_decode=one.impl.caps.compact_decode)
-
-
-def _specs(plan: Plan) -> dict[str, AttnSpec]:
-    """The attention of each cache group as one shard sees it."""
-    shards = plan.placement.num_shards("kv_heads")
-    return {group: spec.per_shard(shards) for group, spec in plan.model.info.attention.items()}
-
-
 def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
     if one.registered or not check:
         return "registered" if one.registered else "not checked"
+    what = f"{', '.join(one.settings)} = {one.name}"
     phases = [phase for phase in PHASES if phase in one.phases]
-    setting = plan.kernels.check_setting(list(_specs(plan).values()))
-    setting = dataclasses.replace(setting, phases=phases)
-    op, what = plan.kernels.ops[one.op], f"{', '.join(one.settings)} = {one.name}"
-    count = quick_check(op, one.impl, setting, what, SWITCH)
-    return f"passed its quick check ({count} case{'s' * (count != 1)})"
+    setting = dataclasses.replace(plan.kernels.check_setting, phases=phases)
+    return quick_checked(plan.kernels.ops[one.op], one.impl, setting, what, SWITCH)

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.compose.ops import ATTENTION
-from enginebay.compose.quick import quick_check
-from enginebay.config import EngineConfig, Reason
+from enginebay.config import Reason
 from enginebay.config_sections import PHASES
 from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import is_import_path
-from enginebay.ops.simple import adapt_attention
 from enginebay.registry import Entry, Registry
+from enginebay_byhand.quick import quick_checked
+from enginebay_byhand.simple import adapt_attention
 
 BY_PATH = "by import path"
 SWITCH = "verify_kernels = false, or --no-verify-kernels"
@@ -56,19 +56,12 @@ class RegistryWithPaths(Registry):
 
 
 def with_import_paths(
-    registry: Registry, config: EngineConfig, default_layout: str, *more: tuple[str, str]
+    registry: Registry, paths: Sequence[tuple[str, str]], default_layout: str
 ) -> Registry:
-    """`registry` with the import paths that `config` names in the place of kernels, and `more` (op,
-    path).
+    """`registry` with these import paths (op, path) as kernels.
 
     ConfigError when one cannot be imported, or cannot be an implementation of its op.
     """
-    named = [
-        (op, getattr(choice, phase)) for op, choice in config.kernels.items() for phase in PHASES
-    ]
-    paths = dict.fromkeys(pair for pair in [*named, *more] if is_import_path(pair[1]))
-    if not paths:
-        return registry
     layouts = dict.fromkeys([default_layout, *registry.names("layout")])
     return RegistryWithPaths(
         registry, {(op, path): _load(op, path, tuple(layouts)) for op, path in paths}
@@ -152,23 +145,19 @@ def check_import_paths(
     """
     told = []
     for reason in reasons:
-        if reason.setting in impls and is_import_path(reason.chosen):
-            op = ops[reason.setting.split(".")[1]]
-            if op.name != ATTENTION:
-                what = f"kernel of op {op.name} {reason.chosen!r}"
-                refuse_uncallable(op, impls[reason.setting], what, ConfigError)
-            why = f"{BY_PATH}, not checked"
+        impl = impls.get(reason.setting)
+        if impl is not None and is_import_path(reason.chosen):
+            _, name, *phase = reason.setting.split(".")
+            op, how = ops[name], "not checked"
+            if name != ATTENTION:
+                what = f"kernel of op {name} {reason.chosen!r}"
+                refuse_uncallable(op, impl, what, ConfigError)
             if verify:
-                count = _check(reason, impls[reason.setting], ops, setting)
-                why = f"{BY_PATH}, passed its quick check ({count} case{'s' * (count != 1)})"
-            reason = dataclasses.replace(reason, why=why)
+                phases = [p for p in PHASES if p in phase or not phase]
+                local = dataclasses.replace(setting, phases=phases)
+                how = quick_checked(
+                    op, impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH
+                )
+            reason = dataclasses.replace(reason, why=f"{BY_PATH}, {how}")
         told.append(reason)
     return tuple(told)
-
-
-def _check(reason: Reason, impl: Any, ops: Mapping[str, Op[Any]], setting: CheckSetting) -> int:
-    _, op, *phase = reason.setting.split(".")
-    local = setting
-    if phase:
-        local = dataclasses.replace(setting, phases=[p for p in PHASES if p == phase[0]])
-    return quick_check(ops[op], impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH)

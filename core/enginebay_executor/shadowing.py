@@ -10,19 +10,18 @@ from typing import Any
 
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.candidates import candidates
-from enginebay.compose.import_paths import refuse_uncallable, with_import_paths
-from enginebay.compose.kernels import ChosenKernels
-from enginebay.compose.negotiate import why_not
+from enginebay.compose.kernels import ChosenKernels, import_paths_in
 from enginebay.compose.ops import ATTENTION
+from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES, ShadowChoice
-from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.executor.parts import ShadowParts
 from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo
-from enginebay.ops.select import Candidate
+from enginebay.ops.select import Candidate, is_import_path
 from enginebay.registry import Registry
+from enginebay_byhand.import_paths import refuse_uncallable, with_import_paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +44,22 @@ class ChosenShadow:
             self.name,
             self.share,
             OpsBinder(self.kernels, info, placement),
-            self.kernels.compact_decode,
+            self.kernels.attention["decode"].caps.compact_decode,
             {
                 phase: chosen.names.get(f"{self.op}.{phase}") or chosen.names[self.op]
                 for phase in self.phases
             },
         )
+
+
+def with_shadow(plan: Plan) -> Plan:
+    """The plan with the shadow that its configuration asks for."""
+    info, placement = plan.model.info, plan.placement
+    found = choose_shadow(plan.registry, plan.config, plan.kernels, info, placement)
+    if found is None:
+        return plan
+    parts = found.parts(plan.kernels, info, placement)
+    return dataclasses.replace(plan, shadow=parts, reasons=(*plan.reasons, found.reason))
 
 
 def choose_shadow(
@@ -68,8 +77,8 @@ def choose_shadow(
     """
     for op, choice in config.shadow.items():
         if op == ATTENTION:
-            return _choose_attention(registry, config, kernels, info, placement, choice)
-        return _choose_plain(registry, config, kernels, placement, op, choice)
+            return _choose_attention(registry, config, kernels, choice)
+        return _choose_plain(registry, config, kernels, op, choice)
     return None
 
 
@@ -77,14 +86,13 @@ def _choose_plain(
     registry: Registry,
     config: EngineConfig,
     kernels: ChosenKernels,
-    placement: Placement,
     op: str,
     choice: ShadowChoice,
 ) -> ChosenShadow:
     if op not in kernels.plain:
         raise unknown_name("op to shadow", op, [ATTENTION, *kernels.plain], "Name one of these.")
-    extended = with_import_paths(registry, config, kernels.layout, (op, choice.name))
-    is_sharded = placement.num_shards("kv_heads") > 1 and not kernels.ops[op].partition
+    extended = _extended(registry, config, kernels, (op, choice.name))
+    is_sharded = kernels.is_sharded and not kernels.ops[op].partition
     able = candidates(extended, op, kernels.env, is_sharded=is_sharded, layout=kernels.layout)
     found = _find(able, op, choice.name)
     what = f"shadow.{op} = {choice.name!r}"
@@ -98,26 +106,14 @@ def _choose_plain(
 
 
 def _choose_attention(
-    registry: Registry,
-    config: EngineConfig,
-    kernels: ChosenKernels,
-    info: ModelInfo,
-    placement: Placement,
-    choice: ShadowChoice,
+    registry: Registry, config: EngineConfig, kernels: ChosenKernels, choice: ShadowChoice
 ) -> ChosenShadow:
-    extended = with_import_paths(registry, config, kernels.layout, (ATTENTION, choice.name))
+    extended = _extended(registry, config, kernels, (ATTENTION, choice.name))
     found = _find(candidates(extended, ATTENTION, kernels.env), ATTENTION, choice.name)
-    shards = placement.num_shards("kv_heads")
-    specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     refused: dict[str, str] = {}
     for phase in PHASES:
-        reason = found.unavailable or why_not(
-            found.impl,
-            env=kernels.env,
-            specs=specs,
-            phase=phase,
-            problems=_problems(kernels, found),
-            is_sharded=shards > 1,
+        reason = found.unavailable or kernels.why_not(
+            found.impl, phase, kernels.problems(found.impl)
         )
         if reason is not None:
             refused[phase] = reason
@@ -135,14 +131,13 @@ def _choose_attention(
     return ChosenShadow(ATTENTION, choice.name, choice.share, shadowed, phases, told)
 
 
-def _problems(kernels: ChosenKernels, candidate: Candidate) -> Sequence[AttentionProblem]:
-    """The engine's steps on a copy of the rows' pages: of the engine's own size, or one page a row
-    if it asks for that.
-    """
-    chosen = kernels.attention["decode"].caps
-    return kernels.steps(
-        dataclasses.replace(chosen, compact_decode=candidate.impl.caps.compact_decode)
-    )
+def _extended(
+    registry: Registry, config: EngineConfig, kernels: ChosenKernels, candidate: tuple[str, str]
+) -> Registry:
+    """The registry with the import paths of a configuration, and the candidate's if it is one."""
+    more = [candidate] if is_import_path(candidate[1]) else []
+    paths = list(dict.fromkeys([*import_paths_in(config), *more]))
+    return with_import_paths(registry, paths, kernels.layout) if paths else registry
 
 
 def _find(able: Sequence[Candidate], op: str, name: str) -> Candidate:

@@ -48,6 +48,12 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
     return count
 
 
+def quick_checked(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch: str) -> str:
+    """quick_check() in the words of a plan's reason."""
+    count = quick_check(op, impl, setting, what, switch)
+    return f"passed its quick check ({count} case{'s' * (count != 1)})"
+
+
 def _incorrect(what: str, finding: str, switch: str) -> IncorrectError:
     return IncorrectError(
         f"{what} fails its quick check: {' '.join(finding.split())}",
