@@ -34,8 +34,8 @@ def _mixed(x):
 
 @triton.jit
 def _gumbel(ids, seed, salt):
-    """enginebay_numerics.sampling.gumbel_noise. log1p by its series where the device's fast logarithm
-    is too coarse.
+    """enginebay_numerics.sampling.gumbel_noise. log1p by its series where the device's fast
+    logarithm is too coarse.
     """
     bits = _mixed(_mixed(ids.to(tl.uint32) * 0x9E3779B9 + seed) ^ salt)
     uniform = (bits >> 1).to(tl.int32).to(

@@ -38,8 +38,8 @@ class StepState:
     """All that a step changes, donated whole: the cache's arrays per group and layer, and the rows.
 
     `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
-    (enginebay_executor.processing.empty_rows). `tables`: the rows' page tables int32 [R, P] by group,
-    which the steps of an executor read (`enginebay_executor.tables`).
+    (enginebay_executor.processing.empty_rows). `tables`: the rows' page tables int32 [R, P] by
+    group, which the steps of an executor read (`enginebay_executor.tables`).
     """
 
     cache: ModelCache

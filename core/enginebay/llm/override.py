@@ -45,8 +45,8 @@ def overridden(
     """While the block lasts, an engine's steps run with other implementations of ops; yields its
     parts with their plan.
 
-    RequestError while requests are under way; for the rest see `ByHand.overridden`, and then nothing
-    has changed. What is still under way at the end of the block ends with StoppedError, so that no
+    RequestError while requests are under way; for the rest see `ByHand.overridden`, and then
+    nothing has changed. What is still under way at the end of the block ends with StoppedError, so that no
     request is served half by one and half by another. Within the block programs may be compiled,
     whatever forbid_compiling says. Blocks nest.
     """
