@@ -166,8 +166,8 @@ class LLM:
         plugin's ops too. Each is a whole implementation, a name, or an import path; attention may
         be a function in the simple form (enginebay_byhand.simple), or {phase: implementation} for
         some phases. Each must pass a quick check unless `check` is False: IncorrectError.
-        RequestError while requests are under way; those at the end of the block end with StoppedError. The
-        former programs come back without compiling. Blocks nest.
+        RequestError while requests are under way; those at the end of the block end with
+        StoppedError. The former programs come back without compiling. Blocks nest.
         """
         end = functools.partial(end_all, self._loop)
         before = self._parts
