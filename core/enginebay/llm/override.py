@@ -47,8 +47,8 @@ def overridden(
 
     RequestError while requests are under way; for the rest see `ByHand.overridden`, and then
     nothing has changed. What is still under way at the end of the block ends with StoppedError,
-    so that no request is served half by one and half by another. Within the block programs may be compiled,
-    whatever forbid_compiling says. Blocks nest.
+    so that no request is served half by one and half by another. Within the block programs may
+    be compiled, whatever forbid_compiling says. Blocks nest.
     """
     engine = parts.engine
     plan = by_hand(parts.plan.registry).overridden(parts.plan, given, check=check)
