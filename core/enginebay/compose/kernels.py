@@ -117,6 +117,11 @@ class ChosenKernels:
         return dataclasses.replace(setting, page_size=self.smallest_page or setting.page_size)
 
     @property
+    def compact_decode(self) -> bool:
+        """Whether decode steps should run on a copy of the rows' cache."""
+        return self.attention["decode"].caps.compact_decode
+
+    @property
     def smallest_page(self) -> int | None:
         """Tokens of the engine's smallest page; None of kernels that serve no engine."""
         sizes = [layout.page_size for _, layouts in self.problems() for layout in layouts.values()]
