@@ -57,6 +57,16 @@ def hidden_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        hidden = model.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
+        hidden = model.base_model(torch.tensor([list(token_ids)])).last_hidden_state[0]
     result: np.ndarray = hidden.float().numpy()
+    return result
+
+
+def embeds_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
+    """f32 [tokens, hidden_size], what the first layer is given of these tokens."""
+    import torch
+
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(torch.tensor(list(token_ids)))
+    result: np.ndarray = embeds.float().numpy()
     return result

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginebay import LLM, SamplingParams
+from enginebay import LLM, SamplingParams, Segments
 from enginebay_testing.model_harness import greedy_mismatch, teacher_forced
 from tests.parity import reference, tiny
 from tests.parity.test_goldens import TOLERANCE, loaded
@@ -117,14 +117,25 @@ def test_prompt_and_whole_logprobs_are_transformers_log_softmax(
         assert {len(one) for one in completion.logprobs} == {theirs.shape[1]}
 
 
-@pytest.mark.parametrize("variant", ["llama-tied", "gemma3-mixed"])
-def test_embeddings_are_transformers_hidden_states(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize(
+    "variant", ["llama-tied", "gemma3-mixed", "lfm2-mixed", "deepseek_v2-grouped", "mpt-clipped"]
+)
+def test_embeddings_are_transformers_hidden_states(
+    variant: str, num_devices: int, tmp_path: Path
+) -> None:
+    """A prompt of embeddings gives the tokens that its ids give, too."""
     folder = tiny.write_checkpoint(tmp_path, variant)
     model = reference.load_reference(folder, "float32")
     prompts = tiny.prompts()[2:]
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32}
+    sizes["mesh"] = {} if num_devices == 1 else {"tensor": num_devices}
+    greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     with LLM(str(folder), engine="oengine", dtype="float32", **sizes) as llm:
         means, lasts = llm.embed(prompts), llm.embed(prompts, pooling="last")
+        ids, embeds = prompts[1], reference.embeds_of(model, prompts[1][9:])
+        by_ids, by_embeds = llm.generate([ids, Segments(ids[:9], embeds)], greedy)
+        assert by_embeds.outputs[0].token_ids == by_ids.outputs[0].token_ids
     for prompt, mean, last in zip(prompts, means, lasts, strict=True):
         theirs = reference.hidden_of(model, prompt)
         bound = 1e-5 * max(1.0, float(np.abs(theirs).max()))
