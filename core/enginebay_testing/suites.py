@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from enginebay.cache import KVLayout
 from enginebay.cli.command import Command
+from enginebay.compose.by_hand import ByHand
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
@@ -137,10 +138,12 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
     if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
-        is_data = entry.kind in ("model", "op", "command")
+        is_data = entry.kind in ("model", "op", "command", "by_hand")
         assert callable(target) or is_data, f"{declaration.target} is not callable"
     if entry.kind == "command":
         assert isinstance(target, Command), f"{declaration.target} is no Command"
+    if entry.kind == "by_hand":
+        assert isinstance(target, ByHand), f"{declaration.target} is no ByHand"
     if entry.kind == "op":
         assert isinstance(target, Op), f"{declaration.target} is no Op"
         assert target.name == entry.name, (

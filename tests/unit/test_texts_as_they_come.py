@@ -82,7 +82,7 @@ def stop_in_middle(
 
 
 def engine_text(engine: Engine, token_ids: list[int]) -> str:
-    tokenizer = engine.tokenizer if isinstance(engine, LLM) else engine._tokenizer
+    tokenizer = engine.tokenizer if isinstance(engine, LLM) else engine._jobs.tokenizer
     return tokenizer.decode(token_ids)
 
 
