@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.engine import Engine, RowPlan, StepPlan
+from enginebay.prefix_key import PrefixKey
 from enginebay.types import FrozenSampling, Request, SamplingParams
 
 
@@ -21,7 +22,8 @@ class RequestDriver:
     def __post_init__(self) -> None:
         self.row = self.engine.rows.add_request(self.request)
         total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
-        lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
+        key = PrefixKey(self.engine.weights_version)
+        lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total, key)
         assert lease is not None, "an empty engine refuses a short request"
         self.lease = lease
         self.num_computed = lease.num_cached
