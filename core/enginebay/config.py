@@ -132,6 +132,9 @@ class EngineConfig(Validated):
     decode_steps: int = Field(
         16, ge=1, le=256, description="most tokens a row gets in one compiled call"
     )
+    stream_chunk_tokens: int = Field(
+        1, ge=1, le=256, description="most tokens in a chunk of a stream, while few requests stream"
+    )
     overlap_execution: bool = Field(
         True,
         description="launch a step while the one before it runs; false: read each before the next",

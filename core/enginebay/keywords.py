@@ -40,6 +40,7 @@ class ServingChoices(TypedDict, total=False):
     tuned: Literal["auto", "off", "require"]
     tuned_folder: str
     decode_steps: int
+    stream_chunk_tokens: int
     template_limits: Mapping[str, Any] | BaseModel
     axis_rules: Mapping[str, str | None]
     mixed_steps: Literal["auto", "on", "off"]

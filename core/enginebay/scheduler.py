@@ -86,6 +86,8 @@ class Limits:
     max_decode_steps: int
     free_rows: int
     free_tokens: int
+    stream_chunk_tokens: int = 1
+    """Decode steps of one decision while few running requests stream."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +98,10 @@ class SchedulerView:
     waiting: tuple[WaitingView, ...]
     running: tuple[RunningView, ...]
     limits: Limits
+    num_streaming: int = 0
+    """Running requests whose tokens are sent as they are made. Each decision that decodes gives
+    such a request one chunk, so many decode steps make its stream uneven.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

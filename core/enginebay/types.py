@@ -385,6 +385,8 @@ class Request:
     """Requests with another one share no prefix with it."""
     pooling: Pooling | None = None
     """The prompt's hidden states are asked for, pooled so, and no token; None: tokens are."""
+    streams: bool = False
+    """Whether its tokens are sent as they are made. It changes no token."""
 
 
 def key_of(seed: int) -> tuple[int, int]:

@@ -62,6 +62,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("max_num_seqs", "most requests that run together"),
         ("max_num_batched_tokens", "most prompt tokens in one step"),
         ("decode_steps", "most tokens a row gets in one compiled call"),
+        ("stream_chunk_tokens", "most tokens in a chunk of a stream, while few requests stream"),
         ("draft_tokens", "most tokens of a row that are drafted for one pass of the model"),
     ):
         flag = f"--{name.replace('_', '-')}"

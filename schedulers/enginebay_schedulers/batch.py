@@ -15,6 +15,11 @@ from enginebay.scheduler import Decision, Limits, RunningView, SchedulerView, Wa
 
 One: TypeAlias = RunningView | WaitingView
 
+FEW_STREAMS = 8
+"""Streaming requests up to which a decision decodes `stream_chunk_tokens` steps. With more of them
+the host's work for each call would take a large share of the time.
+"""
+
 FewSteps = Annotated[
     int,
     Field(
@@ -61,7 +66,8 @@ def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Deci
     - `few_steps` decode steps while others prefill or could be admitted: a newcomer then waits for
       at most that many
       steps, and the host's work per decision is still shared by so many. Otherwise as many as the
-      engine allows, but when others wait not beyond the first row that is sure to end.
+      engine and `max_steps` allow, but when others wait not beyond the first row that is sure to
+      end.
     """
     limits = view.limits
     rows = [one for one in order if isinstance(one, RunningView)]
@@ -125,6 +131,16 @@ def decodable(rows: Iterable[RunningView], limits: Limits) -> list[RunningView]:
     """
     ready = [row for row in rows if row.num_left == 0 and row.max_new_left > 0]
     return ready[: limits.max_num_batched_tokens]
+
+
+def max_steps(view: SchedulerView) -> int:
+    """Decode steps of a decision at most: the engine's limit, and while requests stream
+    `stream_chunk_tokens` for each FEW_STREAMS of them, or part of as many.
+    """
+    limits, groups = view.limits, -(-view.num_streaming // FEW_STREAMS)
+    if not groups:
+        return limits.max_decode_steps
+    return min(limits.max_decode_steps, groups * limits.stream_chunk_tokens)
 
 
 def is_ending(row: RunningView) -> bool:
@@ -230,7 +246,7 @@ def _wanted_steps(
 ) -> int:
     if not decoding:
         return 1
-    most = min(view.limits.max_decode_steps, max(row.max_new_left for row in decoding))
+    most = min(max_steps(view), max(row.max_new_left for row in decoding))
     if hurry:
         return min(most, few_steps)
     return (

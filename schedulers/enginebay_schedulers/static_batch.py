@@ -15,6 +15,7 @@ from enginebay_schedulers.batch import (
     decodable,
     fill_budget,
     make_room,
+    max_steps,
     room_beside,
     steps_that_fit,
 )
@@ -67,9 +68,7 @@ class StaticBatch(Scheduler):
             return Decision(prefill=prefill), batch
         preempt, kept, free_tokens = make_room(view.running, view.limits)
         decoding = decodable(kept, view.limits)
-        steps = min(
-            view.limits.max_decode_steps, max((row.max_new_left for row in decoding), default=1)
-        )
+        steps = min(max_steps(view), max((row.max_new_left for row in decoding), default=1))
         spare = room_beside(kept, dataclasses.replace(view.limits, free_tokens=free_tokens)).tokens
         steps = steps_that_fit(decoding, steps, spare)
         return Decision((), tuple(row.request_id for row in decoding), steps, preempt), batch

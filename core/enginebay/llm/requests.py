@@ -194,7 +194,9 @@ class Requests:
         self, prepared: Prepared, events: Events | AsyncEvents, *, streams: bool
     ) -> Submission:
         readers = [
-            CompletionReader(request, self._tokenizer, self.runs.abort)
+            CompletionReader(
+                dataclasses.replace(request, streams=streams), self._tokenizer, self.runs.abort
+            )
             for request in prepared.requests
         ]
         return Submission(prepared, readers, events, self, streams=streams)

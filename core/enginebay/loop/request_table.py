@@ -257,7 +257,8 @@ class RequestTable:
             )
             for r, t in self.running.items()
         )
-        return SchedulerView(now_s, waiting, running, limits)
+        num_streaming = sum([t.request.streams for t in self.running.values()])
+        return SchedulerView(now_s, waiting, running, limits, num_streaming)
 
 
 def record_tokens(

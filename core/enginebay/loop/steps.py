@@ -72,6 +72,7 @@ class StepRunner:
             max_decode_steps=self.config.decode_steps,
             free_rows=self.config.max_num_seqs - len(self.requests.running),
             free_tokens=self.engine.ledger.num_free_tokens,
+            stream_chunk_tokens=self.config.stream_chunk_tokens,
         )
 
     def add(self, ticket: Ticket) -> None:
