@@ -57,13 +57,14 @@ INTERPRETED_CAPS = dataclasses.replace(
 
 
 SHARES = ("BLOCK_D", "WINDOW", "BLOCK_N", "SPLITS", "CHUNK", "SHORTEST")
-"""What settles which split reads what, and where it leaves its part."""
+"""Constants that decide which part of the context each split reads and where it writes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TritonAttention:
-    """Reads each row's pages up to its own length, splits long contexts of small batches, and
-    copies no cache.
+    """Attention over pages: each row reads its own pages up to its length, without a copy.
+
+    Long contexts of small batches are split over several programs.
     """
 
     name: str = "triton"
@@ -75,19 +76,17 @@ class TritonAttention:
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> AttentionConfig:
-        """Block sizes by head size and dtype; splits so that a small batch fills the device."""
+        """Return block sizes for the head size and dtype, and as many splits as fill the device."""
         return default_config(env, spec, bucket, layout)
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[AttentionConfig]:
-        """Configurations worth timing, the default first; none takes more shared memory than the
-        architecture has.
-        """
+        """Return configurations to time, the default first; all fit the GPU's shared memory."""
         return candidates(env, spec, bucket, layout)
 
     def interpreted(self) -> TritonAttention:
-        """The same kernels by Triton's interpreter, for platform "cpu"."""
+        """Return the same kernels, run by Triton's interpreter on platform "cpu"."""
         interpreter.require()
         return dataclasses.replace(self, caps=INTERPRETED_CAPS, launcher=interpreter.interpret)
 
@@ -104,8 +103,9 @@ class TritonAttention:
         config: AttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
-        AttentionImpl.
+        """Return (out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
+
+        AttentionImpl describes the arguments.
         """
         if k is not None or v is not None:
             raise InternalError(
@@ -120,7 +120,7 @@ class TritonAttention:
             **_blocks(spec, batch.bucket, config),
             **strides,
         }
-        no_sinks = batch.kv_lens  # any array will do
+        no_sinks = batch.kv_lens  # the kernel needs an address, and does not read it
         arrays = [q, keys, values, batch.page_table, batch.kv_lens, batch.cu_q_lens]
         arrays.append(no_sinks if sinks is None else sinks.astype(jnp.float32))
         out, lse = self._run(arrays, constants, batch.bucket, config, spec)
@@ -167,8 +167,8 @@ class TritonAttention:
                 "NUM_Q_HEADS": heads,
                 "V_DIM": spec.v_dim,
                 **{name: constants[name] for name in SHARES},
-                # The order of a sum is its block's: in deterministic mode it is one size for every
-                # bucket.
+                # The size of a block decides the order of its sums. Deterministic mode uses one
+                # size for every bucket.
                 "BLOCK_S": 16 if config.chunk else min(16, next_power(splits)),
                 "ALL_SPLITS": next_power(splits),
             },
@@ -180,7 +180,7 @@ class TritonAttention:
 def _cache_arguments(
     cache: CacheArrays, layout: KVLayout
 ) -> tuple[jax.Array, jax.Array, dict[str, int]]:
-    """Keys, values, and where a page, a token and a head begin, counted in elements."""
+    """Return keys, values, and the strides of a page, a token and a head, in elements."""
     heads, width, page = layout.num_kv_heads, layout.head_dim, layout.page_size
     if layout.name == "nhd":
         head = width if layout.v_prefix_dim else 2 * width

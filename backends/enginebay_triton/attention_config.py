@@ -1,4 +1,4 @@
-"""Block sizes of paged attention: the default for a problem, and those worth timing."""
+"""Block sizes of paged attention: the default for a problem, and the candidates to time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_triton.targets import TARGETS, shared_bytes_per_block
 
 DETERMINISTIC_CHUNK = 512
-"""Positions of a split in deterministic mode, whatever the batch: a row's sums are then the same in
-every bucket.
+"""Positions per split in deterministic mode. The number does not depend on the batch, so that a
+row's sums are the same in every bucket.
 """
 
 SHORTEST_SPLIT = 128
-"""A shorter share of the context does not pay for its reduction."""
+"""Positions per split, at least. A shorter split saves less time than its reduction costs."""
 
 LONGEST_SPLIT = 4096
-"""A longer one lets all wait for a lone long row. Rows that are shorter leave splits empty, which
-cost next to nothing.
+"""Positions per split, at most. With longer splits the whole batch would wait for one long row.
+Splits that a shorter row leaves empty cost almost nothing.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Rows (query heads of tokens) and keys of a tile, splits of the context, and the compiler's
-    choices.
+    """Tile sizes, the number of splits of the context, and options of the compiler.
 
-    `chunk` 0 shares each row's context out evenly over the splits, not below SHORTEST_SPLIT;
-    otherwise a split is that many positions. Below three stages no load is in flight while another
-    tile is computed: page numbers take a stage of their own.
+    A tile has rows (one per token and query head) and keys. With `chunk` 0 the splits share each
+    row's context evenly, at least SHORTEST_SPLIT positions each; otherwise each split has `chunk`
+    positions. Page numbers take one pipeline stage, so loads overlap with arithmetic only from
+    three stages on.
     """
 
     block_m: int
@@ -43,19 +43,21 @@ class AttentionConfig:
 
 
 def next_power(number: int) -> int:
-    """The least power of two that is no less."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def column_blocks(spec: AttnSpec) -> tuple[int, int]:
-    """Columns that a tile has of keys that are as wide as values, and of what is behind them."""
+    """Return the columns of a key tile: those as wide as the values, and the remaining ones."""
     rest = spec.head_dim - spec.v_dim
     return max(16, next_power(spec.v_dim)), max(16, next_power(rest)) if rest else 0
 
 
 def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
-    """Tiles by head size and dtype; splits so that a small batch fills the device; as many stages
-    as shared memory holds.
+    """Return tiles for the head size and dtype.
+
+    The number of splits lets a small batch fill the device. The number of stages is the largest
+    that shared memory holds.
     """
     config, room = _preferred(env, spec, bucket), shared_bytes_per_block(env.arch)
     while config.num_stages > 1 and _shared_bytes(config, spec, bucket) > room:
@@ -65,21 +67,21 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
 
 def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
     width = sum(column_blocks(spec))
-    wide = spec.kv_dtype == "float32"  # true f32 products take no tensor cores, and many registers
+    # Full-precision f32 products use no tensor cores and many registers.
+    wide = spec.kv_dtype == "float32"
     group = max(16, next_power(spec.group))
     if bucket.mode == "decode":
         block_n = (16 if width > 64 else 32) if wide else (64 if width <= 128 else 32)
         chunk = DETERMINISTIC_CHUNK if spec.deterministic else 0
         return AttentionConfig(group, block_n, _splits(env, spec, bucket), chunk)
-    # True f32 products take many registers, and what does not spill differs from one architecture
-    # to the next.
+    # The largest tile of f32 products that does not spill differs between architectures.
     tight = wide and env.arch == "sm_90"
     most = (32 if tight else 16) if wide else (128 if width <= 128 else 64 if width <= 256 else 32)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
     roomy = width <= 128 and env.arch in {
         "sm_90",
         "sm_100",
-    }  # others keep the products' operands in registers
+    }  # older architectures keep the operands of products in registers
     block_n = 16 if wide else (64 if roomy else 32)
     many = wide or width > 128 or block_m >= 128
     return AttentionConfig(
@@ -99,7 +101,7 @@ def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
 def candidates(
     env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
 ) -> Sequence[AttentionConfig]:
-    """The default first, then others of its kind that fit into the architecture's shared memory."""
+    """Return the default, then its variants that fit the shared memory of the architecture."""
     first = default_config(env, spec, bucket, layout)
     decode = bucket.mode == "decode"
     rows = (
@@ -126,10 +128,9 @@ def candidates(
 
 
 def _shared_bytes(config: AttentionConfig, spec: AttnSpec, bucket: Bucket) -> int:
-    """An estimate from above: queries, scores, and a tile of keys and values for every stage.
+    """Return an upper estimate: queries, scores, and a tile of keys and values per stage.
 
-    One of a decode's stages holds page numbers alone; products of more queries keep a tile for that
-    one too.
+    In a decode, one stage holds page numbers only. With more queries that stage keeps a tile too.
     """
     width = sum(column_blocks(spec))
     size = 4 if spec.kv_dtype == "float32" else 2

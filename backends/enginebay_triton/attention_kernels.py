@@ -1,12 +1,14 @@
 """Paged attention: one kernel for decode, prefill and mixed steps, and the reduction over splits of
 the context.
 
-A program takes one KV head, a block of a row's queries and a share of the row's context, tile by
-tile, with a running maximum and sum (FlashAttention-2, arXiv 2307.08691); shares of the same
-queries are combined afterwards (Flash-Decoding). Rows of a tile are (token, query head of the
-group), so that one read of K and V serves the group. Of a latent cache a tile of keys is read
-once: the columns that are values and the rest of them are two products. Nothing but Triton is
-imported: the interpreter's process loads this module too.
+A program computes one KV head, a block of a row's queries and one split of the row's context. It
+goes through the split tile by tile, with a running maximum and sum (FlashAttention-2, arXiv
+2307.08691). `reduce_kernel` then combines the splits (Flash-Decoding). The rows of a tile are pairs
+(token, query head of the group), so that one read of K and V serves the group. In a latent cache
+the values are the first columns of the keys: a tile is read once, and the value columns and the
+other columns are multiplied separately.
+
+This module imports Triton only, because the process of the interpreter loads it too.
 """
 
 import triton
@@ -15,15 +17,16 @@ import triton.language as tl
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 MASKED: tl.constexpr = tl.constexpr(-1.0e30)
-"""Score of what may not be seen: finite, so that two of them differ by 0 and not by NaN."""
+"""Score of a masked key. It is finite, so that the difference of two is 0 and not NaN."""
 
 
 @triton.jit
 def find_row(
     cu_q_lens_ptr, block, NUM_ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, STEPS: tl.constexpr
 ):
-    """The row that a block of queries belongs to: row r's blocks begin at cu_q_lens[r] // BLOCK_Q +
-    r.
+    """Return the row of a block of queries.
+
+    The blocks of row r begin at cu_q_lens[r] // BLOCK_Q + r.
     """
     low = 0
     high = NUM_ROWS
@@ -37,11 +40,10 @@ def find_row(
 
 @triton.jit
 def _share(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHORTEST: tl.constexpr):
-    """(first, end) of what a split reads of the positions from `start` to `stop`; empty when first
-    is no less than end.
+    """Return (first, end): the positions between `start` and `stop` that a split reads.
 
-    CHUNK 0 shares them out evenly, but no share is below SHORTEST positions; otherwise a split is
-    CHUNK positions from 0 on.
+    The split is empty when first >= end. With CHUNK 0 the splits share the positions evenly, at
+    least SHORTEST each; otherwise split i has the positions from i * CHUNK on.
     """
     if CHUNK > 0:
         first = tl.maximum(start, split * CHUNK)
@@ -55,15 +57,16 @@ def _share(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHORTE
 
 @triton.jit
 def _is_part(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHORTEST: tl.constexpr):
-    """Whether a split has left a part: it is not empty, or the first."""
+    """Return whether a split wrote a result: it is the first one, or it is not empty."""
     first, end = _share(start, stop, split, SPLITS, CHUNK, SHORTEST)
     return (split < SPLITS) & ((first < end) | (split == 0))
 
 
 @triton.jit
 def _first_key(query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where the tiles of a query at a position begin: at multiples of BLOCK_N, so that a tile is in
-    one page where pages are.
+    """Return the position where the tiles of a query begin.
+
+    It is a multiple of BLOCK_N, so that a tile lies in one page if pages are multiples of BLOCK_N.
     """
     first = 0
     if WINDOW > 0:
@@ -73,8 +76,10 @@ def _first_key(query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _pages(table, tile, stop, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The pages that a tile lies in: one, or [BLOCK_N / PAGE_SIZE], or [BLOCK_N] where pages and
-    tiles do not fit together.
+    """Return the page numbers of a tile.
+
+    The result is one number, or [BLOCK_N / PAGE_SIZE] numbers, or [BLOCK_N] where neither size
+    divides the other.
     """
     if PAGE_SIZE % BLOCK_N == 0:
         return tl.load(table + tile // PAGE_SIZE, mask=tile < stop, other=0)
@@ -97,13 +102,13 @@ def _offsets(
     HEAD_STRIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Where the keys of a tile [BLOCK_N] begin in the cache."""
+    """Return the offset of each key of a tile in the cache: [BLOCK_N], in elements."""
     if PAGE_SIZE % BLOCK_N != 0 and BLOCK_N % PAGE_SIZE == 0:
         inside = tl.arange(0, PAGE_SIZE)[None, :]
         pages = pages[:, None]
     else:
         inside = (tile + tl.arange(0, BLOCK_N)) % PAGE_SIZE
-    if PAGE_STRIDE >= 2**31:  # a page alone may take more than 32 bits can count
+    if PAGE_STRIDE >= 2**31:  # the offset of a page may need more than 32 bits
         inside = inside.to(tl.int64)
         kv_head = kv_head.to(tl.int64)
     offset = pages.to(tl.int64) * PAGE_STRIDE + inside * TOKEN_STRIDE + kv_head * HEAD_STRIDE
@@ -114,7 +119,7 @@ def _offsets(
 
 @triton.jit
 def _load(start_ptr, rows, columns, is_row, is_column):
-    """A tile of places `rows` + `columns`, 0 where one of them is none."""
+    """Load a tile at the offsets `rows` + `columns`; 0 where `is_row` or `is_column` is false."""
     return tl.load(
         start_ptr + rows[:, None] + columns[None, :],
         mask=is_row[:, None] & is_column[None, :],
@@ -124,7 +129,7 @@ def _load(start_ptr, rows, columns, is_row, is_column):
 
 @triton.jit
 def _seen(seen, key, query, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """`seen` [BLOCK_M, BLOCK_N] where a query sees a key by their positions."""
+    """Return `seen` [BLOCK_M, BLOCK_N] restricted by the causal mask and the window."""
     if CAUSAL:
         seen = seen & (key[None, :] <= query[:, None])
     if WINDOW > 0:
@@ -140,7 +145,7 @@ def attention_kernel(
     page_table_ptr,  # [NUM_ROWS, PAGES_PER_ROW]
     kv_lens_ptr,  # [NUM_ROWS]
     cu_q_lens_ptr,  # [NUM_ROWS + 1]
-    sinks_ptr,  # [query heads], or anything
+    sinks_ptr,  # [query heads]; not read without sinks
     # [tokens, query heads, V_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
     out_ptr,
     max_ptr,  # f32 [tokens, SPLITS, query heads]
@@ -174,8 +179,10 @@ def attention_kernel(
     SHORTEST: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """See the module, and `_share` for SPLITS, CHUNK and SHORTEST. A split that is empty writes
-    nothing, unless it is the first. BLOCK_REST holds what keys have behind V_DIM columns.
+    """Compute one split of one block of queries; the module docstring describes the algorithm.
+
+    `_share` describes SPLITS, CHUNK and SHORTEST. An empty split writes nothing, unless it is the
+    first. BLOCK_REST is the block of key columns after the first V_DIM.
     """
     NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     block = tl.program_id(0)
@@ -190,7 +197,7 @@ def attention_kernel(
     else:
         row = find_row(cu_q_lens_ptr, block, NUM_ROWS, BLOCK_Q, STEPS)
         begin = tl.load(cu_q_lens_ptr + row)
-        is_row = row < NUM_ROWS  # what follows the last row is padding: its outputs are zeros
+        is_row = row < NUM_ROWS  # tokens after the last row are padding; their outputs are zeros
         end = tl.load(cu_q_lens_ptr + row + 1, mask=is_row, other=NUM_TOKENS)
         kv_len = tl.load(kv_lens_ptr + row, mask=is_row, other=0)
         q_len = end - begin
@@ -230,8 +237,8 @@ def attention_kernel(
             largest = tl.load(sinks_ptr + head, mask=is_query, other=MASKED) * LOG2_E
             total = total + 1.0
     table = page_table_ptr + row.to(tl.int64) * PAGES_PER_ROW
-    # Pages are read a tile ahead: the compiler keeps loads of keys in flight only where their
-    # addresses are there already.
+    # Page numbers are read one tile ahead. The compiler overlaps loads of keys only when their
+    # addresses are known already.
     pages = _pages(table, start, stop, PAGE_SIZE, BLOCK_N)
     for tile in range(start, stop, BLOCK_N):
         at = tile + n
@@ -241,7 +248,7 @@ def attention_kernel(
         )
         pages = _pages(table, tile + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
         k = _load(k_ptr, d, offset, is_feature, is_key)
-        # A stale value may be NaN, and 0 * NaN is NaN: what may not be seen is read as 0.
+        # A stale value may be NaN, and 0 * NaN is NaN. So masked values are loaded as 0.
         if V_IS_K_PREFIX:
             v = tl.trans(k)
         else:
@@ -260,7 +267,7 @@ def attention_kernel(
         new_largest = tl.maximum(largest, tl.max(score, 1))
         weight = tl.where(seen, tl.exp2(score - new_largest[:, None]), 0.0)
         shrink = tl.exp2(largest - new_largest)
-        # The sum is of the weights that V is multiplied with, after their rounding.
+        # The sum adds the rounded weights: the ones that V is multiplied with.
         rounded = weight.to(v.dtype)
         total = total * shrink + tl.sum(rounded.to(tl.float32), 1)
         acc = tl.dot(rounded, v, acc * shrink[:, None], input_precision="ieee")
@@ -301,10 +308,9 @@ def reduce_kernel(
     BLOCK_S: tl.constexpr,
     ALL_SPLITS: tl.constexpr,
 ):
-    """Combine the splits of a row and head that hold something, BLOCK_S at a time; others are not
-    read and add exactly nothing.
+    """Combine the non-empty splits of a row and head, BLOCK_S at a time.
 
-    ALL_SPLITS is SPLITS as a power of two.
+    Empty splits are not read. ALL_SPLITS is SPLITS rounded up to a power of two.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)

@@ -1,9 +1,9 @@
 """One way to run a Triton kernel from a compiled step, whichever version of jax-triton is
 installed.
 
-A kernel's parameters come in one order: the arrays it reads, those it changes in place, a place
-holder for each of these (never used: an older jax-triton hands the same address over twice), the
-arrays it makes, constants as `tl.constexpr`.
+The parameters of a kernel have this order: arrays that it reads, arrays that it changes in place,
+one unused parameter for each of those (older versions of jax-triton pass the address twice), arrays
+that it creates, constants as `tl.constexpr`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ import jax
 from enginebay.errors import UnsupportedError, explain
 
 OLDEST_PTX: Mapping[int, int] = {90: 83, 101: 86, 103: 88, 110: 90, 120: 87}
-"""The oldest PTX that is enough, by the highest compute capability it is for: Triton would take its
-own assembler's, which XLA's, that is given the code, may not know.
+"""(highest compute capability, oldest sufficient version of PTX) pairs. Triton would choose the
+version of its own assembler, but XLA's assembler compiles the code and may be older.
 """
 
 LATER_PTX = 88
-"""For compute capabilities beyond those."""
+"""The version of PTX for later compute capabilities."""
 
 INSTALL = 'Install the extra "gpu" on Python 3.12: pip install "enginebay[gpu]"'
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How a kernel is run: programs in the grid, shapes of what it makes, constants, and the
-    compiler's choices.
+    """The grid, output shapes, constants and compiler options of one kernel call.
 
-    The last `num_in_place` arrays that are handed over are changed in place and come back first.
+    The last `num_in_place` input arrays are changed in place and are the first results.
     """
 
     grid: tuple[int, ...]
@@ -48,19 +47,21 @@ class Launch:
 
 
 class Launcher(Protocol):
-    """Runs a kernel inside jit: on the device (`launch`), or interpreted
-    (`enginebay_triton.interpreter.interpret`).
+    """A function that runs a kernel inside jit.
+
+    `launch` runs it on the device, `enginebay_triton.interpreter.interpret` interprets it.
     """
 
     def __call__(
         self, kernel: Any, arrays: Sequence[jax.Array], how: Launch
     ) -> tuple[jax.Array, ...]:
-        """The arrays changed in place, then those that were made."""
+        """Return the arrays that were changed in place, then the arrays that were created."""
 
 
 def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
-    """Run `kernel` (a function under `triton.jit`) on the GPU. See Launcher; UnsupportedError where
-    it cannot.
+    """Run `kernel` (a function under `triton.jit`) on the GPU; a Launcher.
+
+    Raises UnsupportedError where the installed packages cannot.
     """
     library = load()
     options: dict[str, Any] = {
@@ -75,7 +76,7 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
     read, changed = list(arrays[:num_read]), list(arrays[num_read:])
     if _has_refs():
         refs = [jax.new_ref(array) for array in changed]
-        # Fusion is said in so many words because Triton 3.9 warns that its default will change.
+        # Triton 3.9 warns that the default of this option will change, so it is given.
         made = library.triton_call(
             *read,
             *refs,
@@ -98,14 +99,15 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
 
 
 def ptx_version(compute_capability: int) -> int:
-    """83 for PTX 8.3: what kernels for this compute capability (90 of sm_90) are written in."""
+    """Return the version of PTX for a compute capability (90 for sm_90); 83 means PTX 8.3."""
     fit = (version for most, version in OLDEST_PTX.items() if compute_capability <= most)
     return next(fit, LATER_PTX)
 
 
 def _compute_capability() -> int:
-    """Of the device that is lowered for, as jax-triton asks; that of Hopper where there is none,
-    and nothing can be lowered.
+    """Return the compute capability that jax-triton lowers for.
+
+    Without a device nothing can be lowered; then it is the one of Hopper.
     """
     library = importlib.import_module("jax._src.lib").gpu_triton
     try:
@@ -115,8 +117,9 @@ def _compute_capability() -> int:
 
 
 def _choose_ptx_version() -> None:
-    """jax-triton 0.3.1 cannot be told the version of PTX: Triton itself then answers with ours,
-    unless it is told another.
+    """Make Triton use our version of PTX where its caller names none.
+
+    jax-triton 0.3.1 has no parameter for the version.
     """
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
     nvidia.get_ptx_version_from_options = lambda options, arch: (  # type: ignore[attr-defined]
@@ -126,15 +129,16 @@ def _choose_ptx_version() -> None:
 
 @functools.cache
 def load() -> Any:
-    """The module jax_triton, fit to work with the Triton that is there. UnsupportedError says why
-    there is none.
+    """Import jax_triton, adapted to the installed Triton.
+
+    Raises UnsupportedError with the reason when the two cannot work together.
     """
     reason = why_not()
     if reason is not None:
         raise UnsupportedError(reason)
     if _has_refs():
-        # jax-triton 0.4 asks for a constant that came with Triton 3.7; it matters for descriptors
-        # alone, which we have none of.
+        # jax-triton 0.4 reads a constant that Triton has from 3.7 on. It matters for descriptors
+        # only, and our kernels have none.
         driver = importlib.import_module("triton.backends.nvidia.driver")
         if not hasattr(driver, "TMA_TF32"):
             driver.TMA_TF32 = 11  # type: ignore[attr-defined]
@@ -150,7 +154,7 @@ def load() -> Any:
         ) from error
     if not hasattr(
         importlib.import_module("jax_triton.triton_lib").cb, "__file__"
-    ):  # a stand-in for the module
+    ):  # an incomplete module
         given = (
             f"jax_triton, imported before enginebay's kernels with triton {version('triton')}, "
             "has no NVIDIA backend"
@@ -162,8 +166,9 @@ def load() -> Any:
 
 
 def why_not() -> str | None:
-    """Why the installed versions cannot work together, or None when they can; nothing is imported
-    for it.
+    """Return why the installed versions cannot work together, or None when they can.
+
+    Imports nothing.
     """
     found = {name: version(name) for name in ("jax-triton", "triton", "jax")}
     missing = [name for name, number in found.items() if number is None]
@@ -189,8 +194,9 @@ def why_not() -> str | None:
 
 
 def require_versions() -> None:
-    """UnsupportedError when the installed versions cannot work together: what a kernel's module
-    does on import.
+    """Raise UnsupportedError when the installed versions cannot work together.
+
+    Modules with kernels call it when they are imported.
     """
     reason = why_not()
     if reason is not None:
@@ -198,7 +204,7 @@ def require_versions() -> None:
 
 
 def version(distribution: str) -> str | None:
-    """The installed version of a distribution, None when it is not there."""
+    """Return the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -206,22 +212,24 @@ def version(distribution: str) -> str | None:
 
 
 def graph_features() -> frozenset[str]:
-    """The capability command_buffer where XLA takes this jax-triton's calls into CUDA graphs: those
-    of 0.4, which are typed.
+    """Return {"command_buffer"} when XLA can put calls of this jax-triton into CUDA graphs.
+
+    XLA can from version 0.4 on, whose custom calls are typed.
     """
     return frozenset({"command_buffer"} if _has_refs() else ())
 
 
 @functools.cache
 def _has_refs() -> bool:
-    """Whether this jax-triton takes references to be changed in place; older ones take pairs of
-    aliases.
+    """Return whether this jax-triton takes references for arrays that change in place.
+
+    Older versions take pairs of aliases.
     """
     return _numbers(version("jax-triton") or "") >= (0, 4)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """(3, 6) of "3.6.0+git1"; parts that are no numbers end it."""
+    """Return the leading numbers of a version: (3, 6, 0) for "3.6.0+git1"."""
     found = []
     for part in text.partition("+")[0].split("."):
         if not part.isdigit():

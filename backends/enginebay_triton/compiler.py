@@ -1,8 +1,8 @@
-"""Programs with Triton kernels, compiled for GPUs that are not there.
+"""Compiles programs with Triton kernels for GPUs that this machine does not have.
 
-A program is lowered for "cuda", which makes PTX of its kernels; the assembler of Triton's wheel
-tells what each kernel takes. Where jax's CUDA plugin is installed whole, XLA then compiles the
-program for a described device, and tells where every byte of it will lie.
+A program is lowered for "cuda", which turns its kernels into PTX. The assembler of Triton's wheel
+reports the registers and the shared memory of each kernel. Where jax's CUDA plugin is fully
+installed, XLA also compiles the program for a described device and reports its memory.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ ASSEMBLING_TIMEOUT_S = 300.0
 _compute_capability: contextvars.ContextVar[int | None] = contextvars.ContextVar(
     "_compute_capability", default=None
 )
-"""What lowering is for, while one of our compilations runs in this thread; the device that is there
-otherwise.
+"""The compute capability that this thread lowers for, while it compiles for an absent GPU. Outside
+of that, lowering is for the present device.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel in a lowered program: its name, its code, and the shared memory that it asks for
-    when it is launched.
-    """
+    """A kernel in a lowered program: name, code, and shared memory per launch in bytes."""
 
     name: str
     ptx: str
@@ -58,10 +56,10 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Assembled:
-    """What the assembler told of a kernel. `spill_bytes` are stores and loads together.
+    """What the assembler reports about a kernel.
 
-    `copies_in_flight`, by its PTX: groups of asynchronous copies that are under way while it waits
-    for an older one, at most.
+    `spill_bytes` counts stores and loads. `copies_in_flight` comes from the PTX: the largest number
+    of groups of asynchronous copies that run while the kernel waits for an older group.
     """
 
     name: str
@@ -78,7 +76,7 @@ class TritonCompiler:
     targets: Sequence[str] = tuple(TARGETS)
 
     def why_not(self, target: str) -> str | None:
-        """Why it cannot compile for a target here, or None."""
+        """Return why it cannot compile for a target on this machine, or None."""
         if target not in TARGETS:
             return explain(f"target {target}", ", ".join(TARGETS), "Choose one of these.")
         reason = call.why_not()
@@ -93,7 +91,7 @@ class TritonCompiler:
         return None
 
     def devices(self, target: str, num_devices: int) -> Sequence[Any]:
-        """Stand-ins for that many boards of a target on one host."""
+        """Return descriptions of `num_devices` GPUs of a target on one host."""
         if target not in TARGETS:
             raise unknown_name("target", target, TARGETS)
         return _devices(target, num_devices)
@@ -107,8 +105,9 @@ class TritonCompiler:
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """Compile to machine code. See KernelCompiler; UnsupportedError where `why_not` has a
-        reason.
+        """Compile to machine code; KernelCompiler describes the arguments.
+
+        Raises UnsupportedError where `why_not` returns a reason.
         """
         reason = self.why_not(target)
         if reason is not None:
@@ -118,7 +117,7 @@ class TritonCompiler:
 
         def program(
             *given: Any,
-        ) -> Any:  # a new function each time, so that nothing traced before is taken
+        ) -> Any:  # a new function for each call, so that JAX does not reuse an older trace
             return function(*given)
 
         jitted = jax.jit(program, donate_argnums=tuple(donated))
@@ -132,8 +131,8 @@ class TritonCompiler:
         text, figures = "", _kernel_figures(assemble(kernels_in(lowered), target))
         if whole:
             with warnings.catch_warnings():
-                # A program for a device that is not there goes into JAX's cache, but does not come
-                # out again.
+                # JAX can write a program for an absent device into its compile cache, but cannot
+                # read it back.
                 warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
                 compiled = lowered.compile()
             memory, text = compiled.memory_analysis(), compiled.as_text() or ""
@@ -146,7 +145,7 @@ compiler = TritonCompiler()
 
 
 def _placed(sharding: SingleDeviceSharding, leaf: Any) -> Any:
-    """The shape on the device, unless it says itself where it lies."""
+    """Return the shape of `leaf` with `sharding`, or with the sharding that the leaf has."""
     if getattr(leaf, "sharding", None) is not None:
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -162,14 +161,14 @@ def _first_installed(modules: Sequence[str]) -> str | None:
         try:
             if importlib.util.find_spec(name) is not None:
                 return name
-        except ModuleNotFoundError:  # not even its parent
+        except ModuleNotFoundError:  # its parent package is not installed
             continue
     return None
 
 
 @contextlib.contextmanager
 def lowering_for(compute_capability: int) -> Iterator[None]:
-    """Kernels are lowered for this architecture within, whatever device is there."""
+    """In the block, kernels are lowered for this architecture and not for the present device."""
     call.load()
     _answer_for_absent_devices()
     token = _compute_capability.set(compute_capability)
@@ -181,8 +180,9 @@ def lowering_for(compute_capability: int) -> Iterator[None]:
 
 @functools.cache
 def _answer_for_absent_devices() -> None:
-    """Let jax-triton, which asks this function while it lowers, have our answer first; others get
-    the device's.
+    """Replace the function that jax-triton calls for the compute capability while it lowers.
+
+    Inside `lowering_for` it returns our architecture, otherwise that of the device.
     """
     library = _jax_library("gpu_triton")
     of_device = library.get_compute_capability
@@ -195,14 +195,15 @@ def _answer_for_absent_devices() -> None:
 
 
 def _jax_library(name: str) -> Any:
-    """A module of jaxlib through the place where jax itself looks for it."""
+    """Import a module of jaxlib in the way that jax does."""
     return getattr(importlib.import_module("jax._src.lib"), name)
 
 
 @functools.cache
 def _devices(target: str, num_devices: int) -> tuple[Any, ...]:
-    """Compile-only devices of the CUDA plugin, made without its own start, which asks for a
-    driver.
+    """Make compile-only devices of the CUDA plugin.
+
+    The start-up code of the plugin is not used, because it needs a driver.
     """
     from jax.experimental import topologies
 
@@ -213,7 +214,7 @@ def _devices(target: str, num_devices: int) -> tuple[Any, ...]:
         raise UnsupportedError(
             "jax's CUDA runtime is not installed", "jax-cuda12-pjrt", call.INSTALL
         )
-    jax.devices()  # before the plugin is asked for: jax loads it itself where it can
+    jax.devices()  # first, because jax loads the plugin itself where it can
     shape = {"topology": f"1x1x{num_devices}", "target_config": TARGETS[target].config}
     if xla_client.pjrt_plugin_loaded("cuda") and _plugin_api.cache_info().currsize == 0:
         found = topologies.get_topology_desc(TARGETS[target].name, "cuda", **shape)
@@ -226,10 +227,10 @@ def _devices(target: str, num_devices: int) -> tuple[Any, ...]:
 
 @functools.cache
 def _plugin_api(name: str) -> Any:
-    """JAX's CUDA plugin, loaded although there is no driver: jax itself leaves it alone then.
+    """Load JAX's CUDA plugin on a machine without a driver, where jax itself would skip it.
 
-    What the plugin's own start would make known is made known here: types and custom calls, the
-    kernels' among them.
+    Registers the types and custom calls that the plugin's start-up code would register, those of
+    Triton kernels included.
     """
     xla_client = _jax_library("xla_client")
     plugin = importlib.import_module(name)
@@ -250,7 +251,7 @@ def _plugin_api(name: str) -> Any:
 
 
 def kernels_in(lowered: jax.stages.Lowered) -> list[Kernel]:
-    """Every Triton kernel of a lowered program, once."""
+    """Return the distinct Triton kernels of a lowered program."""
     found: dict[str, Kernel] = {}
     module = lowered.compiler_ir("stablehlo")
     assert module is not None, "JAX lowers to StableHLO"
@@ -268,7 +269,7 @@ def kernels_in(lowered: jax.stages.Lowered) -> list[Kernel]:
 
 
 def _payload(attributes: Any) -> bytes:
-    """The serialised call: of the typed custom call in a dictionary, of the older one plainly."""
+    """Return the serialised call; typed custom calls have it in a dictionary."""
     from jaxlib.mlir import ir
 
     if "mhlo.backend_config" in attributes:
@@ -287,8 +288,9 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 def _fields(message: bytes) -> dict[int, Any]:
-    """The fields of a protocol buffer by number, the first of those that repeat (the encoding:
-    protobuf.dev).
+    """Return the fields of a protocol buffer by number; of repeated fields the first.
+
+    The encoding is described at protobuf.dev.
     """
     found: dict[int, Any] = {}
     at = 0
@@ -318,8 +320,9 @@ def _fields(message: bytes) -> dict[int, Any]:
 
 
 def _assembler() -> Path:
-    """The newest ptxas of Triton's wheel: the one for Blackwell knows the older architectures and
-    versions of PTX too.
+    """Return the newest ptxas of Triton's wheel.
+
+    The one for Blackwell also knows older architectures and versions of PTX.
     """
     spec = importlib.util.find_spec("triton")
     assert spec is not None, "asked when triton is installed"
@@ -330,7 +333,7 @@ def _assembler() -> Path:
 
 
 def assemble(kernels: Sequence[Kernel], target: str) -> list[Assembled]:
-    """What the assembler tells of each kernel; InternalError when it refuses one."""
+    """Assemble each kernel and return the reports; InternalError when one is refused."""
     found = []
     with tempfile.TemporaryDirectory(prefix="enginebay-ptx-") as folder:
         source = Path(folder) / "kernel.ptx"

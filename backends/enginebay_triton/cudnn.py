@@ -1,8 +1,7 @@
 """Attention "cudnn": first chunks of prompts by NVIDIA's library, through
 jax.nn.dot_product_attention.
 
-The library wants rows of one length, so packed rows are spread over padded ones, a few rows at a
-time.
+The library needs rows of one length. So packed rows are copied into padded rows, a few at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 
 PADDING = 4
-"""Padded rows that are attended at once have at most this many times the tokens of the step."""
+"""Padded rows of one library call have at most this many times the tokens of the step."""
 
 ROW_MULTIPLE = 64
-"""Padded lengths are multiples of the library's tiles."""
+"""Padded lengths are multiples of this number, the size of the library's tiles."""
 
 
 def _has_flash(arch: str) -> bool:
-    """Ampere or later, or an architecture that is not told."""
+    """Return whether an architecture is Ampere or later, or is unknown."""
     number = arch.removeprefix("sm_")
     return not number.isdigit() or int(number) >= 80
 
@@ -46,8 +45,9 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class CudnnPrefill:
-    """Attention of rows without a prefix, by cuDNN's fused kernel. `implementation` is jax.nn's
-    name for who computes it.
+    """Attention of rows without a prefix by cuDNN's fused kernel.
+
+    `implementation` is the argument of that name of jax.nn.dot_product_attention.
     """
 
     name: str = "cudnn"
@@ -57,12 +57,13 @@ class CudnnPrefill:
     implementation: Literal["cudnn", "xla"] = "cudnn"
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
-        """There is nothing to tune: the library chooses for itself."""
+        """Return None: the library chooses its own block sizes, so there is nothing to tune."""
         return
 
     def interpreted(self) -> CudnnPrefill:
-        """The same rows, padding and masks with jax.nn's own attention, on platform "cpu", which
-        has no f16 products.
+        """Return the same rows, padding and masks with jax.nn's own attention on platform "cpu".
+
+        CPUs have no f16 products.
         """
         kinds = frozenset({"bfloat16", "float32"})
         caps = dataclasses.replace(
@@ -83,14 +84,14 @@ class CudnnPrefill:
         config: None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl."""
+        """Return (out [T, Hq, D] in q's dtype, cache, None); see AttentionImpl."""
         if sinks is not None or (spec.window is not None and not spec.causal):
             given = "scaled cache values, sinks, or a window that is not causal"
             raise UnsupportedError(given, "none of these", "Choose another kernel.")
         if k is None or v is None:
-            raise InternalError(f"{self.name} attends from new keys and values, and got none")
+            raise InternalError(f"{self.name} reads new keys and values, and received none")
         cache = layout.write(cache, batch.slots, k, v)
-        # What a later step reads back: rounded as the cache is.
+        # Keys and values are rounded to the dtype of the cache, as later steps will read them.
         k, v = (x.astype(layout.dtype).astype(q.dtype) for x in (k, v))
         num_rows, num_tokens = batch.kv_lens.shape[0], q.shape[0]
         length = -(-batch.bucket.max_q_len // ROW_MULTIPLE) * ROW_MULTIPLE
@@ -101,7 +102,7 @@ class CudnnPrefill:
         lengths = jnp.pad(batch.q_lens, (0, extra))
 
         def attend(group: jax.Array | int, out: jax.Array) -> jax.Array:
-            """`out` with the tokens of a group's rows in it."""
+            """Return `out` with the results of the rows of one group written into it."""
             start, num = (
                 lax.dynamic_slice(x, (group * at_once,), (at_once,)) for x in (starts, lengths)
             )
@@ -119,9 +120,7 @@ class CudnnPrefill:
     def _attend_rows(
         self, q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, spec: AttnSpec
     ) -> jax.Array:
-        """Padded rows [rows, length, heads, D], of which the first `lengths` [rows] tokens
-        count.
-        """
+        """Attend padded rows [rows, length, heads, D]; row r has lengths[r] valid tokens."""
         return jax.nn.dot_product_attention(
             q,
             k,

@@ -35,9 +35,7 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class FlashConfig:
-    """`block_m` query tokens a program, `block_n` keys at a time; warps and pipeline stages of the
-    compiler.
-    """
+    """Query tokens per program, keys per tile, warps, and pipeline stages."""
 
     block_m: int = 128
     block_n: int = 64
@@ -45,9 +43,7 @@ class FlashConfig:
     num_stages: int = 3
 
     def shared_bytes(self, head_dim: int, value_bytes: int) -> int:
-        """About how much shared memory it takes: the queries, and keys and values of every
-        stage.
-        """
+        """Estimate the shared memory: queries, and the keys and values of every stage."""
         return (self.block_m + 2 * self.num_stages * self.block_n) * head_dim * value_bytes
 
 
@@ -58,7 +54,8 @@ NARROW_DEFAULTS = {
     128: FlashConfig(128, 64, 8, 3),
     256: FlashConfig(64, 32, 8, 2),
 }
-"""By head_dim, for dtypes of two bytes: within registers, and within shared memory from sm_80 on.
+"""Configurations by head_dim for dtypes of two bytes. They fit the registers, and the shared memory
+from sm_80 on.
 """
 
 BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
@@ -66,15 +63,15 @@ BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
 WIDE_DEFAULTS = {
     dim: FlashConfig(16, 32 if dim == 128 else 16, 8, 1) for dim in (16, 32, 64, 128, 256)
 }
-"""The same for float32, whose exact products use no tensor cores and hold much in registers."""
+"""Configurations for float32. Its exact products use many registers and no tensor cores."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FlashPrefill:
-    """Attention of rows without a prefix. Reads q, k and v once, writes the cache, never reads it.
+    """Attention of rows without a prefix: reads q, k and v once, and only writes the cache.
 
-    A row's result depends on its own tokens and the configuration, which does not depend on the
-    bucket.
+    The configuration does not depend on the bucket. So a row's result depends only on its own
+    tokens.
     """
 
     name: str = "triton_flash"
@@ -86,20 +83,18 @@ class FlashPrefill:
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> FlashConfig:
-        """By head_dim, dtype and architecture."""
+        """Return the configuration for the head_dim, the dtype and the architecture."""
         if jnp.dtype(spec.q_dtype).itemsize > 2:
             return WIDE_DEFAULTS[spec.head_dim]
         config = NARROW_DEFAULTS[spec.head_dim]
-        # Before Hopper products keep their operands in registers: fewer keys at a time, or these
-        # spill.
+        # Before Hopper, products keep their operands in registers. Fewer keys per tile avoid
+        # spills.
         return dataclasses.replace(config, block_n=32) if env.arch in BEFORE_HOPPER else config
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[FlashConfig]:
-        """Those that fit the shared memory of the architecture, and whose sums fit the registers of
-        their warps.
-        """
+        """Return the configurations that fit the shared memory and the registers of a warp."""
         value_bytes, dim = jnp.dtype(spec.q_dtype).itemsize, spec.head_dim
         limit = shared_bytes_per_block(env.arch)
         found = [
@@ -117,7 +112,10 @@ class FlashPrefill:
         ]
 
     def interpreted(self) -> FlashPrefill:
-        """The same in Triton's interpreter, on platform "cpu"; UnsupportedError without Triton."""
+        """Return the same kernel in Triton's interpreter, for platform "cpu".
+
+        Raises UnsupportedError without Triton.
+        """
         require()
         caps = dataclasses.replace(
             self.caps,
@@ -140,17 +138,18 @@ class FlashPrefill:
         config: FlashConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
-        AttentionImpl.
+        """Return (out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
+
+        AttentionImpl describes the arguments.
         """
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}"
             raise UnsupportedError(given, allowed, "Choose another kernel.")
         if k is None or v is None:
-            raise InternalError(f"{self.name} attends from new keys and values, and got none")
+            raise InternalError(f"{self.name} reads new keys and values, and received none")
         cache = KvWrite(self.launcher)(cache, batch.slots, k, v, layout=layout)
-        # What a later step reads back: rounded as the cache is.
+        # Keys and values are rounded to the dtype of the cache, as later steps will read them.
         k, v = (x.astype(layout.dtype).astype(q.dtype) for x in (k, v))
         blocks = _blocks(batch, config.block_m)
         given_sinks = jnp.zeros((1,), jnp.float32) if sinks is None else sinks.astype(jnp.float32)
@@ -181,10 +180,10 @@ class FlashPrefill:
 
 
 def _blocks(batch: AttnBatch, block_m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(starts [S + 2], row of each block, its first token in the row), padding being row S; the
-    same for all layers.
+    """Return (starts [S + 2], row of each block, first token of each block); row S is padding.
 
-    As many blocks as any rows of the bucket can need: each row adds at most one that is not full.
+    All layers share the result. The number of blocks is enough for any lengths of the bucket's
+    rows, because each row has at most one partial block.
     """
     num_rows, num_tokens = batch.kv_lens.shape[0], batch.positions.shape[0]
     starts = jnp.concatenate([batch.cu_q_lens, jnp.full(1, num_tokens, jnp.int32)])

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-1.0e30)
-"""The maximum of no scores: finite, so that differences of two are numbers."""
+"""The maximum of zero scores. It is finite, so that the difference of two is a number."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -39,8 +39,9 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys first to last, a multiple of BLOCK_N apart, added to (highest, total, out). Without
-    MASKED all are seen.
+    """Add keys `first` to `last` to the running (highest, total, out) and return these.
+
+    `last` - `first` is a multiple of BLOCK_N. Without MASKED every query sees every key.
     """
     at = tl.arange(0, BLOCK_N)[:, None] * STRIDE + tl.arange(0, HEAD_DIM)[None, :]
     for begin in range(first, last, BLOCK_N):
@@ -101,17 +102,17 @@ def flash_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M tokens of one row and one query head a program.
+    """Each program computes BLOCK_M tokens of one row for one query head.
 
-    starts [NUM_ROWS + 2]: where rows begin in the packed tokens, then where padding begins, then
-    the number of tokens. Block b holds tokens block_firsts[b] onwards of row block_rows[b]; row
-    NUM_ROWS is the padding, which sees no keys and so becomes 0. A block that begins past its row's
-    end has nothing to do.
+    starts [NUM_ROWS + 2] has the first packed token of each row, then that of the padding, then the
+    number of tokens. Block b has the tokens from block_firsts[b] on of row block_rows[b]. Row
+    NUM_ROWS is the padding, which sees no keys, so its output is 0. A block that begins after the
+    end of its row does nothing.
     """
     head = tl.program_id(0)
     block = (
         tl.num_programs(1) - 1 - tl.program_id(1)
-    )  # the last blocks of rows, which see most, begin first
+    )  # the last blocks of rows see the most keys, so they run first
     row = tl.load(block_rows_ptr + block)
     first = tl.load(block_firsts_ptr + block)
     start = tl.load(starts_ptr + row).to(tl.int64)
@@ -134,14 +135,14 @@ def flash_prefill_kernel(
         k_row = k_ptr + start * stride + kv_head * HEAD_DIM
         v_row = v_ptr + start * stride + kv_head * HEAD_DIM
 
-        # Keys begin..full_last are seen by all tokens of the block, full_last..last by some.
+        # All tokens of the block see keys begin..full_last; some see full_last..last.
         begin = 0
         last = num_keys
         full_last = num_keys // BLOCK_N * BLOCK_N
         if CAUSAL:
             last = tl.minimum(num_keys, first + BLOCK_M)
             full_last = tl.minimum(full_last, (first + 1) // BLOCK_N * BLOCK_N)
-        if first + BLOCK_M > length:  # tokens past the row's end see nothing
+        if first + BLOCK_M > length:  # tokens after the end of the row see no keys
             full_last = 0
         if WINDOW > 0:
             begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N

@@ -1,4 +1,4 @@
-"""The op grouped_linear in Triton: blocks of one group's rows, by its weight alone."""
+"""The op grouped_linear in Triton. Each block has rows of one group, and reads its weight only."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ require_versions()
 from enginebay_triton.grouped_kernels import grouped_linear_kernel  # noqa: E402  # needs Triton
 
 FEW, MANY = 16, 64
-"""Rows of a block: the fewest of a product on tensor cores, and those of longer prompts."""
+"""Rows of a block: the smallest product of tensor cores, and a size for longer prompts."""
 
 WIDTH, DEPTH = 64, 64
-"""Outputs of a program, and the inputs that it takes at a time."""
+"""Outputs of a program, and inputs per iteration."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupedLinear:
-    """The op grouped_linear. See GroupedLinearOp."""
+    """The op grouped_linear; GroupedLinearOp describes it."""
 
     launcher: Launcher = launch
 
     def interpreted(self) -> GroupedLinear:
-        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
 
@@ -42,8 +42,10 @@ class GroupedLinear:
         *,
         out_dtype: jnp.dtype | str | None = None,
     ) -> jax.Array:
-        """x [T, inputs], weight [groups, outputs, inputs] or int8 values with a scale an output,
-        group_sizes int32 [groups] -> [T, outputs] in `out_dtype` or x's dtype.
+        """Multiply the rows of each group by the weight of the group.
+
+        x is [T, inputs], group_sizes int32 [groups]; weight is [groups, outputs, inputs], or int8
+        values with one scale per output. Returns [T, outputs] in `out_dtype` or x's dtype.
         """
         values: Any = weight
         scales = jnp.zeros(1, jnp.float32)
@@ -75,7 +77,7 @@ class GroupedLinear:
             num_stages=4,
         )
         (out,) = self.launcher(grouped_linear_kernel, [x, values, scales, *numbers], how)
-        # No program has written the rows past the last group.
+        # No program writes the rows after the last group.
         return jnp.where((jnp.arange(rows) < ends[-1])[:, None], out, 0.0).astype(dtype)
 
 

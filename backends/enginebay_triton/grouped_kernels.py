@@ -1,6 +1,4 @@
-"""The Triton kernel of grouped_linear. Nothing but Triton is imported, so that it can be
-interpreted alone.
-"""
+"""The Triton kernel of grouped_linear. It imports Triton only, for the interpreter's process."""
 
 import triton
 import triton.language as tl
@@ -23,8 +21,10 @@ def grouped_linear_kernel(
     HAS_SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program multiplies rows first..end (at most ROWS) of x [T, INPUTS] with WIDTH outputs of
-    the weight of their group, into out f32 [T, OUTPUTS]. A block without rows does nothing.
+    """Each program multiplies rows first..end of x [T, INPUTS] with WIDTH outputs of one weight.
+
+    The rows, at most ROWS, belong to one group. The result goes to out f32 [T, OUTPUTS]. A block
+    without rows does nothing.
     """
     block = tl.program_id(0)
     first = tl.load(first_ptr + block)

@@ -1,9 +1,9 @@
-"""Kernels interpreted on the host: Triton's interpreter over NumPy arrays, in a process of its own.
+"""Interprets kernels on the host, with Triton's interpreter over NumPy arrays.
 
-Triton decides when a kernel is decorated whether it will be compiled or interpreted, so one process
-cannot do both. The worker process interprets; this one goes on as it was. Arrays lie at addresses
-of their own there (see enginebay_triton.interpreter_worker), so that a place outside of them, or a
-race between two programs, is found.
+Triton decides whether a kernel is compiled or interpreted when the kernel is decorated, so one
+process cannot do both. A worker process interprets. It gives each array an address space of its own
+(enginebay_triton.interpreter_worker), which finds accesses outside of an array and races between
+programs.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from enginebay_triton.call import INSTALL, Launch, version
 from enginebay_triton.interpreter_worker import read_message, write_message
 
 DTYPES = frozenset({"float16", "float32"})
-"""Of floating-point arrays: products of bfloat16 are wrong in Triton's interpreter."""
+"""Floating-point dtypes that can be interpreted. Triton's interpreter multiplies bfloat16 wrongly.
+"""
 
 
 class KernelFaultError(InternalError):
-    """An interpreted kernel read or wrote where it must not, raced, or failed."""
+    """An interpreted kernel accessed memory outside of its arrays, had a race, or failed."""
 
 
 def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
-    """Run `kernel` by interpretation, inside jit too; a Launcher.
+    """Interpret `kernel`, inside jit too; a Launcher.
 
-    A fault of the kernel is a KernelFaultError in the call-back, which jit raises as an error of
-    its own with that text.
+    A fault of the kernel raises KernelFaultError. Inside jit the callback raises it, and JAX raises
+    an error of its own that has the text.
     """
     require()
     dtypes = [array.dtype for array in arrays] + [shape.dtype for shape in how.out]
@@ -59,13 +60,13 @@ def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[ja
 
 
 def require() -> None:
-    """UnsupportedError where Triton is not installed."""
+    """Raise UnsupportedError where Triton is not installed."""
     if version("triton") is None:
         raise UnsupportedError("triton is not installed", "triton 3.6 to 3.9", INSTALL)
 
 
 def _place(kernel: Any) -> tuple[str, str, str]:
-    """(module, file, name) by which the worker finds the kernel."""
+    """Return (module, file, name), by which the worker finds the kernel."""
     function = kernel.fn
     return function.__module__, inspect.getsourcefile(function) or "", function.__name__
 
@@ -84,7 +85,7 @@ def _worker() -> Worker:
 
 
 class Worker:
-    """The process that interprets; started when it is first needed, and anew when it has died."""
+    """The process that interprets. It is started at the first launch, and again if it has died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,13 +93,15 @@ class Worker:
 
     @property
     def process_id(self) -> int | None:
-        """The process that was started last; None before the first and after the end."""
+        """The id of the process, or None while there is none."""
         process = self._process
         return None if process is None else process.pid
 
     def run(self, order: Any) -> tuple[np.ndarray, ...]:
-        """Results of one launch: (place, grid, arrays, number in place, shapes and dtypes made,
-        constants).
+        """Return the results of one launch.
+
+        `order` is (place, grid, arrays, number of arrays changed in place, shapes and dtypes of
+        the outputs, constants).
         """
         with self._lock:
             process = self._started()
@@ -143,7 +146,7 @@ class Worker:
             assert pipe is not None, "both are pipes"
             try:
                 pipe.close()
-            except OSError:  # it died with something unread
+            except OSError:  # it died before it had read everything
                 pass
         process.kill()
         process.wait()

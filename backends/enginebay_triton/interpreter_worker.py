@@ -1,11 +1,11 @@
 """The process that interprets kernels: `python -m enginebay_triton.interpreter_worker`, with
 TRITON_INTERPRET=1.
 
-It reads launches from its standard input and answers on its standard output, until there are no
-more. Each array lies in an address space of its own, 2**44 bytes wide, and every access is looked
-up: one that falls outside of its array is found, whatever lies beside it in memory. Two programs of
-a grid that touch the same place, one of them to write, are a race: on the device they run in any
-order.
+It reads launches from its standard input until the end, and writes the results to its standard
+output. Each array has an address space of its own, 2**44 bytes wide, and every access is checked
+against it. So an access outside of its array is found, whatever lies beside the array in memory.
+Two programs of a grid that access the same element, at least one of them to write, have a race: a
+device runs programs in any order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import numpy as np
 
 SPACE_BITS = 44
 START = 1 << 20
-"""Where an array begins in its space: a multiple of every alignment, and far from the space below.
+"""Offset of an array in its address space: a multiple of every alignment, far from the space
+before.
 """
 
 LENGTH = struct.Struct("<Q")
@@ -54,23 +55,19 @@ def write_message(stream: IO[bytes], message: Any) -> None:
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """Receive one value; EOFError when there are no more. The other end is our own process, so it
-    is trusted.
-    """
+    """Receive one value; EOFError at the end. The sender is our own process, so it is trusted."""
     header = stream.read(LENGTH.size)
     if len(header) < LENGTH.size:
         raise EOFError
     return pickle.loads(stream.read(LENGTH.unpack(header)[0]))  # noqa: S301
 
 
-class Fault(Exception):  # noqa: N818  # what the kernel did, told to the other process as text
-    """An access that a kernel must not make."""
+class Fault(Exception):  # noqa: N818  # the launching process receives its text
+    """A forbidden access of a kernel."""
 
 
 class Space:
-    """One array in an address space of its own, with who has read and written each of its
-    elements.
-    """
+    """One array in its own address space, with the programs that read and wrote each element."""
 
     def __init__(self, name: str, array: np.ndarray, number: int) -> None:
         self.name = name
@@ -81,7 +78,7 @@ class Space:
         self.readers = np.zeros(array.size, np.int32)
 
     def places(self, addresses: np.ndarray, what: str, program: GridProgram) -> np.ndarray:
-        """Indices of elements; Fault when an address is none of the array's."""
+        """Return the indices of the elements at addresses; Fault for an address outside."""
         offsets = addresses.astype(np.int64) - self.base
         index, rest = np.divmod(offsets, self.array.itemsize)
         wrong = (index < 0) | (index >= self.flat.size) | (rest != 0)
@@ -95,7 +92,7 @@ class Space:
         return index
 
     def note_read(self, index: np.ndarray, program: GridProgram) -> None:
-        """Take note of a read; Fault when another program of the grid has written there."""
+        """Record a read; Fault when another program of the grid has written the element."""
         writers = self.writers[index]
         if ((writers != 0) & (writers != program.number)).any():
             raise Fault(f"{program}: reads what another program writes, in {self.name}: a race")
@@ -105,9 +102,7 @@ class Space:
         )
 
     def note_write(self, index: np.ndarray, program: GridProgram) -> None:
-        """Take note of a write; Fault when another program of the grid has read or written
-        there.
-        """
+        """Record a write; Fault when another program has read or written the element."""
         for what, others in (("writes", self.writers[index]), ("reads", self.readers[index])):
             if ((others != 0) & (others != program.number)).any():
                 raise Fault(
@@ -117,7 +112,7 @@ class Space:
 
 
 class GridProgram:
-    """Which program of which kernel's grid is running now."""
+    """The program that runs now: its kernel and its place in the grid."""
 
     def __init__(self, kernel: str, builder: Any) -> None:
         self.kernel = kernel
@@ -135,7 +130,7 @@ class GridProgram:
 
 
 class Memory:
-    """What stands in for the interpreter's own loads and stores, which follow raw addresses."""
+    """Replaces the interpreter's own loads and stores, which follow raw addresses."""
 
     def __init__(self, original: Any, program: GridProgram, spaces: Sequence[Space]) -> None:
         self._original = original
@@ -148,7 +143,7 @@ class Memory:
     def load(
         self, addresses: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: np.dtype
     ) -> np.ndarray:
-        """Values at addresses where the mask is set, `other` elsewhere."""
+        """Return the values at addresses where the mask is set, and `other` elsewhere."""
         result = np.array(np.broadcast_to(other, addresses.shape), dtype=dtype)
         for space, chosen in self._split(addresses, mask, "reads"):
             index = space.places(addresses[chosen], "reads", self._program)
@@ -157,7 +152,7 @@ class Memory:
         return result
 
     def store(self, addresses: np.ndarray, values: np.ndarray, mask: np.ndarray) -> None:
-        """Put values at addresses where the mask is set."""
+        """Store values at addresses where the mask is set."""
         values = np.broadcast_to(values, addresses.shape)
         for space, chosen in self._split(addresses, mask, "writes"):
             index = space.places(addresses[chosen], "writes", self._program)
@@ -180,9 +175,7 @@ class Memory:
 
 
 class Pointer:
-    """An array as the interpreter takes one: with the little of torch's tensors that it asks
-    for.
-    """
+    """An array with the methods of torch tensors that the interpreter calls."""
 
     def __init__(self, space: Space) -> None:
         self.dtype = TYPE_NAMES[space.array.dtype.name]
@@ -218,9 +211,7 @@ class Pointer:
 
 
 def mend_index(interpreter: Any) -> None:
-    """Triton 3.6 takes an array of one element for a number where NumPy no longer does; later ones
-    do not.
-    """
+    """Mend Triton 3.6, which uses an array of one element as an index; NumPy refuses that."""
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:
@@ -236,9 +227,7 @@ def mend_index(interpreter: Any) -> None:
 
 
 def find_kernel(module: str, file: str, name: str) -> Any:
-    """The kernel under its name; the module by its own name or, where that is no package's, by its
-    file.
-    """
+    """Return a kernel by its name. Its module is imported by name, or else loaded from its file."""
     found: ModuleType | None = sys.modules.get(module)
     if (
         found is None
@@ -264,8 +253,10 @@ def launch(
     out: Sequence[tuple[tuple[int, ...], str]],
     constants: Mapping[str, Any],
 ) -> list[np.ndarray]:
-    """Interpret every program of the grid: arrays changed in place, then those that were made (NaN
-    where nobody wrote).
+    """Interpret every program of the grid.
+
+    Returns the arrays that were changed in place, then the outputs. Elements of outputs that no
+    program wrote are NaN.
     """
     from triton.runtime import interpreter
 
@@ -291,7 +282,7 @@ def launch(
 
 
 def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """An array that nobody has written to: NaN, or a value far from any other."""
+    """Return an array of NaN, or of a conspicuous value for integer dtypes."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return np.full(shape, np.nan, kind)
@@ -299,17 +290,17 @@ def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def cause(error: BaseException) -> str:
-    """What is at the bottom of an error of the interpreter."""
+    """Return the text of the first cause of an error of the interpreter."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
 
 
 def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer every launch with its results, or with what went wrong as text."""
+    """Answer every launch with its results, or with the text of its error."""
     from triton.runtime import interpreter
 
-    np.seterr(all="ignore")  # a kernel may overflow where it masks
+    np.seterr(all="ignore")  # a kernel may overflow in masked elements
     mend_index(interpreter)
     for _ in itertools.count():
         try:
@@ -319,12 +310,13 @@ def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
         answer: Any
         try:
             answer = launch(*order)
-        except Exception as error:  # noqa: BLE001  # whatever a kernel raises is told to who launched it
+        except Exception as error:  # noqa: BLE001  # any error of a kernel goes to the launching process
             answer = cause(error)
         write_message(answers, answer)
 
 
 if __name__ == "__main__":
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a kernel prints is no answer
+    # output that a kernel prints must not mix with answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     serve(sys.stdin.buffer, channel)

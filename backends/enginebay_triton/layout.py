@@ -13,8 +13,9 @@ from enginebay.cache import CacheArrays, KVLayout
 
 @dataclasses.dataclass(frozen=True)
 class NhdLayout(KVLayout):
-    """kv [pages, page_size, kv_heads, 2, head_dim]: one row holds the key, then the value of a
-    head. For GPU kernels. Where values are a prefix of keys there is the key alone:
+    """kv [pages, page_size, kv_heads, 2, head_dim]: the key of a head is followed by its value.
+
+    Where the values are a prefix of the keys, only keys are stored:
     [pages, page_size, kv_heads, 1, head_dim].
     """
 

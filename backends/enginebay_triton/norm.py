@@ -15,14 +15,14 @@ require_versions()
 from enginebay_triton.norm_kernels import add_rms_norm_kernel, rms_norm_kernel  # noqa: E402  # needs Triton
 
 TILE = 1024
-"""Values of narrow rows that one program takes together."""
+"""Values per program when rows are narrow; a program then takes several rows."""
 
 VALUES_PER_WARP = 512
-"""Sixteen values a thread: two loads of sixteen bytes each in bf16."""
+"""Values per thread: in bf16 two loads of sixteen bytes each."""
 
 
 def tile_of(num_features: int) -> tuple[int, int, int]:
-    """(rows of a program, width of a row rounded up to a power of two, warps)."""
+    """Return (rows per program, width of a row rounded up to a power of two, warps)."""
     width = _next_power_of_two(num_features)
     rows = max(1, TILE // width)
     return rows, width, min(16, max(1, rows * width // VALUES_PER_WARP))
@@ -45,38 +45,38 @@ def _launch_of(x: jax.Array, eps: float, num_out: int) -> Launch:
 
 @dataclasses.dataclass(frozen=True)
 class RmsNorm:
-    """The op rms_norm. See RmsNormOp; it rounds where enginebay_xla does."""
+    """The op rms_norm; RmsNormOp describes it. It rounds at the same places as enginebay_xla."""
 
     launcher: Launcher = launch
 
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
-        """x [..., features] / rms(x) * weight [features], in x's dtype."""
+        """Return x [..., features] / rms(x) * weight [features] in x's dtype."""
         flat = x.reshape(-1, x.shape[-1])
         (out,) = self.launcher(rms_norm_kernel, [flat, weight], _launch_of(x, eps, 1))
         return out.reshape(x.shape)
 
     def interpreted(self) -> RmsNorm:
-        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
 
 
 @dataclasses.dataclass(frozen=True)
 class AddRmsNorm:
-    """The op add_rms_norm. See AddRmsNormOp."""
+    """The op add_rms_norm; AddRmsNormOp describes it."""
 
     launcher: Launcher = launch
 
     def __call__(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
     ) -> tuple[jax.Array, jax.Array]:
-        """(rms_norm(x + residual), x + residual), both [..., features] in x's dtype."""
+        """Return (rms_norm(x + residual), x + residual), both [..., features] in x's dtype."""
         flat = [array.reshape(-1, x.shape[-1]) for array in (x, residual)]
         normed, total = self.launcher(add_rms_norm_kernel, [*flat, weight], _launch_of(x, eps, 2))
         return normed.reshape(x.shape), total.reshape(x.shape)
 
     def interpreted(self) -> AddRmsNorm:
-        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
 

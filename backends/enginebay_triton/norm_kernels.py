@@ -1,5 +1,5 @@
-"""Triton kernels of rms_norm and add_rms_norm. Nothing but Triton is imported, so that they can be
-interpreted alone.
+"""Triton kernels of rms_norm and add_rms_norm. They import Triton only, for the interpreter's
+process.
 """
 
 import triton
@@ -8,8 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def _norm_rows(x, weight, SIZE: tl.constexpr, EPS: tl.constexpr):
-    """x [ROWS, BLOCK], 0 past SIZE -> x / rms(x) rounded to x's type, times weight [BLOCK], rounded
-    again.
+    """Return x / rms(x), rounded to x's type, times weight [BLOCK], rounded again.
+
+    x is [ROWS, BLOCK], with zeros in the columns from SIZE on.
     """
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + EPS)
@@ -27,7 +28,7 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """ROWS rows of x [NUM_ROWS, SIZE] a program."""
+    """Each program computes ROWS rows of x [NUM_ROWS, SIZE]."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < NUM_ROWS)[:, None] & (columns < SIZE)[None, :]
@@ -50,7 +51,7 @@ def add_rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As rms_norm_kernel, of x + residual, which is rounded to x's type and stored too."""
+    """Compute rms_norm_kernel of x + residual. The sum is rounded to x's type and stored too."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < NUM_ROWS)[:, None] & (columns < SIZE)[None, :]

@@ -1,6 +1,4 @@
-"""What this package offers: kernels for NVIDIA GPUs, written in Triton and called through
-jax-triton, and cuDNN's prefill.
-"""
+"""Registers the Triton kernels for NVIDIA GPUs, their cache layout, and cuDNN's prefill."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ CAPABILITIES: dict[str, Any] = {
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Attention, first-chunk prefill, and the ops around attention."""
+    """Register attention, prefills without a prefix, and the ops around attention."""
     register(
         "triton",
         "enginebay_triton.attention:attention",
@@ -36,7 +34,7 @@ def register_kernels(register: Register) -> None:
         platforms=("cuda",),
         requires=REQUIRES,
         extra="gpu",
-        summary="first chunks of prompts from their own keys and values",
+        summary="prefill without a prefix, from the new keys and values",
         capabilities=CAPABILITIES,
     )
     register(
@@ -45,28 +43,28 @@ def register_kernels(register: Register) -> None:
         op="attention",
         platforms=("cuda",),
         extra="gpu",
-        summary="first chunks of prompts by cuDNN's fused kernel, through jax.nn",
+        summary="prefill without a prefix by cuDNN's fused kernel, through jax.nn",
     )
     _register_plain(register)
 
 
 def _register_plain(register: Register) -> None:
     targets = {
-        "rms_norm": ("norm:rms_norm", "rows read and written once"),
-        "add_rms_norm": ("norm:add_rms_norm", "a residual sum and its norm in one"),
+        "rms_norm": ("norm:rms_norm", "reads and writes each row once"),
+        "add_rms_norm": ("norm:add_rms_norm", "a residual sum and its norm in one kernel"),
         "grouped_linear": (
             "grouped:grouped_linear",
-            "blocks of one group's rows, by its weight alone",
+            "blocks of rows of one group; reads that group's weight only",
         ),
         "kv_write": ("write:kv_write", "in place"),
         "rope_kv_write": (
             "write:rope_kv_write",
-            "rotation of queries and keys, and the write, in one",
+            "rotation of queries and keys, and the cache write, in one kernel",
         ),
-        "sample": ("sample:sample", "top-k, top-p, min-p and the draw in one, by bisection"),
+        "sample": ("sample:sample", "top-k, top-p, min-p and the draw in one kernel, by bisection"),
     }
     for op, (target, summary) in targets.items():
-        knows_cache = op.endswith("kv_write")  # such ops run under shard_map, like attention
+        knows_cache = op.endswith("kv_write")  # these ops run under shard_map, as attention does
         more: dict[str, Any] = {"layouts": ("nhd", "hnd")} if knows_cache else {"sharded": False}
         more |= {"quantizations": ("int8",)} if op == "grouped_linear" else {}
         register(
@@ -83,6 +81,6 @@ def _register_plain(register: Register) -> None:
 
 @hookimpl
 def register_layouts(register: Register) -> None:
-    """That of GPU kernels."""
-    summary = "tokens, heads, key and value: GPU kernels"
+    """Register the cache layout of GPU kernels."""
+    summary = "tokens, heads, then key and value; for GPU kernels"
     register("nhd", "enginebay_triton.layout:NhdLayout", summary=summary)

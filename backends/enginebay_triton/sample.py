@@ -1,6 +1,4 @@
-"""The op sample in Triton: a draw from what top_k, top_p and min_p leave, in one launch and without
-sorting.
-"""
+"""The op sample in Triton: applies top_k, top_p and min_p and draws a token, without sorting."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from enginebay_triton.sample_kernels import sample_kernel  # noqa: E402  # needs
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
-    """`block` tokens at a time; room for the `capacity` best ones of a row, among which borders are
-    found; warps.
-    """
+    """Tokens per iteration, and how many of a row's best tokens are kept for the search; warps."""
 
     block: int = 4096
     capacity: int = 4096
@@ -33,10 +29,10 @@ DEFAULT = SampleConfig()
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The op sample. See SampleOp.
+    """The op sample; SampleOp describes it.
 
-    A row is looked at twice and drawn from once when its kept tokens are among the best `capacity`,
-    and about sixty times when they are not: in a flat distribution with top_k or top_p.
+    A row is read three times when the tokens that top_k and top_p keep are among the `capacity`
+    best ones. Otherwise, in a flat distribution, it is read about sixty times.
     """
 
     launcher: Launcher = launch
@@ -51,7 +47,7 @@ class Sample:
         top_p: jax.Array,
         min_p: jax.Array,
     ) -> jax.Array:
-        """Token ids int32 [S] of z f32 [S, vocab]."""
+        """Return one token id per row: int32 [S] from z f32 [S, vocab]."""
         num_rows, vocab = z.shape
         whole = 1 << (vocab - 1).bit_length()
         config = self.config
@@ -71,7 +67,7 @@ class Sample:
         return tokens
 
     def interpreted(self) -> Sample:
-        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
 

@@ -1,9 +1,9 @@
-"""The Triton kernel of the op sample: one program a row. Nothing but Triton is imported.
+"""The Triton kernel of the op sample: one program per row. It imports Triton only.
 
-What is kept of a row is found without sorting, by bisection over the bits of |z|, which for f32 are
-in the order of the values. That takes some sixty sums, so they run over few tokens: those down to a
-depth that a first look at the row, a histogram of depths, says fit CAPACITY. Rows whose borders lie
-deeper pay for sums over the whole vocabulary.
+The borders of top_k and top_p are found without sorting, by bisection over the bits of |z|, which
+are ordered as the f32 values are. A bisection computes about sixty sums. A histogram of the row
+first finds the tokens that fit CAPACITY, and the sums run over these. Rows with more kept tokens
+pay for sums over the whole vocabulary.
 """
 
 import triton
@@ -11,13 +11,13 @@ import triton.language as tl
 
 INF_BITS = tl.constexpr(0x7F800000)
 NO_MASS_BITS = tl.constexpr(0x42D00000)
-"""The bits of 104.0: exp(-104) is 0 in f32, so no border of mass lies deeper."""
+"""The bits of 104.0. exp(-104) is 0 in f32, so tokens at this depth have no probability."""
 
 BIN_SHIFT = tl.constexpr(20)
-"""Bins of depth are the exponent and three bits of the mantissa: eight to an octave."""
+"""A bin of the histogram is the exponent and three bits of the mantissa: eight bins per octave."""
 FIRST_BIN = tl.constexpr((127 - 4) * 8)
 NUM_BINS = tl.constexpr(128)
-"""From 2 ** -4 to 2 ** 12; the first and the last take what lies outside."""
+"""Bins cover depths from 2 ** -4 to 2 ** 12; the first and last bin have everything outside."""
 
 
 @triton.jit
@@ -34,8 +34,9 @@ def _mixed(x):
 
 @triton.jit
 def _gumbel(ids, seed, salt):
-    """enginebay_numerics.sampling.gumbel_noise. log1p by its series where the device's fast
-    logarithm is too coarse.
+    """Return the noise of enginebay_numerics.sampling.gumbel_noise.
+
+    log1p is computed by its series where the device's fast logarithm is not accurate enough.
     """
     bits = _mixed(_mixed(ids.to(tl.uint32) * 0x9E3779B9 + seed) ^ salt)
     uniform = (bits >> 1).to(tl.int32).to(
@@ -51,9 +52,7 @@ def _gumbel(ids, seed, salt):
 
 @triton.jit
 def _survey(z_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr):
-    """(sum of exp(z), the deepest limit down to which at most CAPACITY tokens lie, their
-    number).
-    """
+    """Return (sum of exp(z), deepest limit that at most CAPACITY tokens reach, their number)."""
     total = tl.zeros([BLOCK], tl.float32)
     counts = tl.zeros([NUM_BINS], tl.int32)
     for begin in range(0, VOCAB, BLOCK):
@@ -71,7 +70,7 @@ def _survey(z_ptr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.conste
 
 @triton.jit
 def _gather(z_ptr, near_ptr, ids_ptr, limit, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Put the tokens down to the limit, in order of their ids, into near and ids."""
+    """Copy the tokens above the limit, in the order of their ids, to `near` and `ids`."""
     found = 0
     for begin in range(0, VOCAB, BLOCK):
         ids = begin + tl.arange(0, BLOCK)
@@ -85,7 +84,7 @@ def _gather(z_ptr, near_ptr, ids_ptr, limit, VOCAB: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def _down_to(z_ptr, num, limit, BLOCK: tl.constexpr):
-    """(number, sum of exp(z)) of the first `num` values that lie no deeper than the limit."""
+    """Return (number, sum of exp(z)) of the first `num` values that are above the limit."""
     counts = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, num, BLOCK):
@@ -111,8 +110,9 @@ def _best(
     HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token of the best score of those above the border, and the first `room` of those at it;
-    the first of equals.
+    """Return the token with the best score; the first of equal ones.
+
+    Candidates are the tokens above the border, and the first `room` tokens exactly at it.
     """
     best = float("-inf")
     token = 0
@@ -139,7 +139,7 @@ def _draw(
     z_ptr, ids_ptr, num, deepest, total, top_k, top_p, min_z, seed, salt, cuts_k, cuts_p,
     HAS_IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw from what top_k, top_p and min_p keep of `num` values, among which both borders lie."""
+    """Draw from the tokens that top_k, top_p and min_p keep; `num` values contain both borders."""
     kth = deepest
     if cuts_k:
         low = 0
@@ -183,7 +183,7 @@ def sample_kernel(
     BLOCK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """z [S, VOCAB] -> tokens [S]; near and ids [S, CAPACITY] are room for a row's best tokens."""
+    """Draw tokens [S] from z [S, VOCAB]; near and ids [S, CAPACITY] are scratch memory."""
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * VOCAB
     near_ptr += row * CAPACITY
@@ -198,7 +198,7 @@ def sample_kernel(
     if cuts_k | cuts_p:
         total, limit, count = _survey(z_ptr, VOCAB, BLOCK, CAPACITY)
         _gather(z_ptr, near_ptr, ids_ptr, limit, VOCAB, BLOCK)
-        tl.debug_barrier()  # what one thread has stored, others load
+        tl.debug_barrier()  # threads load what other threads have stored
         _, mass = _down_to(near_ptr, count, limit, BLOCK)
         is_near = tl.where(cuts_k, count >= top_k, mass >= top_p * total)
         if is_near:

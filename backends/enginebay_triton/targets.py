@@ -1,8 +1,7 @@
-"""GPUs that programs are compiled for without having one: what XLA asks of a device, by
-architecture.
+"""Descriptions of GPUs, by which XLA compiles programs without the device.
 
-The figures are those that NVIDIA publishes for the boards (A100 SXM 80 GB, H100 SXM, B200), in the
-fields of XLA's GpuTargetConfigProto.
+The figures are published by NVIDIA for the boards A100 SXM 80 GB, H100 SXM and B200. The fields are
+those of XLA's GpuTargetConfigProto.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One board: its architecture and the sizes that compilers go by."""
+    """One board: its architecture and the sizes that compilers use."""
 
     arch: str
     name: str
@@ -29,12 +28,12 @@ class Target:
 
     @property
     def compute_capability(self) -> int:
-        """90 of sm_90."""
+        """The number in the name of the architecture: 90 for sm_90."""
         return self.major * 10
 
     @property
     def config(self) -> str:
-        """GpuTargetConfigProto as text."""
+        """The board as the text form of GpuTargetConfigProto."""
         extension = "ACCELERATED_FEATURES" if self.accelerated else "NONE"
         fields = {
             "threads_per_block_limit": 1024,
@@ -122,13 +121,11 @@ _B200 = Target(
 TARGETS = {target.arch: target for target in (_A100, _H100, _B200)}
 
 LEAST_SHARED_BYTES = 99 << 10
-"""Shared memory that a program may ask for on the smallest GPUs of Ampere and later (CUDA C++
-Programming Guide).
+"""Shared memory per block, in bytes, that all GPUs of Ampere and later have (CUDA C++ Programming
+Guide).
 """
 
 
 def shared_bytes_per_block(arch: str) -> int:
-    """Shared memory that a program may ask for on an architecture; what all have where it is not
-    known.
-    """
+    """Return the shared memory per block in bytes; for an unknown architecture, the smallest."""
     return TARGETS[arch].shared_bytes_per_block if arch in TARGETS else LEAST_SHARED_BYTES

@@ -22,21 +22,19 @@ from enginebay_triton import write_kernels as kernels  # noqa: E402  # needs Tri
 LAYOUTS = ("nhd", "hnd")
 
 TILE = 1024
-"""Values of a token's heads that one program takes."""
+"""Values of one token, over all its heads, that one program writes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Home:
-    """How a layout looks to the kernels: its arrays in their order, and strides as write_kernels
-    names them.
-    """
+    """A layout as the kernels see it: its arrays in order, and the strides of write_kernels."""
 
     arrays: tuple[str, ...]
     strides: dict[str, int]
 
 
 def _home(layout: KVLayout) -> _Home:
-    """UnsupportedError for a layout that the kernels do not know."""
+    """Return the description of a layout; UnsupportedError for one that the kernels do not know."""
     heads, size, dim = layout.num_kv_heads, layout.page_size, layout.head_dim
     if layout.name == "nhd":
         head = dim if layout.v_prefix_dim else 2 * dim
@@ -68,15 +66,16 @@ def _shapes(layout: KVLayout, heads: int) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class KvWrite:
-    """The op kv_write. See KvWriteOp."""
+    """The op kv_write; KvWriteOp describes it."""
 
     launcher: Launcher = launch
 
     def __call__(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
     ) -> CacheArrays:
-        """k, v [T, kv_heads, head_dim] at slots int32 [T] of the cache; negative slots are
-        dropped. Of values that are a prefix of keys, the keys alone.
+        """Write k and v [T, kv_heads, head_dim] to slots int32 [T]; negative slots are dropped.
+
+        Where the values are a prefix of the keys, only keys are written.
         """
         home = _home(layout)
         heads = _heads_per_program(layout.num_kv_heads, layout.head_dim)
@@ -96,17 +95,16 @@ class KvWrite:
         return dict(zip(home.arrays, written, strict=True))
 
     def interpreted(self) -> KvWrite:
-        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeKvWrite:
-    """The op rope_kv_write. See RopeKvWriteOp.
+    """The op rope_kv_write; RopeKvWriteOp describes it.
 
-    Cosines and sines are made by XLA: they are the same for all layers of a step, so they are
-    computed once, and exactly as enginebay_xla does.
+    XLA computes the cosines and sines, once per step for all layers, exactly as enginebay_xla does.
     """
 
     launcher: Launcher = launch
@@ -123,8 +121,9 @@ class RopeKvWrite:
         spec: RopeSpec,
         layout: KVLayout,
     ) -> tuple[jax.Array, CacheArrays]:
-        """(q [T, q_heads, head_dim] rotated, the cache with k rotated and v [T, kv_heads, head_dim]
-        at slots).
+        """Return (rotated q [T, q_heads, head_dim], cache with rotated k and with v at the slots).
+
+        v is [T, kv_heads, head_dim].
         """
         home = _home(layout)
         num_q_heads, dim, half = q.shape[1], layout.head_dim, spec.rotary_dim // 2
@@ -154,13 +153,13 @@ class RopeKvWrite:
         return turned, dict(zip(home.arrays, written, strict=True))
 
     def interpreted(self) -> RopeKvWrite:
-        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
 
 
 def _turns(positions: jax.Array, spec: RopeSpec) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines f32 [T, rotary_dim / 2] of positions int32 [T]."""
+    """Return cosines and sines f32 [T, rotary_dim / 2] of positions int32 [T]."""
     inv_freq, factor = rope_frequencies(spec)
     angles = positions.astype(jnp.float32)[:, None] * inv_freq
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor

@@ -1,9 +1,9 @@
-"""Triton kernels that write the cache: kv_write, and rope_kv_write which rotates on the way.
-Nothing but Triton is imported.
+"""Triton kernels that write the cache: kv_write, and rope_kv_write, which also rotates. They import
+Triton only.
 
-A layout is told by strides in values: TOKEN and HEAD within a page, PAGE between pages of PAGE_SIZE
-tokens. Where keys and values share an array (nhd), values lie V_OFFSET behind; otherwise (hnd)
-there are two arrays and V_OFFSET is 0.
+Constants describe a layout by strides in elements: TOKEN and HEAD within a page, PAGE between pages
+of PAGE_SIZE tokens. In layout nhd keys and values share an array, and a value is V_OFFSET elements
+behind its key. In layout hnd there are two arrays, and V_OFFSET is 0.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def _place(slot, PAGE_SIZE: tl.constexpr, PAGE: tl.constexpr, TOKEN: tl.constexpr):
-    """Where a slot begins in an array, for slots that are not negative."""
+    """Return the offset of a slot in an array; the slot must not be negative."""
     slot = tl.maximum(slot, 0).to(tl.int64)
     return slot // PAGE_SIZE * PAGE + slot % PAGE_SIZE * TOKEN
 
@@ -21,7 +21,7 @@ def _place(slot, PAGE_SIZE: tl.constexpr, PAGE: tl.constexpr, TOKEN: tl.constexp
 def _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD: tl.constexpr, TO_HEAD: tl.constexpr,
                 FIRST: tl.constexpr,
                 LAST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Features FIRST to LAST of some heads, as they are."""
+    """Copy features FIRST to LAST of some heads unchanged."""
     features = FIRST + tl.arange(0, BLOCK)
     mask = inside[:, None] & (features < LAST)[None, :]
     values = tl.load(
@@ -49,8 +49,9 @@ def _rotate_heads(
     HEAD_DIM: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Some heads of a token, turned by its cosines and sines [HALF]; features past 2 * HALF
-    stay.
+    """Rotate some heads of a token by its cosines and sines [HALF].
+
+    Features from 2 * HALF on are copied unchanged.
     """
     pairs = tl.arange(0, HALF_BLOCK)
     cos = tl.load(cos_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]
@@ -94,8 +95,9 @@ def _rope_kv_write(
     REST_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
 ):
-    """HEADS heads of one token a program: the first programs of a token turn queries, the others
-    write keys and values.
+    """Each program handles HEADS heads of one token.
+
+    The first programs of a token rotate queries, the others write keys and values.
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -210,7 +212,7 @@ def _kv_write(
     HEADS: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
 ):
-    """HEADS heads of one token a program."""
+    """Each program writes HEADS heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     slot = tl.load(slots_ptr + token)
@@ -289,7 +291,7 @@ def write_keys(
     HEADS: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
 ):
-    """Keys alone: of a cache whose values are a prefix of them."""
+    """Write keys only, for caches whose values are a prefix of the keys."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     slot = tl.load(slots_ptr + token)
