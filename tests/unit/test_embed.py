@@ -135,7 +135,7 @@ def test_wrong_poolings_and_engines_without_programs_are_refused(faked: None) ->
     with LLM(TINY, forbid_compiling=True, **SIZES) as llm:
         with pytest.raises(RequestError, match=r"^pooling = 'max'.*'mean' or 'last'"):
             llm.embed(PROMPTS, pooling="max")  # type: ignore[arg-type]
-        with pytest.raises(RequestError, match=r"embed\(\) under forbid_compiling.*embeddings = t"):
+        with pytest.raises(RequestError, match=r"embed\(\) with forbid_compiling.*embeddings = t"):
             llm.embed(PROMPTS)
 
 

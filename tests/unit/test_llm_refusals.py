@@ -31,7 +31,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([b"bytes"], "a prompt of type bytes"),
     ({"prompt": "text"}, "a prompt of type dict"),
     ([1, "a"], "a prompt of type int"),
-    ([[1.5]], "a prompt of type list that holds other things"),
+    ([[1.5]], "a prompt of type list with items that are not token ids"),
     (np.array(3), "a prompt of type ndarray"),
     ("lone \ud800", "lone surrogate"),
 ]

@@ -199,7 +199,7 @@ def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(ll
     stream = llm.stream(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True))
     next(stream)
     with (
-        pytest.raises(RequestError, match="1 requests are under way"),
+        pytest.raises(RequestError, match="1 requests are running or waiting"),
         llm.override(attention="xla"),
     ):
         pytest.fail("the block was entered")

@@ -291,9 +291,12 @@ def test_log_probabilities_end_with_a_stop_sequence(
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"prompt_logprobs": 0}, "prompt_logprobs = 0 with an engine that tells neither"),
-        ({"logprobs": -1}, "logprobs = -1 with an engine that tells neither"),
-        ({"best_of": 2}, "best_of = 2 with an engine that tells no log-probabilities"),
+        (
+            {"prompt_logprobs": 0},
+            "prompt_logprobs = 0 with an engine that returns log-probabilities neither",
+        ),
+        ({"logprobs": -1}, "logprobs = -1 with an engine that returns log-probabilities neither"),
+        ({"best_of": 2}, "best_of = 2 with an engine that returns no log-probabilities"),
         ({"stop_words_ids": [[5, 10**6]]}, "token id in stop_words_ids 1000000"),
     ],
 )
@@ -314,7 +317,7 @@ def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
 def test_what_would_compile_when_that_is_forbidden_is_refused(faked: None) -> None:  # holds G105
     with LLM(BRIEF, forbid_compiling=True, **SMALL) as llm:
         for field, value in (("prompt_logprobs", 1), ("logprobs", -1)):
-            match = rf"^{field} = {value} under forbid_compiling.*full_vocab_logprobs = true"
+            match = rf"^{field} = {value} with forbid_compiling.*full_vocab_logprobs = true"
             with pytest.raises(RequestError, match=match):
                 llm.generate([SHORT], SamplingParams(**{field: value}))
 

@@ -179,7 +179,8 @@ def test_an_id_counts_and_is_refused_to_others_until_its_end(llm: LLM) -> None:
             llm.submit("A", SHORT, events=events, request_id=name)
         assert llm.counts() == Counts(waiting=6, running=0)
         with pytest.raises(
-            RequestError, match=r"request id 'c', which is under way\. Allowed: one that is not"
+            RequestError,
+            match=r"request id 'c', which an unfinished request has\. Allowed: the id of no",
         ):
             llm.submit("A", SHORT, events=events, request_id="c")
         assert llm.counts() == Counts(waiting=6, running=0)
@@ -320,7 +321,7 @@ def test_closed_events_give_nothing_and_refuse_requests(llm: LLM) -> None:
         thread.join(DEADLOCK_S)
     assert found == [[], [], []]
     go_on(llm.loop)
-    with pytest.raises(RequestError, match="events that were closed"):
+    with pytest.raises(RequestError, match="a request with closed events"):
         llm.submit("A", SHORT, events=events)
     assert llm.counts() == Counts(0, 0)
 

@@ -1,4 +1,4 @@
-"""Abilities: what requests may ask of an engine's parts, and the errors for what they may not."""
+"""Abilities: what requests may use of an engine, and the errors for requests that use more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, ROW_VALUES, Pooling, Sam
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abilities:
-    """What requests may ask of the parts of a plan, by what these declare."""
+    """What requests may use of an engine, from the declarations of its plugins."""
 
     greedy_only: bool
     returns_logprobs: bool
@@ -26,23 +26,25 @@ class Abilities:
     make_guide: MakeGuide
     hidden_size: int
     returns_full_vocab: bool = False
-    """Log-probabilities of prompts and of the whole vocabulary."""
+    """Whether it returns log-probabilities of prompts and of the whole vocabulary."""
     returns_hidden: bool = False
-    """Hidden states of prompts."""
+    """Whether it returns hidden states of prompts."""
     compiles_hidden: bool = True
-    """Whether the programs that return them are there after warmup(), or may be compiled later."""
+    """Whether the programs for hidden states may be compiled: by warmup(), or later."""
     takes_embeds: bool = False
-    """Embeddings in prompts."""
+    """Whether a prompt may contain embeddings."""
     compiles_embeds: bool = True
-    """The same for the programs that take them."""
-    compiles_wide: bool = True
-    """Whether the programs that tell them are there after warmup(), or may be compiled later."""
+    """Whether the programs for embeddings may be compiled: by warmup(), or later."""
+    compiles_full_vocab: bool = True
+    """Whether the programs for full-vocabulary log-probabilities may be compiled: by warmup(), or
+    later.
+    """
     defaults: SamplingDefaults = NO_DEFAULTS
-    """The checkpoint's values for fields of SamplingParams that a request leaves out."""
+    """The checkpoint's defaults for fields of SamplingParams that a request does not set."""
 
     @staticmethod
     def of(plan: Plan) -> Abilities:
-        """Those of the sampler and the engine that a plan has chosen."""
+        """The abilities of the sampler, engine and logits processors that a plan has chosen."""
         chosen = (("sampler", plan.config.sampler.name), ("engine", plan.config.engine.name))
         sampler, engine = (plan.registry.find(*each) for each in chosen)
         return Abilities(
@@ -56,14 +58,14 @@ class Abilities:
             compiles_embeds=plan.config.prompt_embeds or not plan.config.forbid_compiling,
             returns_hidden=bool(engine.capability("hidden_states")),
             compiles_hidden=plan.config.embeddings or not plan.config.forbid_compiling,
-            compiles_wide=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
+            compiles_full_vocab=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
             defaults=plan.sampling_defaults,
         )
 
 
 def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
-    """RequestError for a penalty that neither the sampler nor the logits processor `penalties`
-    applies.
+    """RequestError for a penalty when neither the sampler nor the logits processor `penalties`
+    would apply it.
     """
     if not abilities.greedy_only or PENALTIES in abilities.processors.entries:
         return
@@ -74,12 +76,12 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
                 f"{name} = {value} with a sampler that is greedy only, "
                 f"without the logits processor {PENALTIES}",
                 f"{name} = {one.neutral:g}",
-                f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
+                f"Pass --sampler standard, or add {PENALTIES} to the option processors.",
             )
 
 
 def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
-    """RequestError for log-probabilities that the engine cannot tell."""
+    """RequestError for log-probabilities that the engine cannot return."""
     chooses = Choice.of(params) is not None
     if not abilities.returns_logprobs and (params.logprobs is not None or chooses):
         field, value = (
@@ -88,9 +90,9 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
             else ("logprobs", params.logprobs)
         )
         raise RequestError(
-            f"{field} = {value} with an engine that tells no log-probabilities",
+            f"{field} = {value} with an engine that returns no log-probabilities",
             f"{field} = None",
-            "Leave it out, or choose an engine that declares logprobs, such as oengine.",
+            f"Leave {field} out, or pass --engine oengine, which returns them.",
         )
     full_vocab = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
     if params.prompt_logprobs is not None:
@@ -98,27 +100,26 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
     for field, value in full_vocab.items():
         if not abilities.returns_full_vocab:
             raise RequestError(
-                f"{field} = {value} with an engine that tells neither of prompts nor of the "
-                "whole vocabulary",
+                f"{field} = {value} with an engine that returns log-probabilities neither of "
+                "prompts nor of the whole vocabulary",
                 f"{field} = None"
                 if field == "prompt_logprobs"
                 else f"logprobs = 0 to {MAX_LOGPROBS}",
-                "Leave it out, or choose an engine that declares full_vocab_logprobs, "
-                "such as oengine.",
+                "Pass --engine oengine, which returns them.",
             )
-        if not abilities.compiles_wide:
+        if not abilities.compiles_full_vocab:
             raise RequestError(
-                f"{field} = {value} under forbid_compiling, without the programs for it",
-                "requests that warmup() compiles for",
-                "Set full_vocab_logprobs = true in the configuration, so that it compiles them.",
+                f"{field} = {value} with forbid_compiling, but without the programs for it",
+                "requests for which warmup() compiles programs",
+                "Set full_vocab_logprobs = true in the configuration: warmup() compiles them too.",
             )
 
 
 def check_pooling(pooling: object, abilities: Abilities) -> None:
-    """RequestError for an unknown pooling, and where hidden states cannot be returned."""
+    """RequestError for an unknown pooling, and when the engine cannot return hidden states."""
     if pooling not in get_args(Pooling):
         allowed = " or ".join(map(repr, get_args(Pooling)))
-        raise RequestError(f"pooling = {shown(pooling)}", allowed, "Pass one of them.")
+        raise RequestError(f"pooling = {shown(pooling)}", allowed, "Pass one of the two.")
     if not abilities.returns_hidden:
         raise _cannot("embed()", "hidden_states")
     if not abilities.compiles_hidden:
@@ -126,7 +127,7 @@ def check_pooling(pooling: object, abilities: Abilities) -> None:
 
 
 def check_embeds(params: SamplingParams, abilities: Abilities) -> None:
-    """RequestError where a prompt cannot have embeddings."""
+    """RequestError when a prompt of this engine cannot contain embeddings."""
     if not abilities.takes_embeds:
         raise _cannot("embeddings in a prompt", "prompt_embeds")
     if not abilities.compiles_embeds:
@@ -135,20 +136,20 @@ def check_embeds(params: SamplingParams, abilities: Abilities) -> None:
         raise RequestError(
             f"prompt_logprobs = {params.prompt_logprobs} with embeddings in the prompt",
             "prompt_logprobs = None: embeddings have no token ids",
-            "Leave it out.",
+            "Leave prompt_logprobs out.",
         )
 
 
 def _cannot(given: str, capability: str) -> RequestError:
     allowed = f"engines that declare {capability}"
     return RequestError(
-        f"{given} with this engine", allowed, "Choose another engine, such as oengine."
+        f"{given} with this engine", allowed, "Pass another engine, such as --engine oengine."
     )
 
 
 def _is_not_compiled(given: str, setting: str) -> RequestError:
     return RequestError(
-        f"{given} under forbid_compiling, without the programs for it",
-        "what warmup() compiles for",
-        f"Set {setting} = true in the configuration, so that it compiles these too.",
+        f"{given} with forbid_compiling, but without the programs for it",
+        "requests for which warmup() compiles programs",
+        f"Set {setting} = true in the configuration: warmup() compiles them too.",
     )

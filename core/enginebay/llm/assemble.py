@@ -1,6 +1,4 @@
-"""CompletionReader: from the token events of one completion to text, with stop texts found on the
-way.
-"""
+"""CompletionReader: turns the token events of one completion into text, and finds stop texts."""
 
 from __future__ import annotations
 
@@ -20,12 +18,13 @@ from enginebay.types import FinishReason, Request
 
 
 class CompletionReader:
-    """Turns the events of one request into text; ends the request when a stop text appears. Belongs
-    to one thread until `done`.
+    """Turns the events of one completion into text, and ends the completion when a stop text
+    appears. Belongs to the delivery thread until `done`.
 
-    `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far, `prompt_logprobs` what
-    came with the first token. Text that may still become part of a stop text or stop sequence, or
-    of a character that is not complete, is held back until it is clear.
+    `text`, `token_ids` and `logprobs` (None: not requested) hold everything so far;
+    `prompt_logprobs` arrive with the first token. Text that may still become part of a stop text or
+    stop sequence, or that ends in an incomplete character, is held back until more tokens decide
+    it.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class CompletionReader:
         return self.finish_reason is not None
 
     def feed(self, event: TokenEvent) -> StreamChunk | None:
-        """The chunk that an event without an error makes, or None when there is nothing to show
-        yet.
+        """The chunk for an event without an error, or None when the event adds no text and no
+        tokens.
         """
         if self.done:
             return None
@@ -75,7 +74,7 @@ class CompletionReader:
         self.text += delta
         self.token_ids += token_ids
         logprobs = self._take_logprobs(event, len(token_ids))
-        told = self._take_prompt_logprobs(event)
+        prompt_logprobs = self._take_prompt_logprobs(event)
         if not delta and not token_ids and not self.done:
             return None
         return StreamChunk(
@@ -86,17 +85,17 @@ class CompletionReader:
             self.finish_reason,
             self.metrics,
             logprobs,
-            told,
+            prompt_logprobs,
         )
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
-        """Text and tokens up to a stop text or stop sequence, if there is one among them."""
+        """Text and tokens of an event, cut at the first stop text or stop sequence."""
         if self._num_early <= 0 and not self.request.sampling.params.stop_words_ids:
             before = copy.copy(self._detokenizer), copy.copy(self._stops)
             delta = self._text_of(event.token_ids)
             if not self._stops.stopped:
                 return delta, list(event.token_ids)
-            self._detokenizer, self._stops = before  # once more, to know at which token it ends
+            self._detokenizer, self._stops = before  # again, token by token, to find where it ends
         delta = ""
         taken: list[int] = []
         for token_id in event.token_ids:
@@ -109,7 +108,7 @@ class CompletionReader:
         return delta, taken
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
-        """What can be shown after these tokens. A stop token ends the text and is no part of it."""
+        """The text that these tokens add. A stop token ends the text and adds none itself."""
         if token_ids and self._num_early <= 0:
             self._is_early = False
             shown = [token_id for token_id in token_ids if token_id not in self._hidden]
@@ -126,29 +125,31 @@ class CompletionReader:
     def _take_logprobs(
         self, event: TokenEvent, num_tokens: int
     ) -> tuple[dict[int, float], ...] | None:
-        """Those of an event's first tokens; None when they were not asked for."""
+        """Log-probabilities of the event's first `num_tokens` tokens; None when they were not
+        requested.
+        """
         if self.logprobs is None:
             return None
-        told: tuple[dict[int, float], ...] = ()
+        logprobs: tuple[dict[int, float], ...] = ()
         if event.logprobs is not None:
             ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
-            told = _best_first(ids, values, by_id=self.request.sampling.returns_all)
+            logprobs = _best_first(ids, values, by_id=self.request.sampling.returns_all)
             self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
-        self.logprobs += told
-        return told
+        self.logprobs += logprobs
+        return logprobs
 
     def _take_prompt_logprobs(
         self, event: TokenEvent
     ) -> tuple[dict[int, float] | None, ...] | None:
-        """Those of the prompt, if this event brings them; the first token has none."""
-        told = event.prompt_logprobs
-        if told is None:
+        """The prompt's log-probabilities, if this event has them; the first token has none."""
+        logprobs = event.prompt_logprobs
+        if logprobs is None:
             return None
-        self.prompt_logprobs = [None, *_best_first(told.token_ids, told.values)]
+        self.prompt_logprobs = [None, *_best_first(logprobs.token_ids, logprobs.values)]
         return tuple(self.prompt_logprobs)
 
     def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
-        """A stop text has come: end the request, and settle its figures as they are now."""
+        """A stop text was found: abort the completion in the loop, and set its final metrics."""
         self.finish_reason = "stop"
         if metrics is not None:
             now_s = time.monotonic()
@@ -158,7 +159,7 @@ class CompletionReader:
         self._abort(self.request.request_id)
 
     def _finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         rest = self._text_of(self._sequences.flush())
         rest += self._stops.push(self._detokenizer.flush(), counts=not self._is_early)
         if self._stops.stopped:
@@ -166,14 +167,13 @@ class CompletionReader:
         return rest + self._stops.flush()
 
     def completion(self) -> CompletionOutput:
-        """All so far, as an output."""
-        told = self.logprobs is not None
+        """Everything so far, as a CompletionOutput."""
         return CompletionOutput(
             self.request.index,
             self.text,
             list(self.token_ids),
-            cumulative_logprob=self.cumulative_logprob if told else None,
-            logprobs=list(self.logprobs) if self.logprobs is not None else None,
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
         )
 
@@ -181,24 +181,24 @@ class CompletionReader:
 def _best_first(
     token_ids: np.ndarray, values: np.ndarray, *, by_id: bool = False
 ) -> tuple[dict[int, float], ...]:
-    """Log-probabilities by token, for each of [tokens, W]: of its own token and the best ones that
-    follow it, which `by_id` come in the order of their ids. The own one stands last unless it is
-    among these.
+    """Log-probabilities by token id, for each row of [tokens, W]. Column 0 is the token itself; the
+    best tokens follow, best first. With `by_id` the columns after 0 are in the order of token ids,
+    and are sorted here. The token itself comes last, unless it is among the best.
     """
     if by_id:
         order = 1 + np.argsort(-values[:, 1:], axis=1, kind="stable")
         order = np.concatenate([np.zeros_like(order[:, :1]), order], axis=1)
         token_ids, values = (np.take_along_axis(x, order, axis=1) for x in (token_ids, values))
-    told = []
+    found = []
     for (own, *ids), (value, *rest) in zip(token_ids.tolist(), values.tolist(), strict=True):
         best = dict(zip(ids, rest, strict=True))
-        told.append({**best, own: best.get(own, value)})
-    return tuple(told)
+        found.append({**best, own: best.get(own, value)})
+    return tuple(found)
 
 
 def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
-    """The finished output of a prompt; its metrics are those of the first completion, counts those
-    of all that were made.
+    """The finished output of a prompt. Its metrics are those of the first returned completion;
+    num_generated_tokens counts all completions that were made.
     """
     made = [reader.completion() for reader in readers]
     choice = prepared.choice

@@ -1,4 +1,4 @@
-"""Choice: the likeliest of the completions that were made, where more are made than returned
+"""Choice: selects the likeliest completions of a request that makes more than it returns
 (`best_of`).
 """
 
@@ -15,8 +15,8 @@ from enginebay.types import SamplingParams
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """How many completions are returned, and whether they show the log-probabilities that they were
-    chosen by.
+    """How many completions are returned, and whether they include the log-probabilities that the
+    choice needed.
     """
 
     num_returned: int
@@ -24,20 +24,22 @@ class Choice:
 
     @staticmethod
     def of(params: SamplingParams) -> Choice | None:
-        """What `params` asks for; None when all completions are returned, as they were made."""
+        """The choice that `params` request; None when all completions are returned, in the order in
+        which they were made.
+        """
         if params.best_of is None or params.best_of == params.n:
             return None
         return Choice(params.n, params.logprobs is not None)
 
     def order(self, completions: Sequence[CompletionOutput]) -> list[int]:
-        """Which are returned, best first: those with the highest mean log-probability of their
-        tokens, of equals the first.
+        """Indices of the completions to return, best first: by the mean log-probability of their
+        tokens. Of equal completions the one with the smaller index comes first.
         """
         ranked = sorted(range(len(completions)), key=lambda i: -_mean_logprob(completions[i]))
         return ranked[: self.num_returned]
 
     def returned(self, completions: Sequence[CompletionOutput]) -> list[CompletionOutput]:
-        """Those of `order`, with indices from 0 on."""
+        """The completions of `order`, renumbered from 0."""
         chosen = [
             dataclasses.replace(completions[at], index=i)
             for i, at in enumerate(self.order(completions))
@@ -47,16 +49,16 @@ class Choice:
         return [dataclasses.replace(one, logprobs=None, cumulative_logprob=None) for one in chosen]
 
     def refuse_stream(self, num_made: int) -> None:
-        """RequestError: which of `num_made` are returned is known when all have ended."""
+        """RequestError: a stream cannot know which of `num_made` completions are the best."""
         raise RequestError(
-            f"best_of = {num_made} with n = {self.num_returned} in a stream: which are the "
-            "best is known at the end",
+            f"best_of = {num_made} with n = {self.num_returned} in a stream, where the best "
+            "completions are not known before the end",
             f"best_of = None, or {self.num_returned}",
-            "Leave it out, or generate.",
+            "Leave best_of out, or call generate().",
         )
 
 
 def _mean_logprob(completion: CompletionOutput) -> float:
-    """Per token; one without tokens comes last."""
+    """The mean per token; -inf for a completion without tokens, so that it comes last."""
     total, num_tokens = completion.cumulative_logprob, len(completion.token_ids)
     return -math.inf if total is None or not num_tokens else total / num_tokens

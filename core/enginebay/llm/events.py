@@ -1,4 +1,4 @@
-"""Events: what is new of any number of requests, read in one place by a thread or by asyncio."""
+"""Events: the output of any number of requests, read in one place by a thread or by asyncio."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from enginebay.outputs import RequestOutput, StreamChunk
 class RequestEnded:
     """The last event of a request: its whole output, or the error that ended it.
 
-    Exactly one of the two is set. A request that was aborted has an output: its completions have
-    the finish reason "abort" and the text until then.
+    Exactly one of `output` and `error` is set. An aborted request has an output: its completions
+    have the finish reason "abort" and the text generated before the abort.
     """
 
     request_id: str
@@ -34,21 +34,23 @@ class RequestEnded:
 
 
 Event = StreamChunk | RequestEnded
-"""A StreamChunk has new text and tokens of one completion, and its last one a finish reason."""
+"""A StreamChunk has new text and tokens of one completion; the completion's last chunk has a finish
+reason.
+"""
 
 
 class Source(Protocol):
-    """A request whose events an Inbound holds."""
+    """A request whose events are in an Inbound."""
 
     def abandon(self) -> None:
-        """End the request, if it has not ended: nobody reads it any more."""
+        """End the request, if it has not ended: its reader is closed."""
 
 
 class Inbound:
-    """The unread events of the requests of one reader. Any thread may call its methods.
+    """The unread events of one reader's requests. Any thread may call its methods.
 
-    Requests refer to this object and never to the reader, so that a reader of which the caller lets
-    go ends its requests.
+    Requests refer to this object and never to the reader. So a reader can be garbage-collected
+    while its requests run, which ends them.
     """
 
     def __init__(self) -> None:
@@ -58,24 +60,26 @@ class Inbound:
 
     @property
     def has_open(self) -> bool:
-        """Whether a request has not ended, or its end was not read."""
+        """Whether any request has not ended, or its last event is unread."""
         return bool(self._open)
 
     def add(self, source: Source) -> None:
-        """A request whose events will come."""
+        """Add a request, whose events will follow."""
         self._open[source] = None
 
     def remove(self, source: Source) -> None:
-        """A request of which no more events come."""
+        """Remove a request, which will have no more events."""
         self._open.pop(source, None)
 
     def put(self, source: Source, *events: Event) -> None:
-        """More events, which are read together; they are dropped when the reader is closed."""
+        """Add events of a request, which the reader gets together. Events for a closed reader are
+        dropped.
+        """
         if not self.is_closed:
             self._unread.extend([(source, event) for event in events])
 
     def take(self) -> list[Event]:
-        """All unread events. Chunks of one completion are joined to one."""
+        """Remove and return all unread events. Chunks of one completion are joined into one."""
         found: list[tuple[Source, Event]] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -86,7 +90,7 @@ class Inbound:
         return _merged(found)
 
     def close(self) -> None:
-        """End the requests that have not ended, and forget what was not read."""
+        """End the requests that have not ended, and drop unread events."""
         self.is_closed = True
         self._unread.clear()
         for source in list(self._open):
@@ -95,13 +99,16 @@ class Inbound:
 
 
 class Events(Iterator[Event]):
-    """Reads the events of the requests that `LLM.submit` was given it for, on any thread.
+    """Receives the events of all requests that are submitted with it, and lets any thread read
+    them.
 
-    Events of one completion come in order, each once, and the end of a request comes with the last
-    chunk of its last completion. One wake-up brings all that an engine step made, for all requests.
-    A slow reader delays nothing: it gets the unread chunks of a completion as one, and no more is
-    kept for it than the output of its requests. As an iterator it ends when every request has
-    ended. Closing it, or letting go of it, ends its requests.
+    Pass it to `LLM.submit(prompt, events=...)`, then call get() in a loop or iterate over it. The
+    iteration ends when every request has ended. Events of one completion come in order, each once;
+    the RequestEnded of a request comes with the last chunk of its last completion.
+
+    One wake-up returns the events of a whole engine step, for all requests. A slow reader delays no
+    other reader: its unread chunks are joined, so the memory that they take is bounded by the
+    output of its requests. Closing or dropping this object ends its requests.
     """
 
     def __init__(self) -> None:
@@ -113,8 +120,8 @@ class Events(Iterator[Event]):
         self._end.atexit = False
 
     def get(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait for events, and return all there are; none after close(), or when none came within
-        timeout_s seconds.
+        """Wait for events, and return all unread ones. The list is empty after close(), and when no
+        event came within `timeout_s` seconds.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._inbound.is_closed:
@@ -126,7 +133,7 @@ class Events(Iterator[Event]):
             events = self._inbound.take()
             if events:
                 return events
-        self._wake()  # the next thread that waits
+        self._wake()  # wake the next waiting thread too
         return []
 
     def __next__(self) -> Event:
@@ -138,24 +145,26 @@ class Events(Iterator[Event]):
             self._unread.extend(self.get())
 
     def close(self) -> None:
-        """End its requests. Threads that wait for events get none, and later submissions are
-        refused.
+        """End its requests. Threads that wait in get() receive an empty list; submitting further
+        requests with it raises RequestError.
         """
         self._end()
         self._unread.clear()
         self._wake()
 
     def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
-        """Where a request puts its events, and what returns the function that wakes the reader."""
+        """The Inbound for a request's events, and a function that returns the callback which wakes
+        the reader.
+        """
         wake = self._wake
         return self._inbound, lambda: wake
 
 
 class AsyncEvents(AsyncIterator[Event]):
-    """Events for the event loop that it is made on.
+    """Events for asyncio: belongs to the event loop that is running when it is created.
 
-    All AsyncEvents of one event loop and one LLM are woken together, with one callback for an
-    engine step. `LLM.submit` may be called on another thread.
+    Use `await events.get()` or `async for`. All AsyncEvents of one event loop and one LLM are woken
+    with one callback per engine step. `LLM.submit` may be called from another thread.
     """
 
     def __init__(self) -> None:
@@ -167,7 +176,7 @@ class AsyncEvents(AsyncIterator[Event]):
         self._end.atexit = False
 
     async def get(self) -> list[Event]:
-        """Wait for events, and return all there are; none after close()."""
+        """Wait for events, and return all unread ones; an empty list after close()."""
         while not self._inbound.is_closed:
             self._ready.clear()
             events = self._inbound.take()
@@ -185,8 +194,8 @@ class AsyncEvents(AsyncIterator[Event]):
             self._unread.extend(await self.get())
 
     def close(self) -> None:
-        """End its requests, from any thread. Tasks that wait for events get none, and later
-        submissions are refused.
+        """End its requests; any thread may call this. Tasks that wait in get() receive an empty
+        list; submitting further requests with it raises RequestError.
         """
         self._end()
         self._unread.clear()
@@ -194,14 +203,16 @@ class AsyncEvents(AsyncIterator[Event]):
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
-        """Where a request puts its events, and what returns the function that wakes the reader."""
+        """The Inbound for a request's events, and a function that returns the callback which wakes
+        the reader.
+        """
         waker = wakers.of(self._loop)
         return self._inbound, functools.partial(waker.mark, self._ready)
 
 
 class LoopWaker:
-    """Wakes readers of one event loop, all of them with one callback. Belongs to the delivery
-    thread.
+    """Wakes the readers of one asyncio event loop, all with a single callback. Belongs to the
+    delivery thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -209,12 +220,12 @@ class LoopWaker:
         self._due: dict[asyncio.Event, None] = {}
 
     def mark(self, ready: asyncio.Event) -> Wake:
-        """Wake one more reader with the next wake()."""
+        """Mark a reader: the next wake() wakes it."""
         self._due[ready] = None
         return self.wake
 
     def wake(self) -> None:
-        """Wake the readers that were marked."""
+        """Wake the marked readers."""
         due, self._due = self._due, {}
         loop = self._loop()
         if loop is not None and due:
@@ -223,7 +234,7 @@ class LoopWaker:
 
 
 class LoopWakers:
-    """The LoopWaker of each event loop that reads the requests of one LLM."""
+    """The LoopWaker of each asyncio event loop that reads requests of one LLM."""
 
     def __init__(self) -> None:
         self._wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = (
@@ -232,7 +243,7 @@ class LoopWakers:
         self._lock = threading.Lock()
 
     def of(self, loop: asyncio.AbstractEventLoop) -> LoopWaker:
-        """The one of an event loop."""
+        """The LoopWaker of an event loop, created at the first call."""
         with self._lock:
             return self._wakers.setdefault(loop, LoopWaker(loop))
 
@@ -243,7 +254,9 @@ def _set_all(events: Iterable[asyncio.Event]) -> None:
 
 
 def _merged(events: list[tuple[Source, Event]]) -> list[Event]:
-    """The same events with the chunks of one completion joined, at the place of the first."""
+    """The same events with the chunks of each completion joined, at the position of its first
+    chunk.
+    """
     if len(events) == 1:
         return [events[0][1]]
     runs: list[list[StreamChunk] | RequestEnded] = []
@@ -260,11 +273,11 @@ def _merged(events: list[tuple[Source, Event]]) -> list[Event]:
 
 
 def _joined(run: list[StreamChunk]) -> StreamChunk:
-    """One chunk of consecutive ones of a completion."""
+    """One chunk made of consecutive chunks of a completion."""
     if len(run) == 1:
         return run[0]
     first, last = run[0], run[-1]
-    told = [chunk.logprobs for chunk in run if chunk.logprobs is not None]
+    logprobs = [chunk.logprobs for chunk in run if chunk.logprobs is not None]
     return StreamChunk(
         first.request_id,
         first.index,
@@ -272,6 +285,6 @@ def _joined(run: list[StreamChunk]) -> StreamChunk:
         tuple(itertools.chain.from_iterable(chunk.delta_token_ids for chunk in run)),
         last.finish_reason,
         last.metrics,
-        tuple(itertools.chain.from_iterable(told)) if told else None,
+        tuple(itertools.chain.from_iterable(logprobs)) if logprobs else None,
         next((c.prompt_logprobs for c in run if c.prompt_logprobs is not None), None),
     )

@@ -1,4 +1,4 @@
-"""LLM: load a model, generate, stream, chat; and the same for asyncio."""
+"""LLM: load a model, then generate, stream and chat, from threads or with asyncio."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model behind an engine with its own thread. Use it in a `with` block, or call close().
+    """A model, loaded into an engine that runs on a thread of its own. Use it in a `with` block, or
+    call close() at the end.
 
-    Methods may be called from several threads at once: their requests run together.
+    Methods may be called from several threads at the same time: the engine batches all their
+    requests together.
     """
 
     def __init__(
@@ -52,15 +54,19 @@ class LLM:
         progress: Progress | None = None,
         **choices: Unpack[EngineChoices],
     ) -> None:
-        """Load `model` ("demo", a folder, a hub id) by choices of EngineConfig or a whole config.
+        """Load `model`: "demo", a folder, or a Hugging Face hub id.
 
-        Raises ConfigError for an unknown or wrong choice, CheckpointError for a model that cannot
-        be loaded, and UnsupportedError for a part that cannot serve here.
+        Pass either options of EngineConfig as keywords (`LLM("demo", engine="oengine")`) or a whole
+        `config`. `progress` is called while the model loads.
+
+        Raises ConfigError for an option that is unknown or has a wrong value, CheckpointError for a
+        model that cannot be loaded, and UnsupportedError for a plugin that cannot run this model or
+        on this machine.
         """
         named = dict(choices) if model is None else {"model": model, **choices}
         if config is not None and named:
             given = f"config and {', '.join(named)}"
-            raise ConfigError(given, "one of them", "Put the choices into the config.")
+            raise ConfigError(given, "one of the two", "Set these options in the config.")
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
         self.config = plan.config
@@ -81,12 +87,12 @@ class LLM:
         )
         self._requests = Requests(self.tokenizer, self._loop)
         self._is_closing = threading.Event()
-        # Also when it is never closed, and at exit: the thread must not outlive JAX.
+        # Runs also when close() is never called, and at exit: the thread must not outlive JAX.
         weakref.finalize(self, self._loop.close)
 
     @classmethod
     def from_config(cls, path: str | Path, **choices: Unpack[EngineChoices]) -> LLM:
-        """An LLM of a TOML file; keywords win over the file."""
+        """Load the model that a TOML file configures; keywords replace options of the file."""
         return cls(config=make_config(read_toml(path), choices))
 
     def __repr__(self) -> str:
@@ -103,8 +109,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Fail what is under way; end threads and worker processes; free the engine's memory. Twice
-        is fine.
+        """End running requests with StoppedError, end all threads and worker processes, and free
+        the engine's memory. A second call does nothing.
         """
         self._is_closing.set()
         self._loop.close()
@@ -113,36 +119,35 @@ class LLM:
 
     @property
     def plan(self) -> Plan:
-        """What was chosen, and why."""
+        """The plan: every plugin that was chosen, and the reason for each choice."""
         return self._parts.plan
 
     @property
     def engine(self) -> Engine:
-        """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
+        """The engine. Only the engine's thread may call its methods (see `run_on_engine`)."""
         return self._parts.engine
 
     @property
     def loop(self) -> EngineLoop:
-        """Drives the engine: takes requests, aborts by id, calls observers
-        (`loop.observers.add`).
-        """
+        """The loop that drives the engine. `loop.observers.add` adds an Observer of its steps."""
         return self._loop
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
-        """Run a function on the engine's thread between steps, and return its result."""
+        """Run a function on the engine's thread between two steps, and return its result."""
         return self._loop.call(function)
 
     def warmup(self, progress: Progress | None = None) -> int:
-        """Compile, and count, every program for serving; with `forbid_compiling` no other will be.
+        """Compile every program that serving needs, and return their number. After that, with
+        `forbid_compiling`, the engine compiles no other program.
 
-        Interrupting it, or close(), leaves out programs not yet being compiled; serving compiles
-        them when used.
+        When a call is interrupted, or close() is called, the remaining programs are not compiled;
+        the engine compiles each of them when a request first needs it.
         """
-        is_left = threading.Event()
+        is_interrupted = threading.Event()
         title = make_title(self._parts.plan)
 
         def report(done: int, total: int, what: str) -> None:
-            if is_left.is_set() or self._is_closing.is_set():
+            if is_interrupted.is_set() or self._is_closing.is_set():
                 raise StoppedError("warmup() was interrupted")
             if progress is not None:
                 progress(f"compiling {title}", done, total)
@@ -156,18 +161,21 @@ class LLM:
         try:
             return int(self._loop.call(compile_all))
         finally:
-            is_left.set()
+            is_interrupted.set()
 
     @contextlib.contextmanager
     def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
-        """In the block all steps run with other implementations of ops, registered or not.
+        """Run all steps inside the `with` block with other implementations of ops.
 
-        `implementations` are named after the ops, as in override(attention=..., rms_norm=...), a
-        plugin's ops too. Each is a whole implementation, a name, or an import path; attention may
-        be a function in the simple form (enginebay_byhand.simple), or {phase: implementation} for
-        some phases. Each must pass a quick check unless `check` is False: IncorrectError.
-        RequestError while requests are under way; those at the end of the block end with
-        StoppedError. The former programs come back without compiling. Blocks nest.
+        Keywords of `implementations` are names of ops, including ops of plugins:
+        `override(attention=my_attention, rms_norm="pallas")`. Each value is an implementation
+        object, a registered name, or an import path. `attention` also accepts a function in the
+        simple form (enginebay_byhand.simple), or a dict {phase: implementation}.
+
+        Each implementation must pass a quick correctness check, unless `check` is False; one that
+        fails raises IncorrectError. Raises RequestError when requests are running or waiting at the
+        start of the block. Requests that have not ended when the block ends get StoppedError. After
+        the block the former programs are used again, without compiling. Blocks may be nested.
         """
         end = functools.partial(end_all, self._loop)
         before = self._parts
@@ -178,7 +186,9 @@ class LLM:
                 self._parts = before
 
     def shadow_report(self) -> ShadowReport | None:
-        """What shadow mode has found so far; None when it is off, or rests within override()."""
+        """The comparisons that shadow mode has made so far; None when shadow mode is off, and
+        inside an override() block.
+        """
         report: ShadowReport | None = self._loop.call(lambda: self._parts.engine.shadow_report)
         return report
 
@@ -193,16 +203,21 @@ class LLM:
         progress: Progress | None = None,
         **turns: Unpack[Turns],
     ) -> list[RequestOutput]:
-        """Complete a text, token ids, Segments, or a list of these; params for all, or one for
-        each.
+        """Complete prompts, and return one RequestOutput per prompt, in order.
 
-        `prompt_embeds`, in place of `prompts`: an array [tokens, hidden_size] that stands for the
-        embeddings of a prompt's tokens, a list of segments of one prompt (such arrays and lists of
-        token ids), or a list with such a list for each of several prompts.
-        `turns`, for all or one per prompt, change no token: `priority` (larger is more urgent) and
-        `tenant` are read by some schedulers, and prompts share a cached prefix only under the same
-        `cache_salt`. Returns one RequestOutput per prompt, in order. Nothing is
-        queued when any prompt or value is refused. Interrupting ends the requests.
+        `prompts` is a text, a list of token ids, Segments, or a list of any of these. `params` is
+        one SamplingParams (or dict) for all prompts, or a list with one per prompt.
+
+        `prompt_embeds` replaces `prompts`: an array [tokens, hidden_size] of embeddings used in
+        place of token embeddings, a list of segments of one prompt (arrays and lists of token ids),
+        or a list of such lists, one per prompt.
+
+        `turns` do not change the generated tokens; each is one value for all prompts, or a list
+        with one per prompt. `priority` (a larger number is more urgent) and `tenant` are read by
+        some schedulers. Prompts share a cached prefix only when they have the same `cache_salt`.
+
+        Raises RequestError when any prompt or parameter is invalid; then no prompt is queued.
+        Interrupting the call ends its requests.
         """
         given = prompts_of(prompts, prompt_embeds)
         prepared = self._preparer.prepare(given, params, **turns)
@@ -216,11 +231,15 @@ class LLM:
         normalize: bool = False,
         **turns: Unpack[Turns],
     ) -> list[np.ndarray]:
-        """The model's final hidden states of each prompt, pooled: f32 [hidden_size], in order.
+        """Return the model's final hidden states of each prompt, pooled to one array f32
+        [hidden_size] per prompt, in order.
 
-        `pooling`: "mean" over the prompt's tokens, or the "last" token's. With `normalize` each is
-        divided by its Euclidean length. They run together with other requests. RequestError for an
-        engine without the capability hidden_states; otherwise as generate().
+        `pooling`: "mean" averages over the prompt's tokens, "last" takes the last token.
+        `normalize` divides each array by its Euclidean length. `turns` are as in generate(). The
+        prompts run together with other requests.
+
+        Raises RequestError for an engine without the capability hidden_states, and as generate()
+        does.
         """
         outputs = self._run(self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
@@ -240,10 +259,12 @@ class LLM:
             events.close()
 
     def stream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> Stream:
-        """Complete one prompt, by chunks; those of several completions come as they are made.
+        """Complete one prompt, and return an iterator over chunks of new text. With n > 1 the
+        chunks of all completions come as they are made.
 
-        The request is checked and queued at once. Closing the stream, from any thread, or letting
-        go of it ends it. RequestError with best_of > n: the best are known when all have ended.
+        The request is checked and queued before this returns. Closing the stream (from any thread)
+        or dropping it ends the request. Raises RequestError as generate() does, and for best_of >
+        n: the best completions are not known before all have ended.
         """
         events = Events()
         self.submit(prompt, params, events=events, **turn)
@@ -252,11 +273,13 @@ class LLM:
     def chat(
         self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> RequestOutput:
-        """Answer a conversation, messages with "role" and "content", by the model's chat template.
+        """Answer a conversation, rendered by the model's chat template. Each message has "role" and
+        "content".
 
-        `options`: those of generate(), and how it is rendered, see `enginebay.text.ChatOptions`.
-        With continue_final_message=True and add_generation_prompt=False the answer continues the
-        final message. RequestError for messages or a template that cannot be rendered.
+        `options` are the `turns` of generate() and the options of the template, see
+        `enginebay.text.ChatOptions`. With continue_final_message=True and
+        add_generation_prompt=False the answer continues the last message. Raises RequestError for
+        messages that the template cannot render.
         """
         prompt, turn = self._rendered(messages, **options)
         return self.generate([prompt], params, **turn)[0]
@@ -264,28 +287,30 @@ class LLM:
     def chat_stream(
         self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> Stream:
-        """chat(), chunk by chunk."""
+        """chat() as a stream: see stream()."""
         prompt, turn = self._rendered(messages, **options)
         return self.stream(prompt, params, **turn)
 
     def _rendered(self, messages: Messages, **options: Unpack[ChatTurn]) -> tuple[list[int], Turn]:
-        """The prompt of a conversation, and what its options say about the request's turn."""
+        """The token ids of a conversation, and the options that belong to its request."""
         chat, turn = split_turn(options)
         return self.tokenizer.apply_chat_template(messages, **chat), turn
 
-    # One by one, by id, for a server.
+    # For servers: one request per call, by id.
 
     def submit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
         **turn: Unpack[Turn],
     ) -> RequestHandle:  # fmt: skip
-        """Check and queue one prompt; what comes of it is read from `events`.
+        """Check and queue one prompt. Read its output from `events`.
 
-        Without `stream` its only event is its RequestEnded. `request_id` names it in events and to
-        abort(); None: a new one. RequestError for a prompt or value that cannot be served, an id
-        that is under way, closed events, and `stream` with best_of > n; StoppedError after close(),
-        or when the engine broke down.
+        With stream=False the only event is a RequestEnded with the whole output. `request_id`
+        identifies the request in its events and for abort(); None chooses a new id.
+
+        Raises RequestError for an invalid prompt or parameter, for the id of a request that has not
+        ended, for closed `events`, and for stream=True with best_of > n. Raises StoppedError after
+        close() or after the engine has failed for good.
         """
         [prepared] = self._preparer.prepare_one(prompt, params, **turn)
         return self._queue(prepared, events, request_id, streams=stream)
@@ -295,17 +320,23 @@ class LLM:
         request_id: str | None = None, stream: bool = True,
         **turn: Unpack[Turn],
     ) -> RequestHandle:  # fmt: skip
-        """submit() without blocking the event loop; cancelling it queues nothing."""
+        """submit() without blocking the asyncio event loop. When it is cancelled, nothing is
+        queued.
+        """
         prepare = functools.partial(self._preparer.prepare_one, **turn)
         [prepared] = await in_thread(prepare, prompt, params)
         return self._queue(prepared, events, request_id, streams=stream)
 
     def abort(self, request_id: str) -> bool:
-        """End a request and its completions, with reason "abort"; False when none is under way."""
+        """End a request; its completions get the finish reason "abort". Returns False when no
+        unfinished request has this id.
+        """
         return self._requests.abort(request_id)
 
     def counts(self) -> Counts:
-        """How many requests wait and run now, those of generate() and streams too."""
+        """The numbers of waiting and running requests, including requests of generate() and of
+        streams.
+        """
         return self._requests.counts(running_prompts(self._loop))
 
     def _queue(
@@ -321,7 +352,7 @@ class LLM:
     async def agenerate(
         self, prompts: Prompts, params: Params = None, **turns: Unpack[Turns]
     ) -> list[RequestOutput]:
-        """generate() without blocking the event loop; cancelling ends the requests."""
+        """generate() without blocking the asyncio event loop. Cancelling it ends the requests."""
         prepare = functools.partial(self._preparer.prepare, **turns)
         return await self._arun(prepare, prompts, params)
 
@@ -333,7 +364,7 @@ class LLM:
         normalize: bool = False,
         **turns: Unpack[Turns],
     ) -> list[np.ndarray]:
-        """embed() without blocking the event loop; cancelling ends the requests."""
+        """embed() without blocking the asyncio event loop. Cancelling it ends the requests."""
         prepare = functools.partial(self._preparer.prepare_embed, **turns)
         outputs = await self._arun(prepare, prompts, pooling)
         return [pooled_of(output, normalize=normalize) for output in outputs]
@@ -351,13 +382,15 @@ class LLM:
             events.close()
 
     def astream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> AsyncStream:
-        """stream() of one completion for asyncio; queued when the first chunk is asked for."""
+        """stream() for asyncio, of a single completion: n > 1 raises RequestError. The request is
+        queued when the first chunk is awaited.
+        """
 
         async def begin(events: AsyncEvents) -> RequestHandle:
             chosen = as_sampling_params(params)
             if chosen.n != 1:
                 given = f"n = {chosen.n} in astream"
-                raise RequestError(given, "n = 1", "Start one stream for each completion.")
+                raise RequestError(given, "n = 1", "Call astream once for each completion.")
             return await self.asubmit(prompt, chosen, events=events, **turn)
 
         return AsyncStream(begin)
@@ -365,7 +398,7 @@ class LLM:
     async def achat(
         self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> RequestOutput:
-        """chat() for asyncio."""
+        """chat() without blocking the asyncio event loop. Cancelling it ends the request."""
         render = functools.partial(self._rendered, **options)
         prompt, turn = await in_thread(render, messages)
         return (await self.agenerate([prompt], params, **turn))[0]

@@ -1,4 +1,4 @@
-"""Swapping implementations in a running engine for a while, and bringing the former ones back."""
+"""Swapping the implementations of a running engine for a while."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from enginebay.errors import EnginebayError, RequestError, StoppedError
 
 
 class EngineDriver(Protocol):
-    """Who drives an engine: a loop, or a service that has one at times."""
+    """What drives an engine: a loop, or a service that starts a loop when it needs one."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no row."""
+        """Requests that have no row."""
 
     @property
     def num_running(self) -> int:
-        """Requests that hold one."""
+        """Requests that have a row."""
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function between steps, and return its result; StoppedError when a step has failed
-        just before.
+        """Run a function between steps, and return its result. StoppedError when the step before it
+        failed.
         """
 
 
 EndAll = Callable[[EnginebayError], None]
-"""Ends every request with an error; called between steps."""
+"""Ends every request with the given error. Called between steps."""
 
 
 @contextlib.contextmanager
@@ -42,13 +42,13 @@ def overridden(
     *,
     check: bool = True,
 ) -> Iterator[Composed]:
-    """While the block lasts, an engine's steps run with other implementations of ops; yields its
-    parts with their plan.
+    """Run the engine's steps with other implementations of ops while the block lasts. Yields the
+    engine's parts with the changed plan.
 
-    RequestError while requests are under way; for the rest see `ByHand.overridden`, and then
-    nothing has changed. What is still under way at the end of the block ends with StoppedError,
-    so that no request is served half by one and half by another. Within the block programs may
-    be compiled, whatever forbid_compiling says. Blocks nest.
+    RequestError while requests are running or waiting, and the errors of `ByHand.overridden`; in
+    all these cases nothing changes. Requests that have not ended at the end of the block get
+    StoppedError, so that no request is served partly by one implementation and partly by another.
+    Inside the block programs may be compiled even with forbid_compiling. Blocks may be nested.
     """
     engine = parts.engine
     plan = by_hand(parts.plan.registry).overridden(parts.plan, given, check=check)
@@ -57,9 +57,9 @@ def overridden(
         count = driver.num_waiting + driver.num_running
         if count:
             raise RequestError(
-                f"{count} requests are under way while implementations are to be swapped",
-                "none",
-                "Let them end, or end them, and try again.",
+                f"override() while {count} requests are running or waiting",
+                "no unfinished request",
+                "Wait until they have ended, or abort them, then try again.",
             )
         undo = engine.swap(plan.swapped)
         forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False
@@ -69,7 +69,7 @@ def overridden(
 
     def end() -> None:
         end_all(
-            StoppedError("the block of override() that the request ran in has ended: send it again")
+            StoppedError("the override() block in which the request ran has ended: send it again")
         )
         engine.compilations.forbidden = forbidden
         undo()
@@ -79,8 +79,7 @@ def overridden(
     finally:
         try:
             driver.call(end)
-        except (
-            StoppedError
-        ):  # a step failed just now, and the loop has recovered; or the loop is closed for good
+        # Either a step has just failed and the loop has recovered, or the loop is closed for good.
+        except StoppedError:
             with contextlib.suppress(StoppedError):
                 driver.call(end)

@@ -1,6 +1,4 @@
-"""From what a caller gives to requests: prompts are tokenised once, everything is validated before
-anything is queued.
-"""
+"""Preparer: tokenises prompts, validates every value, and makes requests, before any is queued."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from enginebay.llm.abilities import (
 from enginebay.llm.choice import Choice
 from enginebay.llm.priority import Priority, Turn, Turns, is_list, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts, check_prompt
-from enginebay.llm.requested_processors import asked_processors
+from enginebay.llm.requested_processors import requested_processors
 from enginebay.llm.segments import Segments
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
@@ -45,18 +43,20 @@ from enginebay.types import (
 )
 
 Param = SamplingParams | Mapping[str, Any] | None
-"""How one request is sampled: a dict has fields of SamplingParams, None the defaults."""
+"""How one request is sampled. A dict has fields of SamplingParams; None means the defaults."""
 
 Params = Param | Sequence[Param]
 
 _NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
-"""Of a request for hidden states: it holds cache for one token more, which is never sampled."""
+"""Parameters of a request for hidden states. The one token that its cache has room for is never
+sampled.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """One prompt, its text when it was one, and its requests: one for each completion that
-    is made.
+    """One prompt, tokenised, with one request per completion. `prompt` is its text, or None when it
+    was given as token ids or Segments.
     """
 
     request_id: str
@@ -64,11 +64,11 @@ class Prepared:
     prompt_token_ids: list[int]
     requests: tuple[Request, ...]
     choice: Choice | None = None
-    """Which of the completions are returned; None: all."""
+    """Selects which completions are returned; None: all of them."""
 
 
 class Preparer:
-    """Makes requests for one engine: knows its tokenizer, its context and what its parts can do."""
+    """Makes the requests of one engine, from its tokenizer, its limits and its capabilities."""
 
     def __init__(
         self,
@@ -85,29 +85,29 @@ class Preparer:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.max_cached: int | None = None
-        """Most tokens that the cache holds for one request (`Ledger.max_tokens`); None:
-        max_model_len is the limit.
+        """The largest number of tokens that the cache holds for one request
+        (`Ledger.max_tokens`); None: max_model_len is the limit.
         """
         self.abilities = abilities
         self._guide = abilities.make_guide(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
 
     def close(self) -> None:
-        """End the worker processes. They start again with the next chat and the next constraint."""
+        """End the worker processes. They start again with the next chat or the next constraint."""
         self.tokenizer.close()
         self._guide.close()
 
     def prepare(self, prompts: Prompts, params: Params, **turns: Unpack[Turns]) -> list[Prepared]:
         """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that
-        cannot be served.
+        is invalid.
         """
         listed = as_prompts(prompts)
         each = priorities_of(len(listed), **turns)
         return self._prepare_all(listed, params, each)
 
     def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Prepared]:
-        """A list of one Prepared, of one prompt: where a list of ids is meant and no list of
-        prompts.
+        """A list with the Prepared of one prompt. Here a list of token ids is always one prompt,
+        and a list of prompts is refused.
         """
         check_prompt(prompt)
         each = priorities_of(1, **turn)
@@ -116,8 +116,8 @@ class Preparer:
     def prepare_embed(
         self, prompts: Prompts, pooling: Pooling, **turns: Unpack[Turns]
     ) -> list[Prepared]:
-        """The same for the hidden states of prompts. RequestError where these cannot be
-        returned.
+        """One Prepared per prompt, of requests for pooled hidden states. RequestError when the
+        engine cannot return hidden states.
         """
         check_pooling(pooling, self.abilities)
         listed = as_prompts(prompts)
@@ -126,17 +126,18 @@ class Preparer:
         return [self._prepare_one(one, _NO_SAMPLING, own, pooling) for one, own in pairs]
 
     def room(self, num_prompt: int) -> int:
-        """Most new tokens that context and cache hold after a prompt of so many tokens; at
-        least 1.
+        """The largest number of new tokens after a prompt of `num_prompt` tokens that fits context
+        and cache; at least 1.
         """
         cached = self.max_model_len if self.max_cached is None else self.max_cached
         return max(1, min(self.max_model_len, cached) - num_prompt)
 
     def with_defaults(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
-        """`params` with the checkpoint's values in the fields that it leaves out; a second call
-        changes nothing.
+        """`params` with the checkpoint's defaults in every field that it does not set. Applying it
+        twice changes nothing more.
 
-        A length that the checkpoint gives is cut to the room after a prompt of `num_prompt` tokens.
+        A max_tokens that comes from the checkpoint is reduced to the room after a prompt of
+        `num_prompt` tokens.
         """
         filled = self.abilities.defaults.applied_to(params)
         if filled.max_tokens is None or "max_tokens" in params.model_fields_set:
@@ -155,8 +156,8 @@ class Preparer:
         if len(each) != len(prompts):
             raise RequestError(
                 f"{len(each)} sampling parameters for {len(prompts)} prompts",
-                "one for all, or one per prompt",
-                "Give as many.",
+                "one for all prompts, or one per prompt",
+                f"Pass a list of {len(prompts)}.",
             )
         return [self._prepare_one(*one) for one in zip(prompts, each, priorities, strict=True)]
 
@@ -182,9 +183,8 @@ class Preparer:
         self._check(token_ids, params)
         array = np.asarray(token_ids, np.int32)
         sampling = self._freeze(params, array)
-        others = dataclasses.replace(
-            sampling, num_prompt_logprobs=None
-        )  # the first one tells of the prompt
+        # Only the first completion computes the prompt's log-probabilities.
+        others = dataclasses.replace(sampling, num_prompt_logprobs=None)
         grammar = self._guide.grammar(params)
         request_id = f"request-{uuid.uuid4().hex}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
@@ -214,19 +214,19 @@ class Preparer:
             raise RequestError(
                 "an empty prompt",
                 "at least one token",
-                "Give some text, or a begin-of-sequence token.",
+                "Pass some text, or a begin-of-sequence token.",
             )
         if len(token_ids) >= self.max_model_len:
             raise RequestError(
                 f"a prompt of {len(token_ids)} tokens",
                 f"at most {self.max_model_len - 1}, which leaves room for one new token",
-                "Shorten it, or raise max_model_len.",
+                "Shorten the prompt, or pass a larger --max-model-len.",
             )
         if self.abilities.greedy_only and params.temperature > 0:
             raise RequestError(
                 f"temperature = {params.temperature} with a sampler that is greedy only",
                 "temperature = 0",
-                "Choose sampler standard to sample.",
+                "Pass --sampler standard to sample.",
             )
         check_penalties(params, self.abilities)
         check_logprobs(params, self.abilities)
@@ -237,7 +237,7 @@ class Preparer:
             raise RequestError(
                 f"{what} {wrong}",
                 f"0 to {self.vocab_size - 1}, the model's vocabulary",
-                "Use the model's own tokenizer.",
+                "Encode the text with llm.tokenizer.",
             )
 
     def _freeze(self, params: SamplingParams, prompt: np.ndarray) -> FrozenSampling:
@@ -251,12 +251,12 @@ class Preparer:
             raise RequestError(
                 f"{len(stop_ids)} stop tokens, end-of-sequence tokens included",
                 f"at most {MAX_STOP_TOKENS}",
-                "Give fewer.",
+                "Pass fewer stop_token_ids.",
             )
         room = self.max_model_len - len(prompt)
         facts = RowFacts(prompt, stop_ids, Sizes(self.vocab_size, self.max_model_len))
         chosen = self.abilities.processors
-        used = chosen.rows(asked_processors(params, self.tokenizer, chosen.entries), facts)
+        used = chosen.rows(requested_processors(params, self.tokenizer, chosen.entries), facts)
         if takes_best(params) and not chosen.changes_best(used):
             used = ()
         return FrozenSampling(
@@ -272,8 +272,8 @@ class Preparer:
         )
 
     def _num_logprobs(self, params: SamplingParams) -> int | None:
-        """How many best tokens are told with each new one; of completions that are chosen from, at
-        least its own.
+        """How many best tokens are returned with each new token. best_of needs the log-probability
+        of the token itself, hence at least 0.
         """
         if params.logprobs is None:
             return None if Choice.of(params) is None else 0
@@ -281,8 +281,8 @@ class Preparer:
 
 
 def check_streamable(prepared: Sequence[Prepared]) -> None:
-    """RequestError when some of the completions are to be chosen, which can be done at their
-    end.
+    """RequestError for requests with best_of > n: which completions are returned is known only when
+    all have ended.
     """
     for one in prepared:
         if one.choice is not None:

@@ -1,6 +1,4 @@
-"""Priority: what a request says about its turn, for schedulers that look at it; it changes no
-token.
-"""
+"""Priority: values that a request passes to the scheduler. They change no generated token."""
 
 from __future__ import annotations
 
@@ -20,7 +18,9 @@ Salts = str | Sequence[str] | None
 
 
 class Turn(TypedDict, total=False):
-    """What a request may say besides its prompt and its sampling."""
+    """Keywords of a single request: how urgent it is, whose it is, and with whom it shares its
+    prefix.
+    """
 
     priority: int
     tenant: str | None
@@ -28,18 +28,18 @@ class Turn(TypedDict, total=False):
 
 
 class ChatTurn(ChatOptions, Turn, total=False):
-    """The same of a request whose prompt is a conversation, and how this is rendered."""
+    """Keywords of a chat request: a Turn's, and the options of the chat template."""
 
 
 def split_turn(options: ChatTurn) -> tuple[ChatOptions, Turn]:
-    """How a conversation is rendered, and what its request says about its turn."""
+    """Split the keywords of a chat into the options of the template and the Turn."""
     turn = {name: value for name, value in options.items() if name in Turn.__annotations__}
     chat = {name: value for name, value in options.items() if name not in turn}
     return cast("ChatOptions", chat), cast("Turn", turn)
 
 
 class Turns(TypedDict, total=False):
-    """The same for several prompts: one value for all, or one for each."""
+    """Keywords of several prompts: each is one value for all, or a list with one per prompt."""
 
     priority: Priorities
     tenant: Tenants
@@ -47,15 +47,15 @@ class Turns(TypedDict, total=False):
 
 
 MAX_PRIORITY = 10**9
-"""Schedulers count a priority against times of arrival; with larger ones these would have no digits
-left.
+"""Schedulers combine a priority with an arrival time in one float; a larger priority would leave no
+digits for the time.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Priority:
-    """A priority, of which larger is more urgent, the tenant on whose account a request runs
-    ("": none is named), and the salt of its prefix ("": none).
+    """A request's priority (larger is more urgent), the tenant that it is charged to ("": none),
+    and the salt of its cached prefix ("": none).
     """
 
     priority: int = 0
@@ -66,8 +66,8 @@ class Priority:
 def priorities_of(
     num_prompts: int, priority: Priorities = 0, tenant: Tenants = None, cache_salt: Salts = None
 ) -> list[Priority]:
-    """Those of each prompt, from one value for all or one for each. RequestError for other values,
-    or other counts.
+    """One Priority per prompt. RequestError for an invalid value, and for a list of another length
+    than `num_prompts`.
     """
     texts = (("tenant", tenant), ("cache_salt", cache_salt))
     tenants, salts = (
@@ -78,7 +78,7 @@ def priorities_of(
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether this is several values, and no text."""
+    """Whether this is a sequence of values, and not text or bytes."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(
@@ -92,8 +92,8 @@ def _each(num_prompts: int, given: Any, what: str) -> list[Any]:
     if len(given) != num_prompts:
         raise RequestError(
             f"{len(given)} {what} for {num_prompts} prompts",
-            "one for all, or one per prompt",
-            "Give as many.",
+            "one for all prompts, or one per prompt",
+            f"Pass a list of {num_prompts}.",
         )
     return list(given)
 
@@ -106,9 +106,8 @@ def _priority(given: Any) -> int:
     if number is None or abs(number) > MAX_PRIORITY:
         raise RequestError(
             f"priority = {shown(given)}",
-            f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
-            "of which larger is more urgent",
-            "Correct it.",
+            f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, where larger is more urgent",
+            "Pass a number in this range, such as priority=1.",
         )
     return number
 
@@ -120,6 +119,6 @@ def _text(name: str, given: Any) -> str:
         raise RequestError(
             f"{name} = {shown(given)}",
             "a text that is not empty, or None",
-            "Name one, or leave it out.",
+            f"Pass a text, or leave {name} out.",
         )
     return given

@@ -1,4 +1,4 @@
-"""Prompts as a caller gives them: texts, lists of token ids or segments, one or several."""
+"""Prompts as callers pass them: text, token ids or Segments, one or several."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Prompts = Prompt | Sequence[Prompt]
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts from one text, one list of token ids, Segments, or a list of these.
-    RequestError for anything else.
+    """A list of prompts, made from one text, one list of token ids, one Segments, or a list of
+    these. RequestError for anything else.
     """
     if isinstance(prompts, str | Segments):
         return [prompts]
@@ -31,17 +31,17 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
 
 
 def prompts_of(prompts: Prompts | None, prompt_embeds: object) -> Prompts:
-    """The one of the two that is given, embeddings as Segments. RequestError for both."""
+    """`prompts`, or `prompt_embeds` as Segments. RequestError when both are given."""
     if prompt_embeds is None:
-        return cast("Prompts", prompts)  # None is refused as every other wrong prompt is
+        return cast("Prompts", prompts)  # None is refused later, like every other invalid prompt
     if prompts is not None:
         given = "both prompts and prompt_embeds"
-        raise RequestError(given, "one of them", "Pass Segments among the prompts.")
+        raise RequestError(given, "one of the two", "Pass the embeddings as Segments in prompts.")
     return as_segments(prompt_embeds)
 
 
 def check_prompt(prompt: object) -> None:
-    """RequestError unless this is a text, a list of token ids or Segments."""
+    """RequestError unless this is a text, a list of token ids, or Segments."""
     is_ids = is_list(prompt) and all(isinstance(t, int | np.integer) for t in prompt)
     if not isinstance(prompt, str | Segments) and not is_ids:
         raise _no_prompt(prompt)
@@ -50,5 +50,7 @@ def check_prompt(prompt: object) -> None:
 def _no_prompt(value: object) -> RequestError:
     given = f"a prompt of type {type(value).__name__}"
     if is_list(value):
-        given += " that holds other things than token ids"
-    return RequestError(given, "text, a list of token ids, or Segments", "Convert it first.")
+        given += " with items that are not token ids"
+    return RequestError(
+        given, "text, a list of token ids, or Segments", "Convert the prompt to text."
+    )

@@ -1,4 +1,4 @@
-"""Reading: streams of one prompt's chunks over Events, and what is done on other threads."""
+"""Stream and AsyncStream: the chunks of one prompt, read from its Events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def output_in(event: Event) -> RequestOutput:
-    """The output of a request that has ended. Raises its error."""
+    """The output of a RequestEnded event. Raises its error, if it has one."""
     assert not isinstance(event, StreamChunk), "a request without a stream has one event"
     if event.error is not None:
         raise event.error
@@ -26,7 +26,9 @@ def output_in(event: Event) -> RequestOutput:
 
 
 def pooled_of(output: RequestOutput, *, normalize: bool) -> np.ndarray:
-    """The pooled hidden states that an output has, f32 [hidden_size]; one of length 0 stays so."""
+    """The pooled hidden states of an output, f32 [hidden_size]. An array of length 0 is not
+    divided.
+    """
     hidden = output.hidden
     assert hidden is not None, "a request with a pooling ends with hidden states"
     length = float(np.linalg.norm(hidden)) if normalize else 1.0
@@ -34,35 +36,37 @@ def pooled_of(output: RequestOutput, *, normalize: bool) -> np.ndarray:
 
 
 class Stream(Iterator[StreamChunk]):
-    """The chunks of one prompt's completions. Any thread may close it; closing it, or letting go of
-    it, ends the request.
+    """An iterator over the chunks of one prompt's completions. Closing it (from any thread) or
+    dropping it ends the request.
     """
 
     def __init__(self, events: Events) -> None:
         self._events = events
 
     def __next__(self) -> StreamChunk:
-        goes_on = False
+        has_more = False
         try:
             event = next(self._events)
-            goes_on = isinstance(event, StreamChunk)
+            has_more = isinstance(event, StreamChunk)
             if isinstance(event, StreamChunk):
                 return event
             output_in(event)
             raise StopIteration
         finally:
-            if not goes_on:
+            if not has_more:
                 self.close()
 
     def close(self) -> None:
-        """End the request, if it has not ended. A thread that waits for a chunk gets
+        """End the request, if it has not ended. A thread that waits for a chunk gets a
         StopIteration.
         """
         self._events.close()
 
 
 class AsyncStream(AsyncIterator[StreamChunk]):
-    """A Stream for asyncio. `begin` queues the request, when the first chunk is asked for."""
+    """An async iterator over the chunks of one prompt. `begin` queues the request, when the first
+    chunk is awaited.
+    """
 
     def __init__(self, begin: Callable[[AsyncEvents], Awaitable[object]]) -> None:
         self._begin = begin
@@ -70,16 +74,16 @@ class AsyncStream(AsyncIterator[StreamChunk]):
         self._is_closed = False
 
     async def __anext__(self) -> StreamChunk:
-        goes_on = False
+        has_more = False
         try:
             event = await self._next()
-            goes_on = isinstance(event, StreamChunk)
+            has_more = isinstance(event, StreamChunk)
             if isinstance(event, StreamChunk):
                 return event
             output_in(event)
             raise StopAsyncIteration
         finally:
-            if not goes_on:
+            if not has_more:
                 await self.aclose()
 
     async def _next(self) -> Event:
@@ -105,8 +109,8 @@ class AsyncStream(AsyncIterator[StreamChunk]):
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
-    """What a function returns on a thread of its own. What would end a thread, such as SystemExit,
-    is an InternalError here.
+    """Run a function on a worker thread, and return its result. An exception that would end a
+    thread, such as SystemExit, is raised as InternalError.
     """
     return await asyncio.to_thread(_answered, function, *args)
 
@@ -116,7 +120,6 @@ def _answered(function: Callable[..., Result], *args: Any) -> Result:
         return function(*args)
     except Exception:
         raise
-    except (
-        BaseException
-    ) as error:  # the thread's edge: the event loop would end, with all its other tasks
+    # asyncio would stop the whole event loop, with all its other tasks.
+    except BaseException as error:
         raise failure("preparing a request", error) from error

@@ -1,6 +1,4 @@
-"""Which logits processors a request asks for, by fields of their own and by name, and with which
-options.
-"""
+"""The logits processors that a request uses, with the options of each."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ PENALTIES = "penalties"
 _APPLIED_BY = declared(SamplingParams, AppliedBy)
 
 
-def asked_processors(
+def requested_processors(
     params: SamplingParams, tokenizer: Tokenizer, available: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Options by processor. RequestError for one that is asked for in two ways, and for words that
-    have no tokens.
+    """The options of each logits processor that `params` uses, by the processor's name.
 
-    `available` are those that the engine was made with: in one without `penalties` its sampler
-    applies these.
+    `available` are the names of the engine's processors: when `penalties` is not among them, the
+    sampler applies penalties itself. RequestError for a processor that is requested both by a field
+    of its own and in `processors`, and for bad_words without tokens.
     """
     asked = _by_fields(params, tokenizer)
     if PENALTIES not in available and not params.suppress_repetition_in_generation:
@@ -33,9 +31,9 @@ def asked_processors(
     twice = sorted(asked.keys() & params.processors.keys())
     if twice:
         raise RequestError(
-            f"logits processor {twice[0]!r} by a field of its own and in processors",
+            f"logits processor {twice[0]!r}, both by a field of its own and in processors",
             "one of the two",
-            "Leave one out.",
+            "Remove it from processors.",
         )
     return asked | params.processors
 
@@ -59,7 +57,7 @@ def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mappin
 
 
 def _sequences(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word as they are at the beginning of a text, and after a space."""
+    """The tokens of each word, both at the beginning of a text and after a space."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
@@ -68,6 +66,6 @@ def _sequences(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int,
         ]
         if not all(ways):
             given = f"bad_words with {word!r}, which has no tokens"
-            raise RequestError(given, "words with at least one token", "Leave it out.")
+            raise RequestError(given, "words with at least one token", "Remove this word.")
         found |= dict.fromkeys(ways)
     return tuple(found)

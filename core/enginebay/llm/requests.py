@@ -1,4 +1,4 @@
-"""Requests: those of one engine from their submission to their end, by id, and counted."""
+"""Requests: the unfinished requests of one engine, by id."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from enginebay.types import Request
 
 
 class Runs(Protocol):
-    """What runs requests: an EngineLoop, or what starts and stops one."""
+    """Runs requests: an EngineLoop, or a service that starts and stops one."""
 
     def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> Sequence[Ticket]:
-        """Queue requests, all or none, whose events `takes` are called with."""
+        """Queue all requests or none; the loop calls takes[i] with each event of requests[i]."""
 
     def abort(self, request_id: str) -> None:
         """End a completion, if it has not ended."""
@@ -30,8 +30,8 @@ class Runs(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestHandle:
-    """A submitted request. Its events bear `request_id`, and those of its completions an index from
-    0 to num_completions - 1.
+    """A submitted request. Its events have this `request_id`, and those of its completions an index
+    from 0 to num_completions - 1.
     """
 
     request_id: str
@@ -41,8 +41,8 @@ class RequestHandle:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests that have not ended, as of now: `running` ones have a completion in a row of the
-    engine, `waiting` ones do not, whether the engine's thread has taken them in or not.
+    """Numbers of unfinished requests. A `running` request has at least one completion in a row of
+    the engine; a `waiting` request has none yet.
     """
 
     waiting: int
@@ -50,8 +50,8 @@ class Counts:
 
 
 class Submission:
-    """One request: makes events of what its completions bring. Its methods belong to the delivery
-    thread, but for abandon().
+    """One submitted request: turns what its completions produce into events. Its methods belong to
+    the delivery thread, except abandon() and abort().
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Submission:
         *,
         streams: bool,
     ) -> None:
-        """Without `streams` the end is the only event."""
+        """Without `streams`, RequestEnded is the only event."""
         self.prepared = prepared
         self.readers = readers
         self.tickets: Sequence[Ticket] = ()
@@ -74,32 +74,34 @@ class Submission:
 
     @property
     def inbound(self) -> Inbound:
-        """Where its events go."""
+        """Receives the request's events."""
         return self._inbound
 
     @property
     def takes(self) -> list[Take]:
-        """For each completion what takes the loop's events."""
+        """For each completion, the function that receives its events from the loop."""
         return [functools.partial(self._take, reader) for reader in self.readers]
 
     @property
     def handle(self) -> RequestHandle:
-        """What the caller gets."""
+        """The handle that the caller gets."""
         one = self.prepared
         return RequestHandle(one.request_id, tuple(one.prompt_token_ids), len(self.readers))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the loop has ended each of its completions."""
+        """Whether the loop has ended all its completions."""
         return bool(self.tickets) and all(ticket.has_ended for ticket in self.tickets)
 
     def abandon(self) -> None:
-        """End the request, if it has not ended; its id is free at once. Any thread may call it."""
+        """End the request, if it has not ended, and free its id at once. Any thread may call
+        this.
+        """
         self.abort()
         self._requests.forget(self)
 
     def abort(self) -> None:
-        """End the completions that have not ended. Any thread may call it."""
+        """End the completions that have not ended. Any thread may call this."""
         for reader in self.readers:
             if not reader.done:
                 self._requests.runs.abort(reader.request.request_id)
@@ -129,24 +131,26 @@ class Submission:
 
 
 class Requests:
-    """Submits requests to a loop, and finds running requests by their ids. Any thread may call."""
+    """Submits requests to a loop, and finds unfinished ones by id. Any thread may call it."""
 
     def __init__(self, tokenizer: Tokenizer, runs: Runs) -> None:
         self.wakers = LoopWakers()
         self.runs = runs
         self._tokenizer = tokenizer
         self._active: dict[str, Submission] = {}
-        self._lock = threading.RLock()  # garbage may be collected, and a reader end, within it
+        self._lock = (
+            threading.RLock()
+        )  # garbage collection inside it may end a reader, which calls forget()
 
     def __len__(self) -> int:
-        """Requests whose end was not put into their events."""
+        """Number of requests whose RequestEnded was not yet put into their events."""
         return len(self._active)
 
     def submit(
         self, prepared: Sequence[Prepared], events: Events | AsyncEvents, *, streams: bool
     ) -> list[Submission]:
-        """Queue requests, all or none, and put their events into `events`. RequestError for an id
-        that has not ended and for closed `events`, StoppedError after the loop's end.
+        """Queue all requests or none; their events go to `events`. RequestError for the id of an
+        unfinished request and for closed `events`, StoppedError after the loop has ended.
         """
         made = [self._submission(one, events, streams=streams) for one in prepared]
         self._add(made)
@@ -164,13 +168,13 @@ class Requests:
             raise
         for one in made:
             one.tickets = tuple(itertools.islice(tickets, len(one.readers)))
-            if one.inbound.is_closed:  # since then
+            if one.inbound.is_closed:  # closed while it was being queued
                 one.abandon()
         return made
 
     def abort(self, request_id: str) -> bool:
-        """End a request with all its completions, whose events follow. False when there is none of
-        this id that has not ended.
+        """End a request and all its completions; their last events follow. False when no unfinished
+        request has this id.
         """
         one = self._active.get(request_id)
         if one is not None:
@@ -178,14 +182,14 @@ class Requests:
         return one is not None
 
     def counts(self, running: Collection[str]) -> Counts:
-        """How many have not ended. `running`: the ids of requests with a completion in a row."""
+        """Numbers of unfinished requests. `running`: ids of requests with a completion in a row."""
         active = list(self._active.items())
         others = [one for name, one in active if name not in running]
         num_waiting = sum(not one.has_ended for one in others)
         return Counts(num_waiting, len(active) - len(others))
 
     def forget(self, one: Submission) -> None:
-        """A request has ended, or was not queued."""
+        """Remove a request that has ended, or that was not queued."""
         with self._lock:
             if self._active.get(one.prepared.request_id) is one:
                 del self._active[one.prepared.request_id]
@@ -207,18 +211,20 @@ class Requests:
                 name = one.prepared.request_id
                 if name in self._active:
                     raise RequestError(
-                        f"request id {shown(name)}, which is under way",
-                        "one that is not",
-                        "Choose another, wait, or abort it.",
+                        f"request id {shown(name)}, which an unfinished request has",
+                        "the id of no unfinished request",
+                        "Pass another id, or abort the first request.",
                     )
             self._active |= {one.prepared.request_id: one for one in made}
 
 
 def with_id(prepared: Prepared, request_id: str) -> Prepared:
-    """The same under an id that a caller chose. RequestError for an empty one, or no text."""
+    """The same request under an id that the caller chose. RequestError for an id that is empty or
+    no text.
+    """
     if not isinstance(request_id, str) or not request_id:
         raise RequestError(
-            f"request id {shown(request_id)}", "text that is not empty", "Choose another."
+            f"request id {shown(request_id)}", "text that is not empty", "Pass another id."
         )
     requests = tuple(
         dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
@@ -230,5 +236,5 @@ def with_id(prepared: Prepared, request_id: str) -> Prepared:
 def _check_open(inbound: Inbound) -> None:
     if inbound.is_closed:
         raise RequestError(
-            "a request for events that were closed", "open ones", "Make new Events()."
+            "a request with closed events", "events that are open", "Create new Events()."
         )

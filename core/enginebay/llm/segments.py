@@ -1,4 +1,4 @@
-"""Segments: a prompt of token ids and of embeddings, in the order in which they are given."""
+"""Segments: a prompt that is made of token ids and embeddings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Segments:
-    """One prompt: each segment is a list of token ids, or an array of embeddings [tokens,
-    hidden_size] of float32, bfloat16 or float16, which stand in place of the embeddings of tokens.
+    """One prompt, as a sequence of segments. A segment is a list of token ids, or an array of
+    embeddings [tokens, hidden_size] (float32, bfloat16 or float16), which the model uses in place
+    of token embeddings.
+
+        Segments([1, 5, 7], image_embeddings, [9, 2])
     """
 
     def __init__(self, *segments: Segment) -> None:
@@ -32,16 +35,16 @@ class Segments:
                 raise RequestError(
                     f"a segment of type {type(one).__name__}",
                     "a list of token ids, or an array [tokens, hidden_size]",
-                    "Convert it first.",
+                    "Convert the segment to a list or an array.",
                 )
         self.segments = segments
 
     def resolve(
         self, hidden_size: int, placeholder: int, check: Callable[[Sequence[int]], None]
     ) -> tuple[list[int], Embeds]:
-        """The token ids, with `placeholder` where an embedding stands, and the embeddings. Calls
-        `check` with the ids of each segment. RequestError for embeddings that the model cannot
-        take.
+        """The prompt's token ids, with `placeholder` at each embedding's position, and the
+        embeddings. Calls `check` with the ids of each segment of token ids. RequestError for
+        embeddings whose shape, dtype or values the model cannot use.
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -64,8 +67,8 @@ class Segments:
 
 
 def as_segments(prompt_embeds: object) -> list[Segments]:
-    """The prompts that `LLM.generate(prompt_embeds=)` is given: one array, a list of the segments
-    of one prompt, or a list with such a list for each of several.
+    """The prompts in `prompt_embeds` of `LLM.generate`: one array, a list of the segments of one
+    prompt, or a list of such lists, one per prompt. RequestError for anything else.
     """
     if is_embeds(prompt_embeds):
         return [Segments(prompt_embeds)]
@@ -99,12 +102,14 @@ def _checked(embeds: Array, hidden_size: int) -> np.ndarray:
     array = np.asarray(embeds)
     given = f"embeddings {array.dtype} {list(array.shape)}"
     if array.dtype.name not in DTYPES:
-        todo = "Convert them with astype(numpy.float32)."
+        todo = "Convert the array with astype(numpy.float32)."
         raise RequestError(given, " or ".join(DTYPES), todo)
     if array.shape[1] != hidden_size or not len(array):
         allowed = f"[tokens, {hidden_size}] with at least one token, for this model"
-        raise RequestError(given, allowed, "Embed the prompt for this model.")
+        raise RequestError(given, allowed, "Compute the embeddings with this model.")
     array = array.astype(np.float32)
     if not np.isfinite(array).all():
-        raise RequestError(f"{given} with NaN or infinity", "finite ones", "Mend what made them.")
+        raise RequestError(
+            f"{given} with NaN or infinity", "finite values", "Check how they were computed."
+        )
     return array

@@ -126,7 +126,7 @@ def test_prompts_are_told_where_programs_may_be_compiled(
 ) -> None:  # holds G101, G105
     for changes in ({"prompt_logprobs": 2}, {"logprobs": -1}):
         with pytest.raises(
-            RequestError, match=r"under forbid_compiling.*full_vocab_logprobs = true"
+            RequestError, match=r"with forbid_compiling.*full_vocab_logprobs = true"
         ):
             real_engine.generate(PROMPT, with_(GREEDY_ON, **changes))
     compiling = REAL | {"use_aot_forward": False, "compile_runner": False}

@@ -82,7 +82,7 @@ def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(
     stream = slow_real_engine.stream(PROMPT, LONG)
     next(stream)
     with (
-        pytest.raises(RequestError, match="1 requests are under way"),
+        pytest.raises(RequestError, match="1 requests are running or waiting"),
         slow_real_engine.override(attention="xla"),
     ):
         pytest.fail("the block was entered")

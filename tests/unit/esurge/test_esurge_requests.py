@@ -133,7 +133,7 @@ def test_wrong_ids_prompts_and_parameters_are_refused_before_anything_is_queued(
         slow_engine.generate(PROMPT, 3)  # type: ignore[arg-type]
     updates = slow_engine.stream(PROMPT, LONG, "mine")
     for call in (slow_engine.generate, slow_engine.stream):
-        with pytest.raises(ValueError, match="'mine', which is under way"):
+        with pytest.raises(ValueError, match="'mine', which an unfinished request has"):
             call(PROMPT, GREEDY, "mine")
     with pytest.raises(ValueError, match="under way"):
         slow_engine.generate(PROMPTS[:2], GREEDY, ["free", "mine"])
