@@ -320,7 +320,7 @@ class Changed(Scheduler):
         return self.change(decision), state
 
 
-NOTHING_OF_EACH = "the scheduler prefills 0 tokens of a request with 5 left: at least 1 of each"
+NOTHING_OF_EACH = "the scheduler prefills 0 tokens of a request with 5 left, not 1 or more"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ NOTHING_OF_EACH = "the scheduler prefills 0 tokens of a request with 5 left: at 
         ),
         (
             lambda d: dataclasses.replace(d, decode_steps=0),
-            "the scheduler decodes 0 steps: at least 1",
+            "the scheduler decodes 0 steps, not 1 or more",
         ),
     ],
     ids=["prefill", "decode"],

@@ -118,7 +118,7 @@ def test_max_tokens_none_takes_what_the_cache_holds(faked: None) -> None:
             == 5 * 16
             < SIZES["max_model_len"]
         )
-        with pytest.raises(RequestError, match="80 together, which is all the cache there is"):
+        with pytest.raises(RequestError, match="80 together, which is the size of the whole cache"):
             llm.generate("Once upon a time", with_(GREEDY, max_tokens=100))
         with pytest.raises(RequestError, match="a prompt of 90 tokens and up to 1 new ones"):
             llm.generate([5] * 90, free)

@@ -152,7 +152,7 @@ class Clients:
                     raise
                 self._count("failed")
             except RequestError as error:
-                if "which is all the cache there is" not in str(error):
+                if "which is the size of the whole cache" not in str(error):
                     raise
                 self._count("refused")
 
@@ -273,7 +273,7 @@ def run_stress(llm: LLM, cases: Sequence[Case], count: int, fail_at: Sequence[in
     llm.loop.observers.add(counts)
     with seeing(llm.engine, fails.launch, fails.read), forks.counted():
         clients.run()
-    with pytest.raises(RequestError, match="all the cache there is"):
+    with pytest.raises(RequestError, match="the size of the whole cache"):
         llm.generate([1] * TOO_LONG, SamplingParams(max_tokens=20))
     check_all_is_given_back(llm)
     assert fails.num_steps > max(fail_at), f"{fails.num_steps} steps: too few to fail at {fail_at}"

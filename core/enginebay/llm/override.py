@@ -69,7 +69,9 @@ def overridden(
 
     def end() -> None:
         end_all(
-            StoppedError("the override() block in which the request ran has ended: send it again")
+            StoppedError(
+                "the block of override() in which the request ran has ended: send it again"
+            )
         )
         engine.compilations.forbidden = forbidden
         undo()

@@ -1,7 +1,7 @@
-"""The serving loop: one thread that admits, schedules, launches and commits; requests go in, tokens
-come out.
+"""The serving loop: a thread that admits requests, schedules and launches steps, and returns
+tokens.
 
-`messages` are what crosses the thread border, `request_table` what the loop remembers of each
-request, `admission` the rows and cache that it has given them, `steps` what it does with the
-engine, `observer` what it tells of that, `loop` the thread.
+`loop` is the thread, `messages` the records that other threads exchange with it, `request_table`
+the state of each request, `admission` rows and cache leases of running requests, `steps` launching
+and reading engine steps, `observer` the interface for metrics.
 """

@@ -1,4 +1,4 @@
-"""Admission: the rows and leases of running requests, and which of their tokens the cache has."""
+"""Admission: gives requests rows and cache leases, and records which tokens are in the cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.prefix_key import PrefixKey
 
 Chunk = tuple[RequestState, int]
-"""A request, and how many of its tokens to prefill now."""
+"""A request, and the number of its tokens to prefill now."""
 
 
 class Admission:
-    """Gives requests a row of the table and a lease of cache, and takes both back. Belongs to the
+    """Gives requests a row of the row table and a lease of cache, and frees both. Belongs to the
     loop's thread.
     """
 
@@ -27,25 +27,28 @@ class Admission:
         self.requests = requests
 
     def why_never(self, tracked: RequestState) -> RequestError | None:
-        """The error for a request that would not fit if it were alone, or None."""
+        """The error for a request that would not fit even if it ran alone; None for one that
+        fits.
+        """
         most = self.engine.ledger.max_tokens
         if most is None or tracked.num_total <= most:
             return None
         prompt, new = len(tracked.request.prompt_token_ids), tracked.request.sampling.max_tokens
         return RequestError(
             f"a prompt of {prompt} tokens and up to {new} new ones",
-            f"{most} together, which is all the cache there is",
-            "Shorten the prompt, lower max_tokens, or give the engine more cache.",
+            f"{most} together, which is the size of the whole cache",
+            "Shorten the prompt, pass a smaller max_tokens, or give the engine more cache.",
         )
 
     def let_in(
         self, chunks: Sequence[Chunk], *, hold: bool = True
     ) -> tuple[list[Chunk], list[Chunk]]:
-        """Those of the chunks whose request runs, is admitted now, or is held back. Nobody
-        overtakes one that is refused.
+        """Return (chunks to launch now, chunks that are held back).
 
-        Where the ledger forks and with `hold`, a completion is held back while another one computes
-        their prompt.
+        A chunk is launched when its request runs already or is admitted now. After the first
+        request that is not admitted, no later one is, so that none overtakes it; neither list has
+        these chunks. When the ledger forks and with `hold`, a request is held back while another
+        completion of the same prompt computes the prompt.
         """
         if not chunks:
             return [], []
@@ -70,9 +73,9 @@ class Admission:
         return able, held if is_open else []
 
     def admit(self, tracked: RequestState, head: RequestState | None = None) -> bool:
-        """Let a waiting request run; False when there is not enough cache now.
+        """Admit a waiting request; False when there is not enough free cache now.
 
-        `head` is another completion of its prompt, which has it in the cache.
+        `head` is another completion of the same prompt, whose prompt is in the cache.
         """
         request = tracked.request
         table, ledger = self.engine.rows, self.engine.ledger
@@ -82,9 +85,9 @@ class Admission:
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
         num_shared = tracked.num_shareable
         if tracked.needs_every_token:
-            # Nothing is found of a prompt of one token.
+            # A lookup of a single token finds no cached prefix.
             lease = ledger.admit(row, token_ids[:1], wanted, self._key(tracked))
-        # After a preemption the cache may have some of its output too.
+        # After a preemption the cache may also have some of its output.
         elif head is None or (tracked.output and self.num_cached(tracked) > num_shared):
             lease = ledger.admit(row, token_ids, wanted, self._key(tracked))
         else:
@@ -103,7 +106,7 @@ class Admission:
         return True
 
     def num_cached(self, tracked: RequestState) -> int:
-        """How many of the first tokens that a waiting request prefills the cache has now."""
+        """How many of the first tokens that a waiting request prefills are in the cache now."""
         return self.engine.ledger.num_cached_tokens(tracked.tokens_to_prefill, self._key(tracked))
 
     def _key(self, tracked: RequestState) -> PrefixKey:
@@ -112,14 +115,14 @@ class Admission:
         return PrefixKey(self.engine.weights_version, request.cache_salt, hashes)
 
     def reserve(self, tracked: RequestState, num_tokens: int) -> bool:
-        """Promise a running request cache for so many tokens; False when there is not enough
-        now.
+        """Reserve cache for `num_tokens` tokens of a running request; False when there is not
+        enough free cache now.
         """
         assert tracked.lease is not None, "running requests have a lease"
         return self.engine.ledger.reserve(tracked.lease, num_tokens)
 
     def chunk_end(self, tracked: RequestState) -> int:
-        """Where the next chunk of a running request that is prefilled ends at the latest."""
+        """The last position up to which the next prefill chunk of a running request may reach."""
         assert tracked.lease is not None, "running requests have a lease"
         ledger, parent = self.engine.ledger, tracked.request.parent_id
         others = self.requests.waiting.values() if ledger.states and parent else ()
@@ -128,7 +131,9 @@ class Admission:
         return ledger.chunk_end(tracked.lease, tracked.num_prefill, fork_at)
 
     def set_computed(self, tracked: RequestState, num_tokens: int) -> None:
-        """Take note that launched steps put so many tokens of a running request into the cache."""
+        """Record that launched steps have put the first `num_tokens` tokens of a running request
+        into the cache.
+        """
         assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
         table, row = self.engine.rows, tracked.lease.row
         table.num_computed_tokens[row] = num_tokens
@@ -137,10 +142,10 @@ class Admission:
     def append(
         self, requests: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray
     ) -> None:
-        """Put the first counts[i] of tokens[i], int32 [requests, steps], behind each request's that
+        """Append the first counts[i] of tokens[i], int32 [requests, steps], to each request that
         has not ended.
 
-        All of a request's tokens but the last one are in the cache then.
+        After that, all of a request's tokens except the last are in the cache.
         """
         places = [
             i
@@ -155,17 +160,18 @@ class Admission:
         self.engine.ledger.commit_rows(leases, table.token_ids, num_computed)
 
     def free(self, tracked: RequestState) -> None:
-        """Take back a request's row and lease, if it holds them."""
+        """Free a request's row and lease, if it has them."""
         if tracked.lease is not None:
             lease, tracked.lease = tracked.lease, None
             self.engine.rows.remove_request(tracked.request.request_id)
             self.engine.ledger.release(lease)
 
     def latest_that_blocks(self, *, refused: bool) -> RequestState | None:
-        """The latest arrival, when several run and lack cache.
+        """The request to preempt when no row can go on: the latest arrival, if several run. None
+        when some row can go on.
 
-        `refused`: rows were to decode, and none could. Otherwise nobody was to, and it counts
-        whether anyone could.
+        `refused`: the scheduler chose rows to decode and none had cache for it. Otherwise this
+        checks whether any running row could continue.
         """
         running = sorted(
             self.requests.running.values(), key=lambda tracked: tracked.request.arrival_s

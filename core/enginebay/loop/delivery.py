@@ -1,4 +1,4 @@
-"""Delivery: the thread that hands a loop's events to functions that make text of them."""
+"""Delivery: the thread that passes a loop's events to the functions that turn them into text."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from enginebay.types import Request
 log = logging.getLogger("enginebay.loop")
 
 Delivered = tuple[str, Take, TokenEvent]
-"""The id of a request, what takes its events, and the next one."""
+"""A request's id, the function that receives its events, and its next event."""
 
 CATCH_UP_S = 1.0
-"""The engine thread waits at most this long for the delivery of what it has put, whatever a
-tokenizer does.
+"""The longest time that the engine thread waits for earlier events to be handed over, even if a
+tokenizer hangs.
 """
 
 
 class Delivery:
     """Calls each request's function with its events, in the order in which they were put.
 
-    The engine thread puts events and goes on, so text costs it nothing; readers find text ready, so
-    a slow reader delays no stop text. Events of one step are handed over together: each reader is
-    woken once for all of them. The thread ends when the engine thread has.
+    The engine thread only puts events, so making text costs it no time. Text is made even when its
+    reader is slow, so a stop text is found without delay. Events of one step are handed over
+    together: each reader is woken once for all of them. The thread ends after the engine thread has
+    ended.
     """
 
     def __init__(self, abort: Callable[[str], None]) -> None:
@@ -41,30 +42,30 @@ class Delivery:
         self._thread.start()
 
     def outbox(self, request: Request, take: Take) -> PutEvent:
-        """What puts an event of a request, for `take` to be called with it on the delivery thread
-        after flush().
+        """The function that puts an event of a request. After flush(), the delivery thread calls
+        `take` with the event.
 
-        When `take` raises anything, the request is aborted, and `take` is called with an error
-        event in its place.
+        When `take` raises, the request is aborted, and `take` is called once more, with an error
+        event.
         """
         return lambda event: self._due.append((request.request_id, take, event))
 
     def join(self) -> None:
-        """Wait for the end of the thread, which comes after close()."""
+        """Wait until the thread has ended, after close()."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     # The engine thread.
 
     def flush(self) -> None:
-        """Hand over what was put since the last flush."""
+        """Hand over the events that were put since the last flush."""
         if self._due:
             due, self._due = self._due, []
             self._jobs.put(functools.partial(self._hand_over, due))
 
     def catch_up(self) -> None:
-        """Wait until all that was put so far has been handed over, or CATCH_UP_S. While that is
-        overdue, later calls do not wait.
+        """Wait until all events that were put so far have been handed over, at most CATCH_UP_S.
+        After such a timeout, later calls do not wait until those events have been handed over.
         """
         if self._overdue is not None and not self._overdue.acquire(blocking=False):
             return
@@ -76,7 +77,7 @@ class Delivery:
             self._overdue = handed_over
 
     def close(self) -> None:
-        """End the thread after what was put so far."""
+        """End the thread after the events that were put so far."""
         self.flush()
         self._jobs.put(None)
 
@@ -96,10 +97,11 @@ class Delivery:
     def _take(self, request_id: str, take: Take, event: TokenEvent) -> Wake | None:
         try:
             return take(event)
-        except (
-            BaseException
-        ) as error:  # the thread's edge: whatever a tokenizer raises, those who wait are answered
-            log.exception("the events of request %s cannot be read: it is aborted", request_id)
+        # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
+        except BaseException as error:
+            log.exception(
+                "reading the events of request %s failed: the request is aborted", request_id
+            )
             self._abort(request_id)
             cause = failure(f"reading the tokens of request {request_id}", error)
             with contextlib.suppress(Exception):

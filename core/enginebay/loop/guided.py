@@ -1,11 +1,11 @@
-"""Guided requests in the loop: the mask that a row needs before each step, and what its new token
-makes of its constraint.
+"""Guided requests in the loop: the mask that a row needs before each step, and what each new token
+does to its constraint.
 
-A mask depends on all tokens before it, so a guided row is decoded one step at a time, and sits out
-what is launched while its last token is unread. Its next mask is ordered when that token is read,
-and collected before the next decision: meanwhile tokens are handed out, and the device runs what
-others were launched. A mask that is not there soon is not waited for: its row is late, and sits out
-until the mask or an error comes.
+A mask depends on all tokens before it. So a guided row decodes one step at a time, and is not
+launched while its last token is unread. Reading that token orders the next mask; the loop collects
+the mask before its next decision. Meanwhile it hands out tokens, and the device runs steps of other
+rows. The loop does not wait for a slow mask: its row is "late", and is not launched until the mask,
+or an error, arrives.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger("enginebay.loop")
 
 
 PATIENCE_S = 0.02
-"""Time that the engine thread waits for the masks of one step. Rows whose masks come later sit out,
-and others go on.
+"""The longest time that the engine thread waits for the masks of one step. Rows with slower masks
+are not launched; the others go on.
 """
 
 
 def sits_out(tracked: RequestState) -> bool:
-    """Whether the row cannot be launched yet, because its next mask depends on a token that is not
-    read, or is still being computed.
+    """Whether the row cannot be launched yet: its last token is unread, or its next mask is still
+    being computed.
     """
     return tracked.constraint is not None and (
         tracked.is_late or tracked.num_launched > len(tracked.output)
@@ -43,8 +43,8 @@ def sits_out(tracked: RequestState) -> bool:
 
 
 def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
-    """What its next step must find in the row: tokens that go on, and where the text may end those
-    that end it.
+    """The mask for the row's next step: tokens that continue the text, and the stop tokens where
+    the text may end.
     """
     constraint = tracked.constraint
     if constraint is None:
@@ -57,7 +57,9 @@ def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
 
 
 def follow(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | None:
-    """Go on behind committed tokens. The error with which the request must end, or None."""
+    """Advance the constraint by committed tokens. Returns the error with which the request must
+    end, or None.
+    """
     constraint = tracked.constraint
     if constraint is None:
         return None
@@ -68,9 +70,11 @@ def follow(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | 
 def follow_all(
     rows: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray
 ) -> dict[int, EnginebayError]:
-    """Go on behind the first counts[i] of tokens[i], int32 [rows, steps], in all guided rows, so
-    that masks are computed together. All of them are late then, until `split_late` finds their
-    masks. By the id of its record, the error with which a request must end.
+    """Advance the constraints of all guided rows by the first counts[i] of tokens[i], int32 [rows,
+    steps], so that their masks are computed together.
+
+    All these rows are late until `split_late` has collected their masks. Returns the errors of
+    requests that must end, by the id() of their RequestState.
     """
     failures: dict[int, EnginebayError] = {}
     for row, tracked in enumerate(rows):
@@ -82,12 +86,12 @@ def follow_all(
                 tracked.is_late = True
     for tracked in rows:
         if tracked.constraint is not None and tracked.is_late and not tracked.constraint.wait(0.0):
-            break  # this has sent what all rows ordered
+            break  # the first wait has sent the orders of all rows
     return failures
 
 
 def accept_all(constraint: Constraint, token_ids: Iterable[int], ends: Collection[int]) -> None:
-    """Accept tokens up to one that ends the text."""
+    """Accept tokens, up to the first one that ends the text."""
     for token_id in token_ids:
         if token_id in ends:
             return
@@ -95,8 +99,9 @@ def accept_all(constraint: Constraint, token_ids: Iterable[int], ends: Collectio
 
 
 def settle(tracked: RequestState, until_s: float) -> EnginebayError | None:
-    """Have the mask behind the last token, until this time of the monotonic clock at most: after
-    that the request is marked as late. The error with which it must end, or None.
+    """Wait for the mask after the last token until `until_s` of the monotonic clock; if it is not
+    ready then, mark the request as late. Returns the error with which the request must end, or
+    None.
     """
     constraint = tracked.constraint
     if constraint is None:
@@ -113,9 +118,9 @@ def settle(tracked: RequestState, until_s: float) -> EnginebayError | None:
 def split_late(
     late: Sequence[RequestState], until_s: float
 ) -> tuple[list[RequestState], list[tuple[RequestState, FinishReason, EnginebayError | None]]]:
-    """Of late requests, those that still are, and those that must end, each with its reason and
-    error, after a wait until this time of the monotonic clock at most. Ended requests are in
-    neither list.
+    """Wait for the masks of late requests until `until_s` of the monotonic clock. Returns the
+    requests that are still late, and the requests that must end, each with its reason and error.
+    Requests that have ended already are in neither list.
     """
     still: list[RequestState] = []
     ended: list[tuple[RequestState, FinishReason, EnginebayError | None]] = []
@@ -136,9 +141,8 @@ def _guarded(tracked: RequestState, function: Callable[[], None]) -> EnginebayEr
         function()
     except (RequestError, StoppedError) as error:
         return error
-    except (
-        BaseException
-    ) as error:  # a grammar library's, such as a panic of Rust: it ends no other request
+    # A grammar library may raise anything, such as a Rust panic: it must end no other request.
+    except BaseException as error:
         log.exception("the constraint of request %s failed", tracked.request.request_id)
         return failure("a constraint", error)
     return None

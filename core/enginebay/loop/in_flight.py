@@ -1,4 +1,4 @@
-"""InFlight: a launched step, and what of it the requests of its rows asked for."""
+"""InFlight: a launched step that was not yet read, with the requests of its rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from enginebay.loop.request_table import RequestState
 
 @dataclasses.dataclass(slots=True)
 class InFlight:
-    """A launched step and the requests of its rows, in the plan's order. `launched_s` is known
-    while somebody observes.
+    """A launched step and the requests of its rows, in the plan's order. `launched_s` is nan when
+    there was no observer at its launch.
     """
 
     pending: Pending
@@ -23,10 +23,12 @@ class InFlight:
     rows: list[RequestState]
     launched_s: float = math.nan
     num_drafts: Sequence[int] | None = None
-    """Those of each row, when they are verified."""
+    """The number of drafts of each row, in a verify step."""
 
     def take_prompts(self) -> None:
-        """Hand what is told of prompts to the requests that asked."""
+        """Pass log-probabilities and hidden states of prompts to the requests that asked for
+        them.
+        """
         if self.plan.is_decode:
             return
         for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
@@ -38,18 +40,20 @@ class InFlight:
                 tracked.hidden.add(*self.pending.read_hidden(row), plan.num_tokens)
 
     def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
-        """The log-probabilities that each request asked for, of its row's first `counts` tokens."""
+        """The log-probabilities that each request asked for, of its row's first counts[i]
+        tokens.
+        """
         asked = [
             None if t.finished or not count else t.num_logprobs
             for t, count in zip(self.rows, counts, strict=True)
         ]
         if all(num_best is None for num_best in asked):
             return [None] * len(asked)
-        told = self.pending.read_logprobs()
+        logprobs = self.pending.read_logprobs()
 
         def of_row(row: int, num_best: int) -> TokenLogprobs:
             if not self.rows[row].request.sampling.returns_all:
-                return told.of_row(row, counts[row], num_best)
+                return logprobs.of_row(row, counts[row], num_best)
             own = tokens[row, : counts[row]]
             return TokenLogprobs.of_all(own, self.pending.read_all_logprobs(row)[: len(own)])
 

@@ -1,4 +1,4 @@
-"""EngineLoop: the one thread that drives an engine."""
+"""EngineLoop: the thread that drives an engine."""
 
 from __future__ import annotations
 
@@ -37,20 +37,23 @@ from enginebay.types import Request
 log = logging.getLogger("enginebay.loop")
 
 MAX_IN_FLIGHT = 2
-"""Launched but unread steps: one runs while the next one waits for the device, so that it is never
-idle. One without `overlap_execution`.
+"""The largest number of launched, unread steps: one runs, and the next waits on the device, so that
+the device is never idle. Without `overlap_execution` there is one.
 """
 
 POLL_S = 0.002
-"""How long to wait for news when a scheduler asks to wait although requests are queued."""
+"""How long the loop waits for a message when the scheduler launches nothing although requests are
+queued.
+"""
 
 
 class EngineLoop:
-    """Admits, schedules, launches and commits, on a thread of its own.
+    """Drives an engine on a thread of its own: admits requests, schedules, launches steps, and
+    returns tokens.
 
-    One step is launched ahead of the one being read: decoding rows continue from the token that the
-    device sampled, which the host learns later. Without `overlap_execution` each step is read
-    before the next is launched. Every public method may be called from any thread.
+    It launches one step ahead of the step that it reads: decoding rows continue from the token that
+    the device sampled, before the host has read that token. Without `overlap_execution` each step
+    is read before the next one is launched. Every public method may be called from any thread.
     """
 
     def __init__(
@@ -61,8 +64,8 @@ class EngineLoop:
         proposer: Proposer | None = None,
         observers: Observers | None = None,
     ) -> None:
-        """`proposer`: who drafts tokens, of an engine whose configuration names it; None: nobody.
-        `observers`: those of the loop before this one; None: new ones, without an observer.
+        """`proposer` drafts tokens for engines that verify drafts; None: no drafts. `observers`:
+        the Observers of the loop before this one; None: new ones, still empty.
         """
         self.engine = engine
         self.scheduler = scheduler
@@ -73,12 +76,11 @@ class EngineLoop:
             engine, config, self._requests, proposer, self._delivery.flush, observers
         )
         self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
-        self.observers = self._steps.observers  # who is told of what the loop does
+        self.observers = self._steps.observers
         self._inbox = Inbox()
-        self._submitted: Ticket | None = None  # that which is being taken in
-        self.is_paused = (
-            False  # set by call(): while it is, messages are handled and nothing is launched
-        )
+        self._submitted: Ticket | None = None  # the request that is being queued
+        # Set inside call(). While it is True, messages are handled but no step is launched.
+        self.is_paused = False
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
 
@@ -86,30 +88,30 @@ class EngineLoop:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no row, as of now."""
+        """Number of requests without a row, as of now."""
         return len(self._requests.waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a row, as of now."""
+        """Number of requests with a row, as of now."""
         return len(self._requests.running)
 
     def submit(
         self, requests: Sequence[Request], takes: Sequence[Take] | None = None
     ) -> list[Ticket]:
-        """Queue requests, all or none; StoppedError after close().
+        """Queue all requests or none. StoppedError after close().
 
-        `takes`: for each request a function that is called with its events as they come, on a
-        thread of their own (see Delivery), until one of them has a finish reason. Without them the
-        events wait in the tickets. RequestError with them on the engine's thread.
+        takes[i] is called with each event of requests[i], on the delivery thread (see Delivery), up
+        to the event with a finish reason. When `takes` is None, the events wait in the returned
+        tickets. RequestError when this is called on the engine's thread with `takes`.
         """
         if takes is None:
             tickets = [Ticket(request) for request in requests]
         elif threading.current_thread() is self._thread:
             raise RequestError(
-                "a request made on the engine's own thread, which would wait for itself",
-                "requests from every other thread",
-                "Make it outside of run_on_engine, observers and schedulers.",
+                "a request from the engine's own thread, which would wait for itself",
+                "requests from any other thread",
+                "Submit it outside run_on_engine, observers and schedulers.",
             )
         else:
             each = zip(requests, takes, strict=True)
@@ -120,18 +122,18 @@ class EngineLoop:
         return tickets
 
     def abort(self, request_id: str) -> None:
-        """End a request with reason "abort" and free what it held; an ended or unknown one is left
-        alone.
+        """End a request with the finish reason "abort", and free its row and cache. Ended and
+        unknown requests are ignored.
         """
-        with contextlib.suppress(StoppedError):  # closing ends it too
+        with contextlib.suppress(StoppedError):  # close() ends the request too
             self._inbox.put(Abort(request_id))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run `function` on the engine thread between steps, and return what it returns or raise
-        what it raises.
+        """Run `function` on the engine thread between steps. Returns its result, or raises its
+        exception.
 
-        What would end a thread, such as SystemExit, is raised as InternalError here, and the engine
-        thread goes on.
+        An exception that would end a thread, such as SystemExit, is raised here as InternalError,
+        and the engine thread goes on.
         """
         if threading.current_thread() is self._thread:
             return function()
@@ -140,11 +142,13 @@ class EngineLoop:
         try:
             return result.result()
         finally:
-            result.cancel()  # a caller that was interrupted wants nothing run any more
+            result.cancel()  # an interrupted caller no longer wants the function to run
 
     def close(self) -> None:
-        """Fail what is under way, and end the threads. Closing twice is fine."""
-        self._inbox.close("the engine was closed: make a new one to go on", last=Stop())
+        """End unfinished requests with StoppedError, and end the threads. A second call does
+        nothing.
+        """
+        self._inbox.close("the engine was closed: make a new one", last=Stop())
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._delivery.join()
@@ -156,27 +160,27 @@ class EngineLoop:
         while going:
             try:
                 going = self._turn()
-            # The loop's outer edge: whatever a part raises, those who wait are answered.
+            # The loop's outer edge: whatever a plugin raises, waiting readers get an answer.
             except BaseException as error:
                 log.exception("a step failed")
                 going = self._recover(error)
             self._delivery.flush()
-        # A step that still runs gives arrays back to the interpreter when it ends; should that be
-        # ending, the process aborts.
+        # A running step returns arrays to the interpreter when it ends. If the interpreter has
+        # ended by then, the process aborts.
         for step in self._steps.in_flight:
             try:
                 step.pending.read()
-            except BaseException:  # no reader waits for its tokens, and the loop ends either way
+            except BaseException:  # nothing waits for its tokens, and the loop ends anyway
                 log.warning("a step failed while the loop was being closed", exc_info=True)
         self._delivery.close()
 
     def _turn(self) -> bool:
-        """Take in messages, launch what the scheduler decides, read a step when it is time. False:
-        stop.
+        """Handle messages, launch what the scheduler decides, and read a step when one is due.
+        Returns False to stop.
         """
         if self._steps.awaits_ends:
             self._steps.awaits_ends = False
-            # a step is running meanwhile: no row goes on whose text has ended
+            # A step is running meanwhile. No row whose text has ended is launched again.
             self._delivery.catch_up()
         if not self._take_in():
             return False
@@ -196,9 +200,8 @@ class EngineLoop:
             if self.observers.is_on:
                 self.observers.carried_out(self._requests, ledger)
         if launched:
-            while (
-                len(self._steps.in_flight) > self._max_unread
-            ):  # a decision may launch several steps
+            # A decision may launch several steps.
+            while len(self._steps.in_flight) > self._max_unread:
                 self._steps.commit_next()
         elif self._steps.in_flight:
             self._steps.commit_next()
@@ -207,21 +210,21 @@ class EngineLoop:
         return True
 
     def _take_in(self) -> bool:
-        """Handle all messages; wait for one while there is nothing to do, or all is paused. False:
-        stop.
+        """Handle all messages. Wait for one while there is nothing to do, or while the loop is
+        paused. Returns False to stop.
         """
         while self.is_paused or self._steps.is_idle or not self._inbox.is_empty:
             if self._inbox.is_closed and self._inbox.is_empty:
-                return False  # stopping has failed half-way, and the rest has ended since
+                return False  # handling Stop has failed, and the other requests have ended since
             goes_on = self._handle(self._inbox.get())
-            self._delivery.flush()  # the next message may be long in coming
+            self._delivery.flush()  # the next message may come much later
             if not goes_on:
                 return False
         return True
 
     def _wait_for_news(self) -> bool:
-        """The scheduler wants to wait, with nothing launched: for time to pass, or for a message.
-        False: stop.
+        """Wait briefly for a message: nothing is in flight, and the scheduler has launched nothing.
+        Returns False to stop.
         """
         try:
             message = self._inbox.get(POLL_S)
@@ -257,21 +260,21 @@ class EngineLoop:
             result.set_exception(
                 StoppedError("a step failed before the call could run: call again")
             )
-            raise  # the failed step is the loop's to handle
+            raise  # _recover() handles the failed step
         try:
             result.set_result(function())
-        except Exception as error:  # noqa: BLE001  # belongs to the caller, who gets it
+        except Exception as error:  # noqa: BLE001  # the caller gets it
             result.set_exception(error)
-        except BaseException as error:  # noqa: BLE001  # the edge of a call: raised over there it would end the caller's thread
+        except BaseException as error:  # noqa: BLE001  # raised in the caller, it would end the caller's thread
             result.set_exception(failure("a function that was run on the engine's thread", error))
 
     def _recover(self, error: BaseException) -> bool:
-        """Fail the requests of the step that failed, and begin anew with fresh arrays. False: that
-        failed too.
+        """End the requests of the failed step with an error, and start again with new arrays.
+        Returns False when that fails too.
 
-        When it was no step, every request that runs is failed. When none does, whatever failed
-        would fail again for those that wait: then they are failed. A request that could not be
-        taken in is failed alone.
+        When no step was being launched or read, every running request ends with the error. When no
+        request is running either, the failure would happen again for the waiting requests, so these
+        end with it. A request that failed while being queued ends alone.
         """
         cause = failure("a step", error)
         try:
@@ -286,15 +289,15 @@ class EngineLoop:
                 if not tracked.ticket.has_ended:
                     self._steps.end(tracked, "error", cause)
             self._steps.begin_anew()
-        except BaseException as last:  # nothing can run any more, and those who wait are answered
-            log.exception("the engine cannot begin anew")
+        except BaseException as last:  # the engine is lost: answer all who wait
+            log.exception("the engine cannot start again")
             self._give_up(cause, last)
             return False
         return True
 
     def _give_up(self, cause: EnginebayError, last: BaseException) -> None:
-        """Answer every request and call with an error, and take in nothing any more."""
-        self._inbox.close(f"the engine broke down ({error_line(last)}): make a new one to go on")
+        """Answer every request and call with an error, and refuse later messages."""
+        self._inbox.close(f"the engine broke down ({error_line(last)}): make a new one")
         for tracked in self._requests.everything:
             tracked.finished = True
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))
@@ -303,19 +306,19 @@ class EngineLoop:
 
 
 def end_all(loop: EngineLoop, error: EnginebayError) -> None:
-    """End every request of a loop with an error. On its thread only, see call()."""
+    """End every request of a loop with an error. Only on the loop's thread, see call()."""
     for tracked in loop._requests.everything:
         loop._steps.end(tracked, "error", error)
 
 
 def running_prompts(loop: EngineLoop) -> set[str]:
-    """The ids of prompts of which a completion holds a row, as of now. From any thread."""
+    """Ids of the prompts of which a completion has a row, as of now. Any thread may call it."""
     return {one.request.parent_id for one in list(loop._requests.running.values())}
 
 
 def count_prompts(loop: EngineLoop) -> tuple[int, int]:
-    """Prompts none of whose completions holds a row, and prompts of which one does, as of now. From
-    any thread.
+    """Numbers of (waiting, running) prompts, as of now; a running prompt has at least one
+    completion with a row. Any thread may call it.
     """
     running = {one.request.parent_id or id(one) for one in list(loop._requests.running.values())}
     waiting = {one.request.parent_id or id(one) for one in list(loop._requests.waiting.values())}

@@ -1,4 +1,4 @@
-"""What crosses the border of the engine thread: a request down, tokens up, and a few control
+"""Records that cross between threads: requests to the engine thread, tokens back, and control
 messages.
 """
 
@@ -22,13 +22,13 @@ from enginebay.types import FinishReason, Request
 # Not frozen, for the same reason as a RowPlan.
 @dataclasses.dataclass(slots=True)
 class TokenEvent:
-    """New tokens of a request; the last event has a finish reason, and an error when the reason is
+    """New tokens of a request. The last event has a finish reason, and an error when the reason is
     "error".
 
-    `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it
-    asked for and one; it may have more than there are tokens. `prompt_logprobs`, [prompt tokens -
-    1, W], comes once, with the first token. `hidden`, f32 [hidden_size], comes with the last event
-    of a request with a `pooling`.
+    `logprobs`, for requests with log-probabilities, is [tokens or more, W]: W is the requested
+    number of best tokens plus one. `prompt_logprobs`, [prompt tokens - 1, W], comes once, with the
+    first token. `hidden`, f32 [hidden_size], comes with the last event of a request with a
+    `pooling`.
 
     `metrics` belong to the engine thread until the last event: a reader that ends a request earlier
     takes a copy.
@@ -46,14 +46,14 @@ class TokenEvent:
 PutEvent = Callable[[TokenEvent], None]
 Wake = Callable[[], None]
 Take = Callable[[TokenEvent], Wake | None]
-"""Takes the next event of a request, and returns what wakes its reader, if there is something new
-to read.
+"""Receives the next event of a request. Returns the function that wakes the request's reader, or
+None when there is nothing new to read.
 """
 
 
 class Ticket:
-    """The outbox of one request. Its events go to `put_event`, or else into an unbounded queue, for
-    get().
+    """The outbox of one request. Its events go to `put_event`, if there is one, and otherwise into
+    an unbounded queue that get() reads.
     """
 
     def __init__(self, request: Request, put_event: PutEvent | None = None) -> None:
@@ -64,17 +64,17 @@ class Ticket:
         self._put_event: PutEvent = put_event or self._events.put
 
     def put(self, event: TokenEvent) -> None:
-        """Called by the engine thread."""
+        """Add an event. Called by the engine thread."""
         if event.finish_reason is not None:
             self.has_ended = True
         self._put_event(event)
 
     def get(self, timeout_s: float | None = None) -> TokenEvent:
-        """The next event; queue.Empty when none came within timeout_s."""
+        """The next event; queue.Empty when none came within `timeout_s` seconds."""
         return self._events.get(timeout=timeout_s)
 
     def get_nowait(self) -> TokenEvent:
-        """The next event, or queue.Empty."""
+        """The next event; queue.Empty when there is none."""
         return self._events.get_nowait()
 
 
@@ -87,14 +87,14 @@ class Submit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request, wherever it is; nothing happens when it has ended already."""
+    """End a request, waiting or running; an ended one is ignored."""
 
     request_id: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """Run a function on the engine thread, between steps, with every launched step read."""
+    """Run a function on the engine thread between steps, after all launched steps were read."""
 
     function: Callable[[], Any]
     result: Future[Any]
@@ -102,15 +102,15 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """End the thread; requests under way are failed."""
+    """End the thread; unfinished requests end with an error."""
 
 
 Message = Submit | Abort | Call | Stop
 
 
 class Inbox:
-    """What other threads want of the engine thread, in order. Closed once: nothing is put into it
-    after that.
+    """Messages from other threads to the engine thread, in order. After close() no message can be
+    put.
     """
 
     def __init__(self) -> None:
@@ -120,16 +120,16 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether there is no message."""
         return self._messages.empty()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed; messages may still wait."""
+        """Whether it was closed; earlier messages may still be in it."""
         return self._why_closed is not None
 
     def put(self, *messages: Message) -> None:
-        """Add messages, all or none. StoppedError once it is closed."""
+        """Add all messages or none. StoppedError when it is closed."""
         with self._lock:
             if self._why_closed is not None:
                 raise StoppedError(self._why_closed)
@@ -137,12 +137,12 @@ class Inbox:
                 self._messages.put(message)
 
     def get(self, timeout_s: float | None = None) -> Message:
-        """The next message; queue.Empty when none came within timeout_s."""
+        """The next message; queue.Empty when none came within `timeout_s` seconds."""
         return self._messages.get(timeout=timeout_s)
 
     def close(self, why: str, last: Message | None = None) -> None:
-        """Refuse further messages with this reason, after a last one. Nothing happens when it is
-        closed already.
+        """Add a last message, and refuse later ones: put() raises StoppedError with the text `why`.
+        Does nothing when it is closed already.
         """
         with self._lock:
             if self._why_closed is None:
@@ -151,7 +151,7 @@ class Inbox:
                     self._messages.put(last)
 
     def refuse_all(self, error: EnginebayError) -> None:
-        """Answer everything that still waits with an error."""
+        """Answer every request and call that is still in it with an error."""
         while not self._messages.empty():
             match self._messages.get():
                 case Submit(ticket):

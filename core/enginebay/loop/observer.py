@@ -1,5 +1,5 @@
-"""What a loop tells of its work to who observes it: scheduler updates, steps that were read,
-requests that ended.
+"""Observer: the interface for metrics. A loop reports its decisions, the steps that it has read,
+and ended requests.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ log = logging.getLogger("enginebay.loop")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
-    """A decision of the scheduler that launched something. Times are in seconds, `at_s` of the
-    monotonic clock.
+    """A scheduler decision that launched at least one step.
 
-    `num_rows` and `num_tokens` are those of what it launched; of a decode step, tokens are the most
-    that it can give. `num_preempted` counts since the update before. The rest is as of now.
+    `at_s` is a time of the monotonic clock; `schedule_s` and `launch_s` are the seconds that the
+    decision and the launches took. `num_rows` and `num_tokens` count what was launched; a decode
+    step counts the largest number of tokens that it can produce. `num_preempted` counts preemptions
+    since the update before. The other fields are as of `at_s`.
     """
 
     at_s: float
@@ -41,15 +42,15 @@ class Update:
     num_waiting: int
     num_running: int
     num_free_tokens: int
-    """Tokens that the cache could still promise."""
+    """Tokens of cache that are not reserved."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Execution:
-    """A step whose tokens were read. `num_new_tokens` are those of requests that had not ended.
+    """A step whose tokens were read. `num_new_tokens` counts tokens of requests that had not ended.
 
-    `execute_s` counts from its launch, or from the end of the step before it when that came later:
-    steps overlap with the host's work, and not with each other.
+    `execute_s` is the time since the step's launch, or since the step before it was read if that
+    came later: steps overlap with work of the host, but not with each other.
     """
 
     at_s: float
@@ -57,17 +58,17 @@ class Execution:
     num_rows: int
     num_new_tokens: int
     num_drafts: int = 0
-    """Rows whose next tokens were guessed, those of requests that had ended left out."""
+    """Rows with drafts, without rows whose request had ended."""
     num_draft_tokens: int = 0
-    """How many tokens guessed for them were verified."""
+    """Draft tokens of these rows that were verified."""
     num_accepted_tokens: int = 0
-    """How many of these held."""
+    """Draft tokens that were accepted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ending:
-    """A completion that ended. One that its reader ends, by a stop text too, has the reason
-    "abort".
+    """A completion that ended. The reason is "abort" when its reader ended it, which includes stop
+    texts: the reader finds them.
     """
 
     request: Request
@@ -76,30 +77,39 @@ class Ending:
 
 
 class Observer(ABC):
-    """Is told of a loop's work, on the loop's thread: it must be quick. One that raises is told
-    nothing any more.
+    """Receives reports of a loop's work. Its methods run on the loop's thread, so they must be
+    quick. An observer that raises is removed.
+
+        class PrintSteps(Observer):
+            def updated(self, update): ...
+            def executed(self, execution):
+                print(execution.num_new_tokens, execution.execute_s)
+            def ended(self, ending): ...
+
+        llm.loop.observers.add(PrintSteps())
     """
 
     @abstractmethod
     def updated(self, update: Update) -> None:
-        """Steps were launched, and may not have run yet. Without `overlap_execution` all but the
+        """Steps were launched, and may still be running. Without `overlap_execution` all but the
         last were read already.
         """
 
     @abstractmethod
     def executed(self, execution: Execution) -> None:
-        """A step was read; its tokens are not yet told to their readers."""
+        """A step was read. Its tokens are not yet handed to the readers."""
 
     @abstractmethod
     def ended(self, ending: Ending) -> None:
-        """A request ended; its reader does not know yet."""
+        """A completion ended. Its reader does not know yet."""
 
 
 class Observers:
-    """Tells the observers of a loop, or of several that run one after the other. A loop asks
+    """The observers of a loop, or of several loops that run one after the other. A loop checks
     `is_on` before it measures anything.
 
-    `add` and `remove` may be called from any thread; the rest belongs to the loop's.
+    `add` and `remove` may be called from any thread; the loop calls the other methods on its
+    thread.
     """
 
     def __init__(self) -> None:
@@ -111,16 +121,16 @@ class Observers:
         self._num_rows = self._num_tokens = self._num_preempted = 0
 
     def __len__(self) -> int:
-        """How many observers there are."""
+        """Number of observers."""
         return len(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Tell one more, from the next update on, after those that are told already."""
+        """Add an observer. It is called from the next update on, after the earlier observers."""
         with self._lock:
             self._set((*self._observers, observer))
 
     def remove(self, observer: Observer) -> None:
-        """Tell one nothing any more; one that is not told anything is left alone."""
+        """Remove an observer; an unknown one is ignored."""
         with self._lock:
             self._set(tuple(one for one in self._observers if one is not observer))
 
@@ -134,12 +144,14 @@ class Observers:
         self._num_preempted += 1
 
     def decided(self, began_s: float) -> None:
-        """The scheduler has made a decision that began at `began_s`, and it will be carried out."""
+        """The scheduler has made a decision, begun at `began_s`, which is launched next."""
         self._schedule = began_s, time.monotonic()
         self._num_rows = self._num_tokens = 0
 
     def carried_out(self, requests: RequestTable, ledger: Ledger) -> None:
-        """The decision was carried out. A preemption alone is told with the next update."""
+        """The decision was launched: report an Update. A preemption without a launch is reported
+        with the next update.
+        """
         if self._schedule is None or not self._num_rows:
             return
         (began_s, decided_s), self._schedule = self._schedule, None
@@ -156,10 +168,10 @@ class Observers:
             ledger.num_free_tokens,
         )
         self._num_preempted = 0
-        self._tell(lambda observer: observer.updated(update))
+        self._report(lambda observer: observer.updated(update))
 
     def launched(self, plan: StepPlan) -> float:
-        """A step was launched, at the time that this returns."""
+        """Count a launched step. Returns the time of its launch."""
         self._num_rows += len(plan.rows)
         if plan.is_decode:
             self._num_tokens += len(plan.rows) * plan.num_steps
@@ -175,10 +187,10 @@ class Observers:
         now_s: float,
         num_drafts: Sequence[int] = (),
     ) -> None:
-        """The tokens int32 [rows, steps] of a step have come, and are not recorded yet.
-        `num_drafts` are those of each row of a step that verifies some.
+        """Report an Execution: tokens int32 [rows, steps] of a step were read, and are not recorded
+        yet. `num_drafts` are the drafts of each row of a verify step.
 
-        `launched_s` nan: nobody observed then, and nobody is told.
+        When `launched_s` is nan, there was no observer at the launch, and nothing is reported.
         """
         began_s, self._last_read_s = max(self._last_read_s, launched_s), now_s
         if math.isnan(launched_s):
@@ -199,22 +211,22 @@ class Observers:
             num_draft_tokens=sum(drafts for drafts, _ in verified),
             num_accepted_tokens=sum(new - 1 for _, new in verified),
         )
-        self._tell(lambda observer: observer.executed(execution))
+        self._report(lambda observer: observer.executed(execution))
 
     def ended(self, tracked: RequestState, reason: FinishReason) -> None:
-        """A request has ended, and its metrics are final."""
+        """Report an Ending: a request has ended, and its metrics are final."""
         ending = Ending(tracked.request, reason, tracked.metrics)
-        self._tell(lambda observer: observer.ended(ending))
+        self._report(lambda observer: observer.ended(ending))
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
+    def _report(self, report: Callable[[Observer], None]) -> None:
         for observer in self._observers:
             has_failed = True
             try:
-                tell(observer)
+                report(observer)
                 has_failed = False
-            except Exception:  # what an observer raises must not end the service
+            except Exception:  # an observer's bug must not end the service
                 log.exception(
-                    "an observer of type %s failed: it is told nothing any more",
+                    "an observer of type %s failed: it is removed",
                     type(observer).__name__,
                 )
             finally:

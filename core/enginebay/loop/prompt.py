@@ -1,4 +1,6 @@
-"""What is told of one request's prompt, collected from the chunks that it is computed in."""
+"""Values of one request's prompt, collected from its prefill chunks: log-probabilities, hidden
+states.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from enginebay.types import Pooling
 
 
 class PromptLogprobs:
-    """Those of a prompt of `num_tokens` tokens, `num_best` besides each one's own. The first token
-    has none.
+    """The log-probabilities of a prompt of `num_tokens` tokens, each with its `num_best` best
+    tokens. The first token has none.
 
-    They are told once, when all are there. What a request has of them when it is preempted is found
-    anew.
+    They are returned once, when all are there. A preempted request computes its incomplete ones
+    again.
     """
 
     def __init__(self, num_tokens: int, num_best: int) -> None:
@@ -22,34 +24,35 @@ class PromptLogprobs:
         self._parts: list[TokenLogprobs] = []
         self.is_complete = False
 
-    def add(self, told: TokenLogprobs) -> None:
-        """Those of the next chunk, [tokens, W]."""
+    def add(self, logprobs: TokenLogprobs) -> None:
+        """Add the log-probabilities of the next chunk, [tokens, W]."""
         self._parts.append(
             TokenLogprobs(
-                told.token_ids[:, : self._num_best + 1], told.values[:, : self._num_best + 1]
+                logprobs.token_ids[:, : self._num_best + 1],
+                logprobs.values[:, : self._num_best + 1],
             )
         )
-        self._num_missing -= len(told.token_ids)
+        self._num_missing -= len(logprobs.token_ids)
         self.is_complete = self._num_missing == 0
 
     def take(self) -> TokenLogprobs | None:
-        """All of them, once."""
+        """All log-probabilities, at the first call after they are complete; otherwise None."""
         if not (self.is_complete and self._parts):
             return None
         parts, self._parts = self._parts, []
         return TokenLogprobs.joined(parts)
 
     def begin_anew(self) -> None:
-        """The request lost its place in the cache; what was complete stays so."""
+        """The request was preempted: discard incomplete log-probabilities, keep complete ones."""
         if not self.is_complete:
             self._parts, self._num_missing = [], self._num_all
 
 
 class PromptHidden:
-    """The final hidden states of a prompt of `num_tokens` tokens, pooled: their mean, or that of
-    the last token.
+    """The pooled final hidden states of a prompt of `num_tokens` tokens: their mean, or the last
+    token's.
 
-    A mean adds the sums of the chunks in f64. It begins anew when the request is preempted.
+    The mean adds the sums of the chunks in f64. It starts again when the request is preempted.
     """
 
     def __init__(self, num_tokens: int, pooling: Pooling) -> None:
@@ -57,22 +60,24 @@ class PromptHidden:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """The request lost its place in the cache."""
+        """Start again: at the beginning, and when the request was preempted."""
         self._total = np.zeros((), np.float64)
         self._last: np.ndarray | None = None
         self._num_missing = self._num_tokens
 
     def needs(self, *, last: bool) -> bool:
-        """Whether a chunk's hidden states are needed; `last`: the prompt ends with it."""
+        """Whether a chunk's hidden states are needed; `last`: it is the prompt's last chunk."""
         return last or self.pooling == "mean"
 
     def add(self, total: np.ndarray, last: np.ndarray, num_tokens: int) -> None:
-        """Of the next chunk: the sum of its hidden states and the last one, f32 [hidden_size]."""
+        """Add the next chunk: the sum of its hidden states, and its last one, f32 [hidden_size]
+        each.
+        """
         self._total, self._last = self._total + total.astype(np.float64), last
         self._num_missing -= num_tokens
 
     def result(self) -> np.ndarray | None:
-        """f32 [hidden_size]; None while chunks are missing."""
+        """The pooled hidden states, f32 [hidden_size]; None while chunks are missing."""
         if self.pooling == "last" or self._last is None:
             return self._last
         return None if self._num_missing else (self._total / self._num_tokens).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the loop remembers of each request, and the views of it that a scheduler gets."""
+"""The state of each unfinished request, and the views of it that a scheduler gets."""
 
 from __future__ import annotations
 
@@ -19,45 +19,51 @@ from enginebay.stopping import end_of_match
 from enginebay.types import FinishReason, Request
 
 MAX_LOOKED_UP = 256
-"""Waiting requests whose cached tokens a view counts."""
+"""A view counts cached tokens of at most this many waiting requests."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class RequestState:
-    """A request from submission to its last event. Launched counts run ahead of committed ones."""
+    """A request from its submission to its last event. Its launched counts are ahead of its
+    committed output.
+    """
 
     ticket: Ticket
     metrics: RequestMetrics
     lease: Lease | None = None
     num_prefill: int = 0
-    """Tokens to prefill: the prompt, and after a preemption the tokens generated before it."""
+    """Tokens to prefill: the prompt, and after a preemption also the output before it."""
     num_computed: int = 0
-    """Of those, how many were launched."""
+    """Tokens to prefill that were launched."""
     num_launched: int = 0
-    """Output tokens that launched steps may have produced, an upper bound."""
+    """Upper bound of the output tokens that launched steps have produced."""
     output: list[int] = dataclasses.field(default_factory=list)
     finished: bool = False
     draft_stats: DraftStats = dataclasses.field(default_factory=DraftStats)
     """Whether drafting its tokens has paid."""
-    # Of what was asked, and looked up for every row of every step.
+    # From the request, and read for every row of every step.
     request: Request = dataclasses.field(init=False)
     num_prompt: int = dataclasses.field(init=False)
     num_total: int = dataclasses.field(init=False)
-    """Tokens that the request can need at most."""
+    """The largest number of tokens, prompt and output, that the request can need."""
     num_logprobs: int | None = dataclasses.field(init=False)
-    """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
+    """Number of best tokens whose log-probabilities are returned with each new token; None: no
+    log-probabilities.
+    """
     ends_by_text: bool = dataclasses.field(init=False)
-    """Whether the reader of its tokens may find a stop text in them, and abort it."""
+    """Whether the reader of its tokens may find a stop text and abort it."""
     constraint: Constraint | None = dataclasses.field(init=False)
-    """How far the committed output has come in the request's grammar, if it has one."""
+    """The position of the committed output in the request's grammar; None: no grammar."""
     is_late: bool = False
-    """Whether the mask behind its output is still being computed: the row is not launched, and
-    whether the text ends here is not known.
+    """Whether the mask after its output is still being computed. Until it is there, the row is not
+    launched, and it is not known whether the text ends here.
     """
     prompt: PromptLogprobs | None = dataclasses.field(init=False)
-    """What is told of the prompt; None: nothing."""
+    """Collects the prompt's log-probabilities; None: they were not requested."""
     hidden: PromptHidden | None = dataclasses.field(init=False)
-    """The prompt's hidden states, in place of new tokens; None: it generates."""
+    """Collects the prompt's hidden states, which the request returns instead of new tokens; None:
+    the request generates.
+    """
 
     def __post_init__(self) -> None:
         self.request = request = self.ticket.request
@@ -73,7 +79,7 @@ class RequestState:
 
     @property
     def returns_prompt(self) -> bool:
-        """Whether the request still waits for values of its prompt's tokens."""
+        """Whether log-probabilities of the prompt were requested and are incomplete."""
         return self.prompt is not None and not self.prompt.is_complete
 
     @property
@@ -86,12 +92,12 @@ class RequestState:
 
     @property
     def needs_every_token(self) -> bool:
-        """Whether its prompt is computed from the first token on, whatever the cache has of it."""
+        """Whether the whole prompt must be computed, even tokens that are in the cache."""
         return self.returns_prompt or (self.hidden is not None and self.hidden.needs(last=False))
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and launched output."""
+        """Tokens of the prompt and of the launched output."""
         return self.num_prompt + self.num_launched
 
     @property
@@ -100,8 +106,8 @@ class RequestState:
         return self.num_total - self.num_prompt - self.num_launched
 
     def max_steps(self, steps: int) -> int:
-        """Of so many decode steps, those that it can run in one call: a guided request needs a new
-        mask after each.
+        """How many of `steps` decode steps it can run in one call: a guided request needs a new
+        mask after each step.
         """
         if self.constraint is not None:
             steps = 1
@@ -110,8 +116,8 @@ class RequestState:
 
     @property
     def num_shareable(self) -> int:
-        """Tokens that need not be computed when another completion of the prompt has it in the
-        cache.
+        """Tokens that need not be computed when another completion of the same prompt has them in
+        the cache.
         """
         return 0 if self.needs_every_token else min(self.num_prompt, self.num_prefill - 1)
 
@@ -128,14 +134,14 @@ class RequestState:
 
 
 class RequestTable:
-    """All unfinished requests: waiting ones in order, running ones by id."""
+    """All unfinished requests: waiting ones in their order, running ones by id."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, RequestState] = {}
         self.running: dict[str, RequestState] = {}
 
     def add(self, ticket: Ticket) -> RequestState:
-        """A new request, at the end of the queue."""
+        """Add a new request at the end of the queue."""
         request = ticket.request
         metrics = RequestMetrics(
             arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids)
@@ -145,24 +151,24 @@ class RequestTable:
         return tracked
 
     def find(self, request_id: str) -> RequestState | None:
-        """The unfinished request of this id."""
+        """The unfinished request with this id, or None."""
         return self.running.get(request_id) or self.waiting.get(request_id)
 
     def forget(self, ticket: Ticket) -> None:
-        """Drop the request of a ticket, if it is here."""
+        """Remove the request of a ticket, if it is in the table."""
         tracked = self.find(ticket.request.request_id)
         if tracked is not None and tracked.ticket is ticket:
             self.drop(tracked)
 
     def drop(self, tracked: RequestState) -> None:
-        """Forget a request that has ended."""
+        """Remove a request that has ended."""
         request_id = tracked.request.request_id
         self.running.pop(request_id, None)
         self.waiting.pop(request_id, None)
 
     def requeue(self, tracked: RequestState) -> None:
-        """Put a preempted request at the front of the queue; its output so far is prefilled
-        again.
+        """Put a preempted request at the front of the queue. Its output so far is prefilled again
+        with the prompt.
         """
         self.running.pop(tracked.request.request_id)
         tracked.lease = None
@@ -176,18 +182,18 @@ class RequestTable:
         self.waiting = {tracked.request.request_id: tracked} | self.waiting
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Remove all requests."""
         self.waiting.clear()
         self.running.clear()
 
     def heads(self) -> dict[str, RequestState]:
-        """By parent, a running completion whose prompt is launched to its end: the others of the
-        prompt can share it.
+        """By parent id, a running completion whose whole prompt was launched: other completions of
+        the prompt can share it.
         """
         return {p: t for p, t in self._families() if t.num_computed >= t.num_prompt}
 
     def begun(self) -> set[str]:
-        """The parents of which a completion runs."""
+        """Parent ids that have a running completion."""
         return {p for p, _ in self._families()}
 
     def _families(self) -> Iterator[tuple[str, RequestState]]:
@@ -200,11 +206,11 @@ class RequestTable:
 
     @property
     def everything(self) -> list[RequestState]:
-        """Running and waiting."""
+        """All requests: running ones, then waiting ones."""
         return [*self.running.values(), *self.waiting.values()]
 
     def demand(self) -> Demand:
-        """What all of them may need together."""
+        """What all requests together may need."""
         totals = [t.num_total for t in self.everything]
         return Demand(len(totals), max(totals, default=0))
 
@@ -216,10 +222,11 @@ class RequestTable:
         *,
         forks: bool = False,
     ) -> SchedulerView:
-        """What the scheduler sees. `num_cached` tells how many of a request's first tokens the
-        cache has; it is asked for the MAX_LOOKED_UP requests that wait longest, because that takes
-        a hash of each of their pages. With `forks`, what another completion of a prompt has
-        computed counts too.
+        """The view for a scheduler decision.
+
+        `num_cached` returns how many of a request's first tokens are in the cache. It is called for
+        the first MAX_LOOKED_UP waiting requests only, because it hashes each of their pages. With
+        `forks`, tokens that another completion of the prompt has computed count as cached too.
         """
         heads = self.heads() if forks else {}
 
@@ -264,10 +271,10 @@ class RequestTable:
 def record_tokens(
     tracked: RequestState, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
 ) -> TokenEvent:
-    """Append committed tokens, and return the event that tells them; sets `finished` when it is the
-    last.
+    """Append committed tokens to a request's output, and return the event for its reader. Sets
+    `finished` when the event is the last.
 
-    Tokens behind a stop sequence are dropped.
+    Tokens after a stop sequence are dropped.
     """
     sampling = tracked.request.sampling
     before = len(tracked.output)

@@ -1,4 +1,4 @@
-"""When a row's next tokens are guessed, and what the guesses were worth."""
+"""Speculation: when to draft a row's next tokens, and how many drafts were accepted."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from enginebay.rows import RowTable
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
-"""Most steps that a row decodes for which nothing was proposed before the proposer is asked again.
-Text that repeats but for a word is found again a few tokens later: copying the demo model's stories
-is fastest with 6.
+"""After an empty proposal, the proposer is asked again after at most this many decode steps of the
+row. Text that repeats except for one word matches again a few tokens later: 6 is the fastest for
+copying the demo model's stories.
 """
 
 
 def can_speculate(sampling: FrozenSampling) -> bool:
-    """Whether verifying drafts gives a request's tokens exactly.
+    """Whether verifying drafts gives exactly the tokens that decoding would.
 
-    Penalties and logits processors may look at tokens that are drafts then, grammars have a mask
-    for one token alone, and log-probabilities of the whole vocabulary come one token at a time.
+    It does not with penalties and logits processors, which may look at drafts; with grammars, which
+    have a mask for one token only; and with full-vocabulary log-probabilities, which are returned
+    for one token at a time.
     """
     return not (sampling.penalises or sampling.processors or sampling.returns_all)
 
 
 class Speculation:
-    """Asks a proposer for drafts, and keeps the DraftStats of each row. Belongs to the loop's
+    """Asks a proposer for drafts, and updates the DraftStats of each row. Belongs to the loop's
     thread.
     """
 
@@ -42,12 +43,12 @@ class Speculation:
 
     @property
     def width(self) -> int:
-        """Tokens of a row in one pass of the model: its last one, and its drafts."""
+        """Tokens of a row in one pass of the model: its last token and the drafts."""
         return self.most + 1
 
     def waits(self, tracked: RequestState, num_running: int) -> bool:
-        """Whether a row is not launched ahead of its last token: drafts follow from tokens that the
-        host knows.
+        """Whether a row waits until its last token is read: drafts continue tokens that the host
+        knows.
         """
         return (
             self.proposer is not None
@@ -58,8 +59,8 @@ class Speculation:
         )
 
     def drafts(self, tracked: RequestState, num_running: int) -> tuple[int, ...]:
-        """What may follow a row's tokens, which are all known; nothing where it does not pay, or
-        cannot be verified.
+        """Drafts of a row's next tokens, whose earlier tokens are all read. Empty when drafting
+        does not pay, or the drafts could not be verified.
         """
         if self.proposer is None:
             return ()
@@ -79,25 +80,26 @@ class Speculation:
         return tuple(drafts.tolist())
 
     def fewer_steps(self, rows: Sequence[RequestState], steps: int) -> int:
-        """How many steps rows decode for which nothing was proposed: few while all of them hope for
-        drafts afterwards.
+        """How many steps to decode rows without drafts: at most STEPS_BETWEEN when drafting may pay
+        for all of them afterwards.
         """
         hope = all(t.draft_stats.is_good and can_speculate(t.request.sampling) for t in rows)
         return min(steps, STEPS_BETWEEN) if hope else steps
 
     def verified(self, num_drafts: Sequence[int], num_new: Sequence[int]) -> list[int]:
-        """How many drafts of each row a step looked at that gave it so many new tokens: later
-        passes only look at theirs when all before them have held.
+        """How many drafts of each row were verified by a step that produced num_new[i] tokens for
+        row i. A step makes its next pass only when all drafts of the pass before were accepted.
         """
         passes = max((-(-new // self.width) for new in num_new), default=0)
         most = max(0, passes * self.width - 1)
         return [min(drafts, most) for drafts in num_drafts]
 
     def learn(self, tracked: RequestState, num_drafts: int, num_new: int) -> None:
-        """A step of a row was read: with so many verified drafts, or of `num_new` tokens without,
-        which show what drafts were worth.
+        """Update a row's stats after a step: from its `num_drafts` verified drafts, or from
+        `num_new` tokens that it decoded without drafts, which show what drafts would have been
+        worth.
 
-        One without either, a part of what is prefilled again after a preemption, shows nothing.
+        A step with neither teaches nothing: a chunk that is prefilled again after a preemption.
         """
         if self.proposer is None:
             return
@@ -105,7 +107,7 @@ class Speculation:
             accepted = num_new - 1
             tracked.metrics.num_draft_tokens += num_drafts
             tracked.metrics.num_accepted_tokens += accepted
-            tracked.num_launched = len(tracked.output)  # fewer than were launched
+            tracked.num_launched = len(tracked.output)  # rejected drafts were launched too
             tracked.draft_stats = tracked.draft_stats.after(accepted, num_drafts, self.most)
         elif (
             num_new
@@ -120,7 +122,7 @@ class Speculation:
             tracked.draft_stats = tracked.draft_stats.after(accepted, most, self.most)
 
     def _tokens(self, tracked: RequestState) -> np.ndarray:
-        """A running row's tokens, as far as they were read; those after its last embedding."""
+        """A running row's tokens that were read; only those after its last embedding."""
         assert tracked.lease is not None, "running requests have a lease"
         row, embeds = tracked.lease.row, tracked.request.embeds
         first = 0 if embeds is None else int(embeds.positions[-1]) + 1
@@ -132,6 +134,6 @@ class Speculation:
             raise InternalError(
                 f"{type(proposer).__name__} proposes {drafts.tolist()}",
                 f"at most {most} tokens of 0 to {self.table.vocab_size - 1}",
-                "Mend the proposer, or choose another.",
+                "Fix the proposer, or pass another --proposer.",
             )
         return drafts

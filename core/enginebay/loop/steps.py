@@ -1,6 +1,4 @@
-"""StepRunner: carries decisions out on the engine, and commits what launched steps have
-produced.
-"""
+"""StepRunner: launches the scheduler's decisions on the engine, and reads the steps' tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ from enginebay.types import FinishReason
 
 
 class StepRunner:
-    """Everything between a scheduler's decision and the tokens in the outboxes. Belongs to the
-    loop's thread.
+    """Turns scheduler decisions into engine steps, and the steps' tokens into events. Belongs to
+    the loop's thread.
     """
 
     def __init__(
@@ -39,7 +37,7 @@ class StepRunner:
         flush: Callable[[], None] = lambda: None,
         observers: Observers | None = None,
     ) -> None:
-        """`flush` is called when the events of a step are in the outboxes."""
+        """`flush` is called after the events of a step were put."""
         self.engine = engine
         self._flush = flush
         self.config = config
@@ -49,23 +47,21 @@ class StepRunner:
         self.observers = Observers() if observers is None else observers
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.at_work: Sequence[RequestState] | None = None
-        """The requests of the step that is being launched or read: when that fails, theirs is the
-        step that failed.
-        """
+        """The requests of the step that is being launched or read; they end if it fails."""
         self.late: list[RequestState] = []
-        """Requests whose masks were ordered, and are not collected yet."""
-        self._patience_s = 0.0  # the time of the monotonic clock until which masks are waited for
+        """Requests whose masks were ordered and not yet collected."""
+        self._patience_s = 0.0  # wait for masks until this time of the monotonic clock
         self._mixes = config.mixed_steps == "on" and proposer is None
         self.awaits_ends = False
-        """Whether tokens were handed out whose text may end a request."""
+        """Whether tokens were put whose text may end a request."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether there is no request and no unread step."""
         return not (self.requests.waiting or self.requests.running or self.in_flight)
 
     def limits(self) -> Limits:
-        """What the next decision may use."""
+        """The limits of the next decision."""
         return Limits(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
@@ -76,8 +72,8 @@ class StepRunner:
         )
 
     def add(self, ticket: Ticket) -> None:
-        """Queue a request; one that needs more cache than there is ends at once, because it would
-        wait for ever.
+        """Queue a request. A request that needs more cache than the engine has would wait forever,
+        so it ends at once.
         """
         tracked = self.requests.add(ticket)
         refusal = self.admission.why_never(tracked)
@@ -85,14 +81,14 @@ class StepRunner:
             self.end(tracked, "error", refusal)
 
     def launch(self, decision: Decision) -> bool:
-        """Do what the scheduler says; whether anything was done.
+        """Carry out a decision. Returns whether anything was launched or preempted.
 
-        When that is nothing, and running rows lack cache, the latest arrival is preempted: no
-        scheduler can stall the loop.
+        When nothing is launched because running rows lack cache, the latest arrival is preempted,
+        so that no scheduler can stall the loop.
         """
         for request_id in decision.preempt:
             self._preempt(request_id)
-        steps, decoding = self._reserve(decision)  # before newcomers take what is free
+        steps, decoding = self._reserve(decision)  # before admission uses the free cache
         beside = decoding if self._mixes else []
         prefilled = self._launch_prefill(decision, beside)
         decoding = [] if prefilled and beside else decoding
@@ -107,8 +103,8 @@ class StepRunner:
         return latest is not None
 
     def commit_next(self) -> None:
-        """Read the oldest launched step and tell its tokens. Rows whose request has ended meanwhile
-        are passed over.
+        """Read the oldest launched step and put its tokens as events. Rows whose request has ended
+        meanwhile are skipped.
         """
         step = self.in_flight.popleft()
         self.at_work = step.rows
@@ -123,11 +119,11 @@ class StepRunner:
         failures = follow_all(step.rows, tokens, counts)
         self._patience_s = time.monotonic() + PATIENCE_S
         self.admission.append(step.rows, tokens, counts)
-        told = step.logprobs(tokens, counts.tolist())
+        logprobs = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         learns = self.speculation.proposer is not None
-        for tracked, row_tokens, count, logprobs, drafted in zip(
-            step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
+        for tracked, row_tokens, count, row_logprobs, drafted in zip(
+            step.rows, tokens.tolist(), counts.tolist(), logprobs, num_drafts, strict=True
         ):
             if tracked.finished:
                 continue
@@ -140,7 +136,7 @@ class StepRunner:
                     continue
                 if tracked.is_late:
                     self.late.append(tracked)
-            event = record_tokens(tracked, row_tokens, now_s, logprobs)
+            event = record_tokens(tracked, row_tokens, now_s, row_logprobs)
             if learns:
                 self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
@@ -152,7 +148,7 @@ class StepRunner:
         self._flush()
 
     def settle_late(self) -> None:
-        """Let rows go on whose masks have come, and end those that end there."""
+        """Collect masks of late rows, and end requests whose text ends there."""
         self.late, ended = split_late(self.late, self._patience_s)
         for tracked, reason, error in ended:
             self.end(tracked, reason, error)
@@ -165,23 +161,27 @@ class StepRunner:
     def end(
         self, tracked: RequestState, reason: FinishReason, error: EnginebayError | None = None
     ) -> None:
-        """End a request before its natural end."""
+        """End a request before its output is complete."""
         tracked.finished = True
         tracked.metrics.finished_s = time.monotonic()
         _leave(self, tracked, TokenEvent((), reason, tracked.metrics, error))
 
     def begin_anew(self) -> None:
-        """Fresh arrays. Requests that run, and have not ended, lose their rows and begin again."""
+        """Replace the engine's arrays after a failure. Running requests lose their rows and are
+        queued again.
+        """
         self.at_work = None
         self.in_flight.clear()
-        for request_id in reversed(list(self.requests.running)):  # each to the front of the queue
+        for request_id in reversed(
+            list(self.requests.running)
+        ):  # each goes to the front of the queue
             self._preempt(request_id, arrays_are_good=False)
-        self.engine.rows.clear()  # a row whose admission failed half-way has no request any more
+        self.engine.rows.clear()  # also rows whose admission failed half-way
         self.engine.drop_arrays()
         self.engine.make_arrays()
 
     def _preempt(self, request_id: str, *, arrays_are_good: bool = True) -> None:
-        """Take a running request's row away, after reading what it has produced so far."""
+        """Free a running request's row, after reading its launched steps."""
         self.commit_all()
         tracked = self.requests.running.get(request_id)
         if tracked is not None:
@@ -192,7 +192,7 @@ class StepRunner:
                 and tracked.request.sampling.processors
                 and tracked.lease
             ):
-                # Its output is prefilled again, and what its processors have learnt of it goes on.
+                # Its output is prefilled again; the state of its processors is kept.
                 values = self.engine.row_values(tracked.lease)
                 sampling = replace(tracked.request.sampling, processors=values)
                 tracked.request = replace(tracked.request, sampling=sampling)
@@ -202,11 +202,11 @@ class StepRunner:
                 self.observers.preempted()
 
     def _launch_prefill(self, decision: Decision, beside: Sequence[RequestState]) -> bool:
-        """A step of what can run as it is, with the rows that decode `beside` it, then one of
-        completions whose prompt is in the cache by then.
+        """Launch a step with the chunks that can run now and the decoding rows `beside` them; then
+        a step with completions whose prompt is in the cache after the first step.
 
-        The others of them wait, unless nothing at all would be launched: no scheduler can stall the
-        loop.
+        Other completions are held back, unless nothing at all would be launched: no scheduler can
+        stall the loop.
         """
         find = self.requests.find
         asked = [(t, num) for r, num in decision.prefill if (t := find(r)) is not None]
@@ -230,7 +230,7 @@ class StepRunner:
         return launched
 
     def _reserve(self, decision: Decision) -> tuple[int, list[RequestState]]:
-        """How many steps to decode, and the rows that have cache for them, without the others."""
+        """The number of decode steps, and the rows for which cache could be reserved."""
         running = self.requests.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
         chosen = [t for t in found if t.constraint is None or not sits_out(t)]
@@ -239,16 +239,18 @@ class StepRunner:
         most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
-            raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
+            raise InternalError(
+                f"the scheduler decodes {decision.decode_steps} steps, not 1 or more"
+            )
         if any(t.request.sampling.returns_all for t in chosen):
-            steps = 1  # a row of the whole vocabulary for each token is much to keep
+            steps = 1  # [vocab] values per token would need much memory
         reserve = self.admission.reserve
         able = [t for t in chosen if reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
         return steps, able
 
     def _launch_decode(self, rows: Sequence[RequestState], steps: int) -> bool:
-        """Rows whose next tokens are guessed come first, then guided ones, whose tokens are read
-        while the others run.
+        """Launch decoding rows: first rows with drafts, then guided rows, whose tokens are read
+        while the others run, then the others.
         """
         verified = False
         if self.speculation.proposer is not None:
@@ -272,8 +274,8 @@ def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) ->
     if count < 1:
         left = tracked.num_prefill - start
         raise InternalError(
-            f"the scheduler prefills {num_tokens} tokens of a request with {left} left: at "
-            "least 1 of each"
+            f"the scheduler prefills {num_tokens} tokens of a request with {left} left, not 1 or "
+            "more of each"
         )
     tracked.num_computed += count
     is_last = tracked.num_computed == tracked.num_prefill
@@ -290,7 +292,7 @@ def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) ->
 
 
 def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
-    """Forget a request that has ended and free what it held. Its reader is answered, whatever an
+    """Remove an ended request and free its row. Its reader gets the last event even when an
     observer or a ledger raises.
     """
     try:
@@ -329,10 +331,10 @@ def _launch_rows(steps: StepRunner, rows: Sequence[RequestState], num_steps: int
 def _launch_verify(
     steps: StepRunner, rows: Sequence[RequestState]
 ) -> tuple[list[RequestState], bool]:
-    """Launch the rows whose next tokens are guessed, as far as there is cache for the guesses: the
-    others, and whether any.
+    """Launch a verify step of the rows that have drafts and cache for them. Returns the other rows,
+    and whether a step was launched.
 
-    Theirs is the first step to be read, and they are the rows that wait for it.
+    This step is launched first because it is then read first, and its rows wait for it.
     """
     others: list[RequestState] = []
     plans: list[RowPlan] = []
@@ -346,7 +348,7 @@ def _launch_verify(
         reserve = steps.admission.reserve
         has_room = bool(drafts) and reserve(tracked, tracked.num_tokens + len(drafts))
         if not has_room and len(drafts) > steps.speculation.most:
-            drafts = drafts[: steps.speculation.most]  # those of one pass
+            drafts = drafts[: steps.speculation.most]  # the drafts of one pass
             has_room = reserve(tracked, tracked.num_tokens + len(drafts))
         if not has_room:
             others.append(tracked)
