@@ -288,7 +288,7 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
     monkeypatch.setattr("enginebay.compose.composition.load_registry", lambda: Registry(entries))
     with LLM(TINY, engine="oengine", **SMALL) as llm:
         for params in (with_(GREEDY, logprobs=0), [GREEDY, with_(GREEDY, logprobs=4)]):
-            with pytest.raises(RequestError, match=r"logprobs = \d with an engine that tells no"):
+            with pytest.raises(RequestError, match=r"logprobs = \d with an engine that returns no"):
                 llm.generate([[5], [6]], params)
         assert_idle(llm)
         assert llm.generate([[5]], GREEDY)[0].outputs[0].logprobs is None

@@ -192,8 +192,6 @@ class LLM:
         report: ShadowReport | None = self._loop.call(lambda: self._parts.engine.shadow_report)
         return report
 
-    # Synchronous.
-
     def generate(
         self,
         prompts: Prompts | None = None,
@@ -296,8 +294,6 @@ class LLM:
         chat, turn = split_turn(options)
         return self.tokenizer.apply_chat_template(messages, **chat), turn
 
-    # For servers: one request per call, by id.
-
     def submit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
@@ -346,8 +342,6 @@ class LLM:
             check_streamable([one])
         named = one if request_id is None else with_id(one, request_id)
         return self._requests.submit([named], events, streams=streams)[0].handle
-
-    # asyncio.
 
     async def agenerate(
         self, prompts: Prompts, params: Params = None, **turns: Unpack[Turns]
