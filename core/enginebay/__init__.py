@@ -1,4 +1,4 @@
-"""enginebay serves language models with JAX out of replaceable parts.
+"""enginebay serves language models with JAX; every part of it is a plugin that can be replaced.
 
 from enginebay import LLM, SamplingParams
 
@@ -40,7 +40,7 @@ __all__ = [
     "UnsupportedError",
 ]
 
-# Names are imported when they are first asked for, so that `import enginebay` stays cheap.
+# Names are imported when they are first used, so that `import enginebay` stays cheap.
 __getattr__ = on_demand(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""EngineConfig: every choice a user can make, from a TOML file, command-line flags or Python."""
+"""EngineConfig: every setting of an engine, from a TOML file, command-line flags or Python."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
 
 MAX_PASSES = 4
-"""A step that verifies drafts runs the model so many times at most: again, without the host, while
-all that was drafted holds.
+"""Max passes of the model in one verify step. The device begins another pass, without the host,
+as long as every draft of the pass before was accepted.
 """
 
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
@@ -42,7 +42,7 @@ LONG_KEY = re.compile(
     rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH},}}+[ \t]*+[=\]]",
     re.MULTILINE,
 )
-"""A key of TOML that names more sections within one another than `check_depth` allows."""
+"""Matches a dotted TOML key that nests more sections than `check_depth` allows."""
 
 DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "batch": None,
@@ -52,12 +52,14 @@ DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "vocab": "tensor",
     "expert": "tensor",
 }
-"""Which mesh axis each logical axis of the code lies on; None keeps it whole on every device."""
+"""Logical axis -> mesh axis. None: the axis is not sharded, so every device holds all of it."""
 
 
 class EngineConfig(Validated):
-    """All choices of one engine. ConfigError for wrong ones. `auto` is replaced by
-    `enginebay.compose.resolve`, which keeps its reasons.
+    """All settings of one engine; immutable. A wrong field raises ConfigError.
+
+    `auto` is replaced by a value when an engine is planned: `enginebay.compose.resolve` chooses it
+    and records the reason.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,7 +67,7 @@ class EngineConfig(Validated):
 
     model: str = Field("demo", description="folder, hub id, or demo: the embedded model")
     platform: str = Field(AUTO, description="devices to run on")
-    dtype: Dtype = Field(AUTO, description="of the computation")
+    dtype: Dtype = Field(AUTO, description="dtype of the computation")
     engine: Choice = Choice()
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
@@ -74,42 +76,44 @@ class EngineConfig(Validated):
         None,
         ge=1,
         le=64,
-        description="most tokens of a row that are drafted for one pass of the model; unset: 15 "
-        "for weights under 64 MiB, else 7",
+        description="max drafts of a row that one pass of the model verifies; unset: 15 for "
+        "weights under 64 MiB, else 7",
     )
     kernels: dict[str, KernelChoice] = Field(
-        default_factory=dict, description="op -> implementation"
+        default_factory=dict, description="op -> implementation (kernel)"
     )
     interpret: bool = Field(
         False,
-        description="a kernel for another platform that is chosen by name is interpreted, where it "
-        "can be",
+        description="interpret a kernel for another platform on the host when it is chosen by name",
     )
     shadow: dict[str, ShadowChoice] = Field(
         default_factory=dict,
         max_length=1,
-        description="op -> candidate that is compared on a share of the steps",
+        description="op -> candidate kernel to compare with the chosen one on a share of the steps",
     )
     processors: tuple[str, ...] | Literal["auto"] = Field(
-        "auto", description="logits processors that requests may use; auto: those that declare it"
+        "auto",
+        description="logits processors that requests may use; auto: those declared as default",
     )
     grammars: Choice = Field(
-        Choice(), description="library that compiles the grammars of guided requests"
+        Choice(), description="library that compiles grammars of guided requests"
     )
     guided_limits: GuidedLimits = Field(
-        GuidedLimits(), description="limits of the constraints of guided requests"
+        GuidedLimits(), description="limits for the constraints of guided requests"
     )
     template_limits: TemplateLimits = Field(
-        TemplateLimits(), description="limits of rendering a chat template"
+        TemplateLimits(), description="limits for rendering a chat template"
     )
     checkpoint: str = Field("huggingface", description="part that opens the model")
     executor: str = Field("local", description="part that runs an engine's commands")
     generation_config: Literal["auto", "none"] = Field(
-        "auto", description="sampling of checkpoints"
+        "auto", description="whether generation_config.json sets defaults of sampling parameters"
     )
-    weight_dtype: Dtype = Field(AUTO, description="of weights; auto: dtype")
+    weight_dtype: Dtype = Field(AUTO, description="dtype of the weights; auto: the value of dtype")
     kv_cache_dtype: Dtype | dict[str, Dtype] = Field(
-        AUTO, description="of keys and values in the cache, or by cache group; auto: dtype"
+        AUTO,
+        description="dtype of keys and values in the cache, or one for each cache group; auto: the "
+        "value of dtype",
     )
     quantization: str = Field(
         NO_QUANTIZATION, description="method that stores weights in fewer bits, such as int8"
@@ -120,33 +124,39 @@ class EngineConfig(Validated):
         description="use tuned kernel configurations; require: a kernel without one is an error",
     )
     tuned_folder: str = Field(
-        AUTO, description="folder of your own tables of tuned kernels, auto: below the user's cache"
+        AUTO,
+        description="folder of your own tables of tuned kernels; auto: in the user's cache folder",
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="longest prompt plus output, in tokens; unset: the model's, at most 4096",
+        description="max length of prompt plus output, in tokens; unset: the model's, at most 4096",
     )
-    max_num_seqs: int = Field(32, ge=1, le=4096, description="most requests that run together")
-    max_num_batched_tokens: int = Field(1024, ge=16, description="most prompt tokens in one step")
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="max requests that run together")
+    max_num_batched_tokens: int = Field(1024, ge=16, description="max prompt tokens in one step")
     decode_steps: int = Field(
-        16, ge=1, le=256, description="most tokens a row gets in one compiled call"
+        16, ge=1, le=256, description="max tokens that a row gets in one compiled call"
     )
     stream_chunk_tokens: int = Field(
         1, ge=1, le=256, description="most tokens in a chunk of a stream, while few requests stream"
     )
     overlap_execution: bool = Field(
         True,
-        description="launch a step while the one before it runs; false: read each before the next",
+        description="launch a step while the step before it runs; false: read each step first",
     )
-    mixed_steps: Literal["auto", "on", "off"] = Field(AUTO, description="decode beside prompts")
+    mixed_steps: Literal["auto", "on", "off"] = Field(
+        AUTO, description="decode and prefill in one compiled program"
+    )
     mesh: dict[str, int] = Field(
-        default_factory=dict, description="devices per mesh axis: {tensor = 2}"
+        default_factory=dict, description="devices along each mesh axis, such as {tensor = 2}"
     )
     axis_rules: dict[str, str | None] = Field(
-        default_factory=dict, description="logical axis -> mesh axis, over the defaults"
+        default_factory=dict,
+        description="logical axis -> mesh axis; replaces the defaults key by key",
     )
-    seed: int | None = Field(None, ge=0, lt=2**63, description="makes unseeded requests repeatable")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="makes requests without a seed repeatable"
+    )
     verify_weights: bool = Field(
         False, description="refuse NaN and infinity in the weights while loading"
     )
@@ -154,21 +164,25 @@ class EngineConfig(Validated):
         True, description="check kernels that are given by import path before they are used"
     )
     compile_cache: str = Field(
-        AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"'
+        AUTO,
+        description="folder of compiled programs; auto: in the user's cache folder; off: JAX's own "
+        "setting",
     )
     dump_step: str | None = Field(
-        None, min_length=1, description="folder that every compiled program is described in"
+        None, min_length=1, description="folder for a description of every compiled program"
     )
     forbid_compiling: bool = Field(
-        False, description="after warmup(), a program still to be compiled is an error"
+        False, description="after warmup(), a program that must still be compiled is an error"
     )
     full_vocab_logprobs: bool = Field(
         False,
-        description="warmup() compiles for prompt_logprobs and logprobs = -1 too; "
-        "false: the first request that asks does",
+        description="warmup() also compiles programs for prompt_logprobs and logprobs = -1; false: "
+        "the first such request does",
     )
-    embeddings: bool = Field(False, description="warmup() compiles for LLM.embed() too")
-    prompt_embeds: bool = Field(False, description="warmup() compiles for embeddings too")
+    embeddings: bool = Field(False, description="warmup() also compiles programs for LLM.embed()")
+    prompt_embeds: bool = Field(
+        False, description="warmup() also compiles programs for prompts with embeddings"
+    )
 
     def __init__(self, **fields: Unpack[EngineFields]) -> None:
         try:
@@ -185,9 +199,10 @@ class EngineConfig(Validated):
         for op, choice in value.items() if isinstance(value, Mapping) else ():
             for phase in choice if isinstance(choice, Mapping) else ():
                 if phase not in PHASES:
-                    told = unknown_name("phase", str(phase), PHASES, "Correct it.")
+                    todo = "Name one of these phases, or leave the phase out."
+                    error = unknown_name("phase", str(phase), PHASES, todo)
                     where = f"kernels.{shown_text(str(op), 60)}.{shown_text(str(phase), 60)}"
-                    raise ConfigError(f"{where}: {told}")
+                    raise ConfigError(f"{where}: {error}")
         return value
 
     @field_validator("mesh")
@@ -202,7 +217,7 @@ class EngineConfig(Validated):
     def _cache_dtypes_are_known(cls, value: Any) -> Any:
         given = list(value.values()) if isinstance(value, Mapping) else [value]
         if not all(each in get_args(Dtype) for each in given):
-            raise ValueError(f"{', '.join(get_args(Dtype))}, or one of them by cache group")
+            raise ValueError(f"{', '.join(get_args(Dtype))}, or one of these for each cache group")
         return value
 
     @field_validator("axis_rules")
@@ -218,13 +233,13 @@ class EngineConfig(Validated):
 
     @model_validator(mode="after")
     def _mesh_and_rules_meet(self) -> EngineConfig:
-        """A misspelt axis would leave everything whole on each device without a word."""
+        """Refuse a misspelt axis, which would silently leave every weight unsharded."""
         for axis, target in self.axis_rules.items():
             if target is not None and target not in self.mesh:
                 raise ConfigError(
                     f"axis_rules.{axis} = {target!r}",
                     f"an axis of mesh ({', '.join(self.mesh) or 'which has none'})",
-                    "Correct the name, or add the axis to mesh.",
+                    "Correct the name of the axis, or add this axis to mesh.",
                 )
         used = {target for target in self.rules().values() if target is not None}
         for axis, size in self.mesh.items():
@@ -235,7 +250,7 @@ class EngineConfig(Validated):
                 raise ConfigError(
                     f"mesh.{axis} = {size}, an axis that no rule uses",
                     f"axes that rules name ({', '.join(named) or 'none'})",
-                    "Correct the name, or add a rule to axis_rules.",
+                    "Correct the name of the axis, or add a rule for it to axis_rules.",
                 )
         return self
 
@@ -244,29 +259,29 @@ class EngineConfig(Validated):
         if self.shadow and self.forbid_compiling:
             raise ConfigError(
                 "shadow together with forbid_compiling",
-                "one of them: a shadow compiles programs of its own while serving",
-                "Leave one out.",
+                "one of the two: a shadow compiles programs of its own while serving",
+                "Leave out shadow or forbid_compiling.",
             )
         return self
 
     @property
     def max_drafts(self) -> int:
-        """Tokens of a row that one pass of the model verifies; 0 without a proposer, and until it
-        is settled.
+        """Max drafts of a row that one pass of the model verifies; 0 without a proposer, and while
+        the proposer is still "auto".
         """
         return 0 if self.proposer.name in (AUTO, NO_PROPOSER) else self.draft_tokens or 0
 
     @property
     def draft_passes(self) -> int:
-        """How many times a step that verifies drafts runs the model at most, and no more than
-        `decode_steps` times.
-        """
+        """Max passes of the model in one verify step: MAX_PASSES, or `decode_steps` if smaller."""
         return min(MAX_PASSES, self.decode_steps)
 
     @property
     def max_ahead(self) -> int:
-        """How many tokens launched steps may put into a row's cache after its committed ones: a
-        chunk of its prompt, or the steps of a decode that was not read, and those of the next one.
+        """Max tokens that launched steps may write into a row's cache after its committed tokens.
+
+        At most two steps are launched: a prompt chunk or a decode that was not read yet, and the
+        decode after it.
         """
         verified = self.draft_passes * (self.max_drafts + 1) if self.max_drafts else 0
         steps = max(self.decode_steps, verified)
@@ -274,24 +289,24 @@ class EngineConfig(Validated):
 
     @property
     def num_devices(self) -> int:
-        """Devices that the mesh covers."""
+        """Number of devices in the mesh."""
         total = 1
         for size in self.mesh.values():
             total *= size
         return total
 
     def rules(self) -> dict[str, str | None]:
-        """Logical axis -> mesh axis; axes that the mesh does not have are not sharded."""
+        """Logical axis -> mesh axis; None where the axis is not sharded or the mesh lacks it."""
         merged = DEFAULT_AXIS_RULES | self.axis_rules
         return {axis: mesh if mesh in self.mesh else None for axis, mesh in merged.items()}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The values of a configuration file; ConfigError when it is missing or not TOML."""
+    """Return the values of a configuration file; ConfigError when it is missing or not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         if LONG_KEY.search(text) is not None:
-            raise RecursionError  # tomllib would take minutes to find that out
+            raise RecursionError  # tomllib would take minutes to refuse this key
         values = tomllib.loads(text)
         check_depth(values)
         return values
@@ -299,7 +314,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(
             f"configuration file {path}: {error.strerror}",
             "a readable TOML file",
-            "Correct the path.",
+            "Pass the path of a configuration file that exists and can be read.",
         ) from None
     except InputError as error:
         raise ConfigError(f"configuration file {path}: {error}") from None
@@ -310,13 +325,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             else shown_text(str(error))
         )
         raise ConfigError(
-            f"configuration file {path}: {why}", "TOML", "Correct the file."
+            f"configuration file {path}: {why}", "TOML", "Correct this place in the file."
         ) from None
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
-    """EngineConfig from layers of values, later ones over earlier ones; sections merge key
-    by key.
+    """Make an EngineConfig from layers of values. A later layer wins over an earlier one; sections
+    merge key by key.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -325,7 +340,7 @@ def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of one layer over those of another, sections key by key."""
+    """Merge two layers of values, where `over` wins; sections merge key by key."""
     merged = dict(under)
     for key, value in over.items():
         old, new = _written_out(key, merged.get(key)), _written_out(key, value)
@@ -340,15 +355,15 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _over(old: Any, new: Any) -> Any:
-    """`new`, over `old` key by key where both are sections."""
+    """Return `new`, merged with `old` key by key where both are sections."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return new
     return dict(old) | {key: _over(old.get(key), value) for key, value in new.items()}
 
 
 def _written_out(key: str, value: Any) -> Any:
-    """A value in its longest form: parts as {"name": ..., "options": {...}}, kernels with their
-    phases.
+    """Return the long form of a value: a part as {"name": ..., "options": {...}}, a kernel choice
+    with all its phases.
     """
     if isinstance(value, BaseModel):
         return value.model_dump()
@@ -370,8 +385,8 @@ def _by_phase(choice: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a choice fell as it did: the setting, what was taken, who decided, and every candidate
-    refused.
+    """Why a setting has its value: the setting, the chosen value, the reason in words, and each
+    refused candidate with its reason.
     """
 
     setting: str

@@ -1,4 +1,4 @@
-"""Sections of EngineConfig: parts and kernels by name, limits of constraints and of templates."""
+"""The sections of EngineConfig: parts, kernels, and limits for guided requests and templates."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill"
 
 
 class Frozen(BaseModel):
-    """Base of configuration sections: immutable, and an unknown field is an error."""
+    """Base of all configuration sections: immutable, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Choice(Frozen):
-    """A part by name, with its own options: `engine = "x"`, or a section with `name` and the
-    options beside it.
-    """
+    """A part and its options: `engine = "x"`, or a section with `name` and the options of x."""
 
     name: str = AUTO
     options: dict[str, Any] = Field(default_factory=dict)
@@ -39,7 +37,7 @@ class Choice(Frozen):
 
 
 class KernelChoice(Frozen):
-    """The implementation of one op, by phase; `attention = "x"` chooses x for all of them."""
+    """The implementation of one op in each phase; `attention = "x"` chooses x for all phases."""
 
     decode: str = AUTO
     prefill: str = AUTO
@@ -52,8 +50,8 @@ class KernelChoice(Frozen):
 
 
 class ShadowChoice(Frozen):
-    """A candidate to be compared on live steps: `shadow.attention = "x@0.05"` runs x on one step in
-    twenty.
+    """A candidate kernel to compare with the chosen one on live steps: `shadow.attention =
+    "x@0.05"` also runs x on one step in twenty.
     """
 
     name: str = Field(min_length=1)
@@ -71,61 +69,65 @@ class ShadowChoice(Frozen):
     @classmethod
     def _is_named(cls, value: str) -> str:
         if value == AUTO:
-            raise ValueError("the name of a kernel; auto is what the shadow is compared with")
+            raise ValueError("the name of a kernel, not auto")
         return value
 
 
 class GuidedLimits(Frozen):
-    """What a guided request may ask: the size of its constraint, and what compiling and following
-    it may use of the worker processes.
+    """Limits for guided requests: the size of a constraint, and the time and memory that worker
+    processes may use to compile it and to compute masks.
 
-    Steps are limited by options of the grammar library, such as step_lexer_fuel.
+    Options of the grammar library limit the work per token, such as step_lexer_fuel.
     """
 
     size_bytes: int = Field(
         default=256 << 10,
         ge=1,
-        description="bytes of a schema as JSON, an expression, all choices, or a grammar",
+        description="max bytes of a JSON schema, a regular expression, all choices, or a grammar",
     )
     depth: int = Field(
-        default=100, ge=1, le=500, description="lists and objects within one another in a schema"
+        default=100, ge=1, le=500, description="max nesting of lists and objects in a schema"
     )
     items: int = Field(
         default=10_000,
         ge=1,
-        description="lists and objects of a schema, rules of a grammar, or choices",
+        description="max number of lists and objects in a schema, rules in a grammar, or choices",
     )
-    compile_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to compile")
+    compile_s: float = Field(
+        default=5.0, gt=0, le=3600, description="max seconds to compile a constraint"
+    )
     mask_s: float = Field(
-        default=2.0, gt=0, le=3600, description="seconds for one mask of allowed tokens"
+        default=2.0, gt=0, le=3600, description="max seconds to compute one mask of allowed tokens"
     )
     memory_bytes: int = Field(
         default=128 << 20,
         ge=16 << 20,
-        description="memory to compile, beyond that of the worker's start; masks: eight times this",
+        description="max memory that the compiling worker process allocates after its start; the "
+        "process that computes masks may allocate eight times as much",
     )
     stack_bytes: int = Field(
         default=8 << 20,
         ge=1 << 20,
         le=1 << 29,
-        description="stack of the worker that compiles; twice this for the one that makes masks",
+        description="stack of the compiling worker process; the process that computes masks has "
+        "twice as much",
     )
 
 
 class TemplateLimits(Frozen):
-    """What rendering one chat may use: templates come with checkpoints and with requests, and are
-    programs of strangers.
+    """Limits for rendering one chat. Templates are programs that come with checkpoints and
+    requests, so they are not trusted.
     """
 
-    time_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to render one chat")
+    time_s: float = Field(default=5.0, gt=0, le=3600, description="max seconds to render one chat")
     memory_bytes: int = Field(
         default=256 << 20,
         ge=16 << 20,
-        description="memory of the worker process beyond that of its start",
+        description="max memory that the worker process allocates after its start",
     )
     stack_bytes: int = Field(
         default=8 << 20, ge=1 << 20, le=1 << 30, description="stack of the worker process"
     )
     max_output_chars: int = Field(
-        default=8_000_000, ge=1, description="characters of the rendered text"
+        default=8_000_000, ge=1, description="max characters of the rendered text"
     )

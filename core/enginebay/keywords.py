@@ -1,7 +1,7 @@
-"""Keywords of EngineConfig and LLM with the types that a caller may give, for type checkers.
+"""Keywords of EngineConfig and LLM with the types that a caller may pass, for type checkers.
 
-Each record is wider than the model's fields: `engine="oengine"` is accepted and kept as a Choice.
-The defaults, ranges and meanings are those of the models.
+These types are wider than the types of the fields: `engine="oengine"` is accepted and stored as a
+Choice. EngineConfig documents the meaning, range and default of each field.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Section = str | Mapping[str, Any] | BaseModel
-"""A part by name, or by name and options."""
+"""A part: its name, or a section with its name and options."""
 
 
 class ServingChoices(TypedDict, total=False):
-    """The fields of enginebay.config.EngineConfig that every face leaves to its caller."""
+    """The fields of enginebay.config.EngineConfig that every face accepts from its caller."""
 
     checkpoint: str
     executor: str
@@ -55,8 +55,8 @@ class ServingChoices(TypedDict, total=False):
 
 
 class EngineChoices(ServingChoices, total=False):
-    """Keywords of enginebay.llm.LLM: all fields of EngineConfig but `model`, which is its first
-    parameter.
+    """Keywords of enginebay.llm.LLM: all fields of EngineConfig except `model`, which is the first
+    positional parameter of LLM.
     """
 
     dtype: Dtype

@@ -1,4 +1,4 @@
-"""Records that requests return: completions, outputs with their times, and chunks of a stream."""
+"""The records that LLM returns: completions, outputs with metrics, and chunks of a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.types import FinishReason
 
 @dataclasses.dataclass(slots=True)
 class RequestMetrics:
-    """Times of one completion, in seconds of the monotonic clock, and counts of its tokens."""
+    """Times of one completion, in seconds of the monotonic clock, and its token counts."""
 
     arrival_s: float = math.nan
     first_scheduled_s: float = math.nan
@@ -22,18 +22,18 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_draft_tokens: int = 0
-    """Tokens that a proposer drafted and a step verified."""
+    """Draft tokens of a proposer that a step verified."""
     num_accepted_tokens: int = 0
-    """Those of them that are in the output."""
+    """Draft tokens that were accepted and are in the output."""
 
     @property
     def time_to_first_token_s(self) -> float:
-        """From submission to the first token."""
+        """Seconds from arrival to the first token; nan before it."""
         return self.first_token_s - self.arrival_s
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate after the first token; nan for fewer than two tokens."""
+        """Tokens per second after the first token; nan for fewer than two tokens."""
         span = self.finished_s - self.first_token_s
         return (
             (self.num_generated_tokens - 1) / span
@@ -46,10 +46,11 @@ class RequestMetrics:
 class CompletionOutput:
     """One completion of a prompt.
 
-    `logprobs` has an entry for each of token_ids: log-probability by token id, best first, of that
-    token and of the best ones asked for. They are log_softmax of the model's own logits, in nats.
-    `cumulative_logprob` is the sum of those of token_ids. Both are None when the request did not
-    ask for log-probabilities.
+    `logprobs` has one dict for each of token_ids: token id -> log-probability, most likely first,
+    for that token and for the top tokens that the request asked for. The values are in nats:
+    log_softmax of the model's logits before penalties, processors and temperature.
+    `cumulative_logprob` is the sum over token_ids. Both are None when the request did not ask for
+    log-probabilities.
     """
 
     index: int
@@ -62,11 +63,12 @@ class CompletionOutput:
 
 @dataclasses.dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its completions, as `LLM.generate` returns it.
+    """A prompt and its completions, as `LLM.generate` returns them.
 
-    `prompt_logprobs` has an entry for each of prompt_token_ids, as in CompletionOutput; of the
-    first token, before which there is nothing, it is None. None when the request did not ask.
-    `hidden`: the prompt's pooled hidden states f32 [hidden_size], of `LLM.embed` alone.
+    `prompt_logprobs` has one entry for each of prompt_token_ids: a dict as in CompletionOutput, and
+    None for the first token, which has no token before it. The list is None when the request did
+    not ask for it. `hidden` holds the pooled hidden states f32 [hidden_size] that `LLM.embed`
+    returns; it is None for other requests.
     """
 
     request_id: str
@@ -88,13 +90,13 @@ class RequestOutput:
     hidden: np.ndarray | None = None
 
     def get_text(self) -> str:
-        """The first completion's text, or "" when there is none."""
+        """Return the text of the first completion, or "" when there is no completion."""
         return self.outputs[0].text if self.outputs else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What `LLM.stream` yields: new text and tokens of one completion since the chunk before."""
+    """The text and tokens of one completion that are new since the last chunk of `LLM.stream`."""
 
     request_id: str
     index: int
@@ -103,6 +105,6 @@ class StreamChunk:
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
     logprobs: tuple[dict[int, float], ...] | None = None
-    """Of delta_token_ids, as in CompletionOutput."""
+    """One dict for each of delta_token_ids, as in CompletionOutput."""
     prompt_logprobs: tuple[dict[int, float] | None, ...] | None = None
-    """As in RequestOutput, with the first chunk of the first completion."""
+    """As in RequestOutput. Only the first chunk of the first completion has it."""

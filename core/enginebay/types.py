@@ -1,4 +1,4 @@
-"""Records that cross the outside face: sampling parameters and requests."""
+"""Sampling parameters and requests: the records that users and faces pass to the engine loop."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ Int = TypeVar("Int")
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pooling = Literal["mean", "last"]
-"""Of a prompt's hidden states: their mean, or that of the last token."""
+"""How a prompt's hidden states become one vector: their mean, or the last token's state."""
 
 
 class StepVariant(enum.IntEnum):
-    """What a compiled step can do for its rows. Each variant serves rows that ask for less."""
+    """How much a compiled step does for its rows. A step also serves rows of a lower variant."""
 
     GREEDY = 0
-    """Takes the first best token of each row."""
+    """Chooses the first token with the highest logit of each row."""
     SAMPLE = 1
-    """Samples, and returns log-probabilities."""
+    """Samples tokens and returns log-probabilities."""
     FULL = 2
-    """Applies logits processors and penalties too."""
+    """Also applies logits processors and penalties."""
 
 
 MAX_STOP_TOKENS = 16
-"""Most end-of-sequence and stop token ids of a request: they are compared on the device."""
+"""Max number of end-of-sequence and stop token ids of a request: the device compares them."""
 
 MAX_LOGPROBS = 20
-"""Most best tokens whose log-probabilities a request may ask for: every step finds so many."""
+"""Max value of `logprobs` in a request: every step finds this number of top tokens."""
 
 ALL_LOGPROBS = -1
-"""In place of such a number: the whole vocabulary."""
+"""The value of `logprobs` that requests the whole vocabulary."""
 
 
 class RowParams(Validated, Generic[Float, Int]):
-    """The sampling parameters of SamplingParams that the device has for each row.
+    """The sampling parameters that the device holds for each row.
 
-    `Float` and `Int` are float and int in a request, and jax.Array [rows] in
-    enginebay.sampler.DeviceParams. A parameter is declared here alone: the request, the row table,
-    the device's rows, the command line's flags and the documentation's table have what these fields
-    name.
+    `Float` and `Int` are float and int in a request (SamplingParams), and jax.Array [rows] on the
+    device (enginebay.sampler.DeviceParams). This class is the only place that declares such a
+    parameter: the row table, the device arrays, the command-line flags and the table in the
+    documentation are derived from its fields.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
@@ -59,20 +59,29 @@ class RowParams(Validated, Generic[Float, Int]):
 
     temperature: Annotated[
         Float, RowValue("float32", 0.0, "temperature", highest=1e30), FromCheckpoint("temperature")
-    ] = option(0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
+    ] = option(0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy decoding")
     top_k: Annotated[
         Int, RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1), FromCheckpoint("top_k")
-    ] = option(0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
+    ] = option(0, ge=-1, description="keep the k most likely tokens; 0 or -1 keeps all")
     top_p: Annotated[Float, RowValue("float32", 1.0, "filter"), FromCheckpoint("top_p")] = option(
-        1.0, gt=0.0, le=1.0, description="keep the smallest set of best tokens with this mass"
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="keep the most likely tokens whose probabilities add up to this value",
     )
     min_p: Annotated[Float, RowValue("float32", 0.0, "filter"), FromCheckpoint("min_p")] = option(
-        0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's probability"
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="drop tokens less likely than min_p times the most likely token",
     )
     presence_penalty: Annotated[
         Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "presence")
     ] = option(
-        0.0, ge=-2.0, le=2.0, description="taken from the logit of each token that is in the output"
+        0.0,
+        ge=-2.0,
+        le=2.0,
+        description="subtracted from the logit of each token that is in the output",
     )
     frequency_penalty: Annotated[
         Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "frequency")
@@ -80,7 +89,7 @@ class RowParams(Validated, Generic[Float, Int]):
         0.0,
         ge=-2.0,
         le=2.0,
-        description="taken from a token's logit as often as it is in the output",
+        description="subtracted from a token's logit once per occurrence in the output",
     )
     repetition_penalty: Annotated[
         Float,
@@ -91,33 +100,33 @@ class RowParams(Validated, Generic[Float, Int]):
         1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="divides the logit of a token in prompt or output when it is positive, else "
-        "multiplies it",
+        description="a positive logit of a token in prompt or output is divided by this value, "
+        "another one multiplied",
     )
 
 
 class SamplingParams(RowParams[float, int]):
-    """How the tokens of one request are chosen, and when it ends.
+    """How the tokens of one request are chosen, and when the request ends.
 
-    Validated when made and on every assignment: RequestError. A value of another type is refused,
-    however like a right one it looks. A copy (`FrozenSampling`) is taken when the request is
-    queued, so later changes never reach a request under way.
+    Fields are checked when the object is made and on every assignment; a wrong field raises
+    RequestError. Types are strict: `max_tokens="16"` is refused. The engine copies the parameters
+    when a request is queued, so later changes do not affect a running request.
     """
 
     max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens")] = Field(
         default=64,
         ge=1,
-        description="most new tokens; None: as many as context and cache have room for",
+        description="max number of new tokens; None: as many as fit the context and the cache",
     )
     seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="equal seeds give equal samples"
+        default=None, ge=0, lt=2**63, description="the same seed gives the same samples"
     )
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
     best_of: int | None = Field(
         default=None,
         ge=1,
         le=256,
-        description="completions that are made, of which the n likeliest are returned",
+        description="number of completions to generate; the n most likely ones are returned",
     )
     stop: Accepts[str | Sequence[str] | None, tuple[str, ...]] = option(
         (), description="texts that end the completion"
@@ -128,69 +137,77 @@ class SamplingParams(RowParams[float, int]):
     stop_words_ids: Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]] = option(
         (), description="sequences of token ids that end the completion"
     )
-    ignore_eos: bool = Field(default=False, description="run through end-of-sequence tokens")
-    include_stop_str_in_output: bool = Field(default=False, description="keep the stop text")
-    skip_special_tokens: bool = Field(default=True, description="leave special tokens out of texts")
+    ignore_eos: bool = Field(default=False, description="continue after end-of-sequence tokens")
+    include_stop_str_in_output: bool = Field(
+        default=False, description="keep the stop text at the end of the output"
+    )
+    skip_special_tokens: bool = Field(
+        default=True, description="leave special tokens out of the text"
+    )
     logprobs: int | None = Field(
         default=None,
         ge=ALL_LOGPROBS,
         le=MAX_LOGPROBS,
-        description="tell log-probabilities of each new token: its own, and of so many best ones; "
-        "-1: of all",
+        description="return log-probabilities for each new token: of that token and of the N most "
+        "likely ones; -1: of the whole vocabulary",
     )
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="tell log-probabilities of each token of the prompt: its own, and of so many "
-        "best ones",
+        description="return log-probabilities for each prompt token: of that token and of the N "
+        "most likely ones",
     )
     json_schema: dict[str, Any] | str | None = Field(
-        default=None, description="the output is JSON of this schema, given as a dict or as text"
+        default=None, description="the output is JSON that follows this schema (a dict or text)"
     )
     json_object: bool = Field(default=False, description="the output is a JSON object")
-    regex: str | None = Field(default=None, description="the whole output matches this expression")
+    regex: str | None = Field(
+        default=None, description="the whole output matches this regular expression"
+    )
     choice: Accepts[Sequence[str], tuple[str, ...]] = option(
         (), description="the output is one of these texts"
     )
     grammar: str | None = Field(
-        default=None, description="the output is of this grammar, in Lark's notation"
+        default=None, description="the output follows this grammar, written in Lark's notation"
     )
 
     suppress_repetition_in_generation: Annotated[
         bool, AppliedBy("penalties", "output_only", uses=False)
-    ] = Field(
-        default=False, description="repetition_penalty looks at the output alone, not at the prompt"
-    )
+    ] = Field(default=False, description="repetition_penalty counts tokens of the output only")
     no_repeat_ngram_size: Annotated[
         int, AppliedBy("no_repeat_ngram", "size"), FromCheckpoint("no_repeat_ngram_size")
     ] = Field(
         default=0,
         ge=0,
-        description="no sequence of so many tokens comes twice, prompt included; 0: any may",
+        description="no sequence of N tokens occurs twice in prompt and output; 0: no limit",
     )
     min_tokens: Annotated[int, AppliedBy("min_tokens", "min_tokens")] = Field(
-        default=0, ge=0, description="least new tokens before a token or text that ends it"
+        default=0, ge=0, description="min number of new tokens before a stop token or stop text"
     )
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]], AppliedBy("logit_bias", "bias")
     ] = Field(
-        default_factory=dict, description="token id -> what is added to its score, -100 to 100"
+        default_factory=dict,
+        description="token id -> value added to the logit of that token, from -100 to 100",
     )
     allowed_token_ids: Annotated[
         Accepts[Sequence[int] | None, tuple[int, ...] | None],
         AppliedBy("allowed_token_ids", "token_ids"),
     ] = option(None, min_length=1, description="the only tokens that may be chosen; None: all")
     bad_words: Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]] = option(
-        (), description="texts that the completion must not have"
+        (), description="texts that the completion must not contain"
     )
     typical_p: Annotated[float, AppliedBy("typical", "typical_p"), FromCheckpoint("typical_p")] = (
         Field(
-            default=1.0, gt=0.0, le=1.0, description="keep the most typical tokens with this mass"
+            default=1.0,
+            gt=0.0,
+            le=1.0,
+            description="keep the most typical tokens whose probabilities add up to this value",
         )
     )
     processors: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="further logits processors by name, each with its options"
+        default_factory=dict, description="other logits processors by name, each with its options"
     )
 
     if not TYPE_CHECKING:  # a type checker derives the keywords from the fields
@@ -225,7 +242,7 @@ class SamplingParams(RowParams[float, int]):
     def _no_empty_sequence(cls, value: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if not all(value):
             raise ValueError(
-                "a sequence of at least one token id; an empty one would end every completion"
+                "sequences of at least one token id; an empty one ends every completion at once"
             )
         return value
 
@@ -252,11 +269,11 @@ class SamplingParams(RowParams[float, int]):
 
 
 def _plain(value: object, levels: int = 4) -> object:
-    """Numbers of numpy as Python's own; lists, ranges, arrays and sets as tuples; all else as it
-    is.
+    """Convert NumPy numbers to Python numbers, and lists, ranges, arrays and sets to tuples.
 
-    No field has lists of more than two levels: what is nested deeper than `levels`, or a range of
-    more than a million, stays and is refused by its type.
+    Other values are returned as they are. A value nested deeper than `levels`, or a range of more
+    than a million numbers, is not converted, so that its type is refused: no field has lists of
+    more than two levels.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -269,58 +286,58 @@ def _plain(value: object, levels: int = 4) -> object:
 
 
 ROW_VALUES = declared(SamplingParams, RowValue)
-"""The declared value of each field that the device has for each row."""
+"""The fields of SamplingParams that the device holds for each row, with their declarations."""
 
 _PENALTIES = tuple((n, one.neutral) for n, one in ROW_VALUES.items() if one.stage == "penalty")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrozenSampling:
-    """What the loop and the device need of a request's SamplingParams, fixed when it is queued."""
+    """The part of a request's SamplingParams that loop and device use, fixed when it is queued."""
 
     max_tokens: int
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
-    """The request's own copy, which nobody changes, without the fields that stand here beside it.
+    """The request's own copy, which is never changed. Read the other fields of this record in place
+    of the fields of the same subject in `params`.
     """
     stop_token_ids: tuple[int, ...] = ()
-    """Every token id that ends the request, end-of-sequence ids included unless they are ignored.
-    """
+    """Every token id that ends the request, with the end-of-sequence ids unless `ignore_eos`."""
     num_logprobs: int | None = None
-    """How many best tokens' log-probabilities are told besides each sampled one's; None: none at
-    all.
+    """How many top tokens have their log-probabilities returned beside each sampled token; None:
+    the request wants no log-probabilities.
     """
     num_prompt_logprobs: int | None = None
-    """The same of the prompt's tokens."""
+    """The same number for the tokens of the prompt."""
     processors: tuple[Any, ...] = ()
-    """The fields of each logits processor that it uses (enginebay.processor.RowValues)."""
+    """The row's values for each logits processor it uses (enginebay.processor.RowValues)."""
     reads_tokens: bool = False
-    """Whether what the device does with its scores depends on all of its tokens so far."""
+    """Whether a logits processor or penalty of this request reads all tokens of the row so far."""
 
     @property
     def min_tokens(self) -> int:
-        """How many new tokens come before one that ends the request, by itself or as the last of a
-        stop sequence or a stop text.
+        """Min number of new tokens before a stop token, stop sequence or stop text may end the
+        request.
         """
         return self.params.min_tokens
 
     @property
     def returns_all(self) -> bool:
-        """Whether more log-probabilities of new tokens are told than a usual step has."""
+        """Whether the request wants log-probabilities of the whole vocabulary."""
         return self.num_logprobs is not None and self.num_logprobs > MAX_LOGPROBS
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens of prompt or output change the scores of those to come."""
+        """Whether the request has a penalty that is not neutral."""
         return any(getattr(self.params, name) != neutral for name, neutral in _PENALTIES)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the first best token of what is left is taken."""
+        """Whether the most likely token is chosen, after logits processors and penalties."""
         return takes_best(self.params)
 
     @property
     def variant(self) -> StepVariant:
-        """The least variant of a step that serves the request."""
+        """The lowest step variant that serves the request."""
         if self.processors or self.penalises:
             return StepVariant.FULL
         is_plain = self.is_greedy and self.num_logprobs is None
@@ -328,12 +345,12 @@ class FrozenSampling:
 
 
 def takes_best(params: SamplingParams) -> bool:
-    """Whether the first best token is taken, whatever else a request asks for."""
+    """Whether these parameters always choose the most likely token (greedy decoding)."""
     return params.temperature < float(np.finfo(np.float32).tiny) or params.top_k == 1
 
 
 def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParams:
-    """`params` with this max_tokens where the caller set none, not even None."""
+    """`params` with `max_tokens`, unless the caller set max_tokens (None counts as set)."""
     return (
         params
         if "max_tokens" in params.model_fields_set
@@ -342,8 +359,8 @@ def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParam
 
 
 def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-    """SamplingParams of a mapping of its fields; None has the defaults. RequestError for a wrong
-    field or another type.
+    """Return SamplingParams for a mapping of its fields; None gives the defaults. RequestError for
+    a wrong field or another type.
     """
     if isinstance(params, SamplingParams):
         return params
@@ -358,12 +375,12 @@ def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> Sam
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to complete; a prompt with n completions becomes n of these.
+    """One sequence to complete. A prompt with n completions becomes n requests.
 
-    Invariants: `prompt_token_ids` is int32 of at least one token; prompt plus at least one new
-    token fits the engine's context; requests with the same `parent_id` (but "") have the same
-    prompt, so that an engine may compute it once; `key` are the two words of the request's own
-    random key, the same for all completions of a prompt: the device folds it with `index`.
+    Invariants: `prompt_token_ids` is int32 [tokens] with at least one token; the prompt and one new
+    token fit the engine's context; requests with the same `parent_id` (other than "") have the same
+    prompt, so that an engine may compute it once. `key` holds the two words of the random key,
+    which is the same for all completions of a prompt; the device folds `index` into it.
     """
 
     request_id: str
@@ -372,23 +389,27 @@ class Request:
     key: tuple[int, int]
     arrival_s: float
     priority: int = 0
-    """Larger is more urgent, to schedulers that look at it."""
+    """Used by the priority scheduler: a request with a larger number runs first."""
     parent_id: str = ""
     index: int = 0
     tenant: str = ""
-    """On whose account it runs, for schedulers that are fair among tenants."""
+    """Tenant that the request is charged to. Used by schedulers that are fair among tenants."""
     grammar: Grammar | None = None
-    """What the output must be; None: anything."""
+    """The grammar that the output must follow; None: any output."""
     embeds: Embeds | None = None
-    """Of prompt positions that hold embeddings; their token id is one past the vocabulary."""
+    """Embeddings for some positions of the prompt. The token id at each of these positions is the
+    vocabulary's size, which is no token.
+    """
     cache_salt: str = ""
-    """Requests with another one share no prefix with it."""
+    """Requests share cached prefixes only with requests that have the same salt."""
     pooling: Pooling | None = None
-    """The prompt's hidden states are asked for, pooled so, and no token; None: tokens are."""
+    """How to pool the prompt's hidden states, for a request that wants them instead of tokens; None
+    for a request that generates tokens.
+    """
     streams: bool = False
-    """Whether its tokens are sent as they are made. It changes no token."""
+    """Whether the caller reads tokens as they are made. This changes no token."""
 
 
 def key_of(seed: int) -> tuple[int, int]:
-    """The two 32-bit words of a request's random key, from its seed."""
+    """Split a seed into the two 32-bit words of a request's random key."""
     return seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF
