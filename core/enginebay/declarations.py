@@ -1,5 +1,6 @@
-"""What plugins declare, looked at while their hooks are called: a mistake is reported there, with
-the plugin's name, and not far from it when a part is picked.
+"""Checks declarations of plugins while their hooks are called, so that an error names the plugin.
+
+Without these checks a mistake would surface only later, when the part is chosen.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from enginebay.hooks import Declaration
 
 
 def collector(kind: str, into: list[Declaration]) -> hooks.Register:
-    """The callback of a kind's hook, which appends each declaration to `into`; PluginError for one
-    that the host could not work with.
+    """Return the callback for the hook of a kind: it checks each declaration and appends it to
+    `into`. PluginError for a declaration that is not usable.
     """
 
     def take(declaration: Declaration) -> None:
@@ -23,53 +24,50 @@ def collector(kind: str, into: list[Declaration]) -> hooks.Register:
 
 
 def _check(declaration: Declaration) -> None:
-    """PluginError for what the host could not work with later: it would fail far from the
-    plugin.
-    """
+    """Raise PluginError for a declaration that would fail later, when the part is chosen."""
     name, op, target = declaration.name, declaration.op, declaration.target
     lists = (
         declaration.platforms,
         declaration.requires,
         declaration.capabilities.get("custom_calls", ()),
     )
-    _check_names(declaration)
+    _check_capabilities(declaration)
     tests = (
         (
             isinstance(name, str)
             and name not in ("", AUTO)
             and name.isprintable()
             and not {"/", ":"} & set(name),
-            "a name without / and : and control characters, not auto",
+            "a name that is not auto and has no /, no : and no control characters",
         ),
         (
             isinstance(target, str) and ":" in target,
-            f'"module:attribute" for a target, not {target!r}',
+            f'a target of the form "module:attribute", not {target!r}',
         ),
         (
             isinstance(op, str) and (declaration.kind == "kernel") == bool(op),
-            f"an op for kernels only, not {op!r}",
+            f"an op for a kernel, and none for another kind, not {op!r}",
         ),
         (
             all(not isinstance(value, str) for value in lists),
-            "tuples for platforms, requires and custom_calls, not one text",
+            "tuples for platforms, requires and custom_calls, not a single string",
         ),
         (
             isinstance(declaration.capabilities.get("priority", 0), int),
-            "a whole number for the priority",
+            "a whole number for the capability priority",
         ),
     )
     for is_right, allowed in tests:
         if not is_right:
-            raise PluginError(f"{declaration.kind} {name!r}", allowed, "Correct the plugin.")
+            todo = f"Correct {hooks.hook_name(declaration.kind)} of the plugin."
+            raise PluginError(f"{declaration.kind} {name!r}", allowed, todo)
 
 
-def _check_names(declaration: Declaration) -> None:
-    """PluginError for a capability that nothing asks for: a misspelt one would be ignored without a
-    word.
-    """
+def _check_capabilities(declaration: Declaration) -> None:
+    """Raise PluginError for an unknown capability: a misspelt one would be ignored silently."""
     what = f"{declaration.kind} {declaration.name!r}"
     known = hooks.CAPABILITIES.get(declaration.kind, ())
     for capability in declaration.capabilities:
         if capability not in known and "." not in capability:
-            todo = "Correct the plugin, or write a fact of its own with a dot: my_package.fact."
+            todo = "Correct the name; a fact of the plugin's own has a dot, as in my_package.fact."
             raise PluginError(f"{what}: {unknown_name('capability', capability, known, todo)}")

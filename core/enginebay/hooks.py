@@ -1,9 +1,9 @@
-"""The whole plugin interface on one page: the hooks a plugin may implement, and what it declares
-through them.
+"""The whole plugin interface on one page: the hooks, and the declarations that plugins make.
 
-A plugin is a module named by an entry point of the group "enginebay". It implements any of the
-hooks below with `@hookimpl`; each is called once at start-up with a `register` callback, and says
-what the plugin offers and where its code lies ("module:attribute"), without importing that code.
+A plugin is a module that an entry point of the group "enginebay" names. It implements any of the
+hooks below, marked with `@hookimpl`. Each hook is called once at start-up with a callback
+`register`. The hook calls it once for each part that the plugin offers, and names the place of the
+part's code ("module:attribute") without importing that code.
 
     from enginebay.hooks import hookimpl
 
@@ -47,8 +47,8 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "revision": 1,
     "command": 1,
 }
-"""Every kind of part, with the version of its contract. A new kind is one row here and one hook
-below.
+"""Every kind of part, with the version of its contract. A new kind needs one row here and one hook
+in `Hooks`.
 """
 
 CAPABILITIES: dict[str, tuple[str, ...]] = {
@@ -76,21 +76,23 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "revision": ("priority",),
     "command": ("without_jax",),
 }
-"""The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a
-plugin's own.
+"""The capabilities that enginebay reads, by kind of part; see docs/plugins.md. A plugin may declare
+facts of its own under names with a dot, such as "my_package.fact".
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What a plugin says of one part.
+    """What a plugin declares about one part.
 
-    `target` and `options` are "module:attribute", imported when the part is picked; `options` names
-    a frozen pydantic model with extra="forbid". `platforms` empty means any. `requires` are modules
-    that must be installed, `extra` the extra of the plugin's distribution that installs them.
-    `interface` is the contract's version it was written for. `capabilities` are facts that other
-    parts may ask for, such as the architectures of a model family: those of CAPABILITIES, and a
-    plugin's own, whose names have a dot ("my_package.fact").
+    `target`: where the code is, as "module:attribute"; imported when the part is chosen.
+    `options`: "module:attribute" of a frozen pydantic model with extra="forbid", or None.
+    `summary`: one line for `enginebay plugins`. `op`: the op that a kernel implements; "" for other
+    kinds. `interface`: the version of the contract that the part was written for. `platforms`:
+    names of the platforms that the part supports; empty means all. `requires`: modules that must be
+    installed. `extra`: the extra of the plugin's distribution that installs them. `capabilities`:
+    facts that enginebay or other parts read, such as the architectures of a model family; see
+    CAPABILITIES.
     """
 
     kind: str
@@ -108,8 +110,8 @@ class Declaration:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Register:
-    """The callback that a hook of one kind is given; the arguments are Declaration's, with `op` for
-    kernels only. `take` receives each declaration.
+    """The callback `register` of a hook: makes a Declaration of its arguments and passes it to
+    `take`.
     """
 
     kind: str
@@ -129,136 +131,144 @@ class Register:
         extra: str | None = None,
         capabilities: Mapping[str, Any] | None = None,
     ) -> None:
-        """Declare one part. PluginError for what the host could not work with."""
+        """Declare one part; the arguments are the fields of Declaration. PluginError for a wrong
+        name, target, op, capability or list.
+        """
         facts = (platforms, requires, extra, dict(capabilities or {}))
         self.take(Declaration(self.kind, name, target, summary, op, options, interface, *facts))
 
 
 class Hooks:
-    """The hooks, one for each kind."""
+    """The hooks: one for each kind of part. A plugin implements those that it needs."""
 
     @hookspec
     def register_startups(self, register: Register) -> None:
-        """What is done in this process before an engine is planned and JAX starts. Target: a
+        """Register actions that run before an engine is planned and before JAX starts. Target: a
         callable that takes the `enginebay.config.EngineConfig`.
         """
 
     @hookspec
     def register_platforms(self, register: Register) -> None:
-        """Devices to run on. Target: a class of `enginebay.platform.Platform`, made with no
-        arguments.
+        """Register platforms: kinds of devices. Target: a subclass of `enginebay.platform.Platform`
+        whose constructor takes no arguments.
         """
 
     @hookspec
     def register_checkpoints(self, register: Register) -> None:
-        """Where models come from. Target: a callable name_or_path ->
-        `enginebay.model.Checkpoint`.
+        """Register checkpoint formats. Target: a callable that takes the name or path of a model
+        and returns an `enginebay.model.Checkpoint`.
         """
 
     @hookspec
     def register_quantizations(self, register: Register) -> None:
-        """Methods of storing weights in fewer bits. Target: a class of
-        `enginebay.weights.Quantization`, made with no arguments.
+        """Register methods that store weights in fewer bits. Target: a subclass of
+        `enginebay.weights.Quantization` whose constructor takes no arguments.
         """
 
     @hookspec
     def register_models(self, register: Register) -> None:
-        """Model families. Target: a `ModelFamily` instance; capability `architectures` names what
-        it serves.
+        """Register model families. Target: an instance of `enginebay.model.ModelFamily`. The
+        capability `architectures` lists the Hugging Face architectures that the family serves.
         """
 
     @hookspec
     def register_layouts(self, register: Register) -> None:
-        """Cache layouts. Target: a subclass of `enginebay.cache.KVLayout`."""
+        """Register cache layouts. Target: a subclass of `enginebay.cache.KVLayout`."""
 
     @hookspec
     def register_ops(self, register: Register) -> None:
-        """Ops that kernels may implement. Target: an `enginebay.ops.op.Op`, of the same name."""
+        """Register ops, which kernels implement. Target: an `enginebay.ops.op.Op` of the same name
+        as the registered one.
+        """
 
     @hookspec
     def register_kernels(self, register: Register) -> None:
-        """Implementations of an op. Target: what `enginebay.ops.bound` describes for `op`, or what
-        the plugin that registered the op says.
+        """Register kernels: implementations of an op. Target: a callable or class that
+        `enginebay.ops.bound` describes for the op `op`; the plugin that registered another op
+        documents its form.
         """
 
     @hookspec
     def register_by_hands(self, register: Register) -> None:
-        """What serves implementations that nobody registered. Target: an
-        `enginebay.compose.by_hand.ByHand`.
+        """Register support for implementations that users pass as functions or import paths
+        without registering them. Target: an `enginebay.compose.by_hand.ByHand`.
         """
 
     @hookspec
     def register_samplers(self, register: Register) -> None:
-        """Samplers. Target: a function by `enginebay.sampler.Sampler`; with options, a callable
-        options -> Sampler.
+        """Register samplers. Target: a function that follows `enginebay.sampler.Sampler`; for a
+        sampler with options, a callable that takes the options and returns such a function.
         """
 
     @hookspec
     def register_logits_processors(self, register: Register) -> None:
-        """Logits processors. Target: a class of `enginebay.processor.LogitsProcessor`, made with no
-        arguments; `options` are a request's.
+        """Register logits processors. Target: a subclass of `enginebay.processor.LogitsProcessor`
+        whose constructor takes no arguments. The model in `options` validates the options that a
+        request passes.
         """
 
     @hookspec
     def register_grammars(self, register: Register) -> None:
-        """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made
-        with a Vocabulary and its options.
+        """Register grammar libraries. Target: a subclass of `enginebay.constraint.GrammarLibrary`
+        whose constructor takes a Vocabulary, and the options if the part has any.
         """
 
     @hookspec
     def register_guides(self, register: Register) -> None:
-        """What makes grammars of requests. Target: a callable (registry, configuration) ->
-        `enginebay.constraint.MakeGuide`.
+        """Register guides, which make the grammars of requests. Target: a callable that takes
+        (registry, configuration) and returns an `enginebay.constraint.MakeGuide`.
         """
 
     @hookspec
     def register_tunings(self, register: Register) -> None:
-        """What knows the fastest configurations of kernels. Target: a callable (registry,
-        configuration) -> `enginebay.ops.tuning.Tuning`.
+        """Register sources of tuned kernel configurations. Target: a callable that takes
+        (registry, configuration) and returns an `enginebay.ops.tuning.Tuning`.
         """
 
     @hookspec
     def register_proposers(self, register: Register) -> None:
-        """Proposers of draft tokens. Target: a class by `enginebay.proposer.Proposer`, made with
-        its options.
+        """Register proposers of draft tokens. Target: a subclass of `enginebay.proposer.Proposer`
+        whose constructor takes the options, if the part has any.
         """
 
     @hookspec
     def register_schedulers(self, register: Register) -> None:
-        """Schedulers. Target: a subclass of `enginebay.scheduler.Scheduler`, made with its
-        options.
+        """Register schedulers. Target: a subclass of `enginebay.scheduler.Scheduler` whose
+        constructor takes the options, if the part has any.
         """
 
     @hookspec
     def register_executors(self, register: Register) -> None:
-        """What runs engines' commands. Target: a callable `enginebay.executor.parts.EngineParts` ->
-        `Executor` of the same module.
+        """Register executors, which run the commands of engines. Target: a callable that takes the
+        `enginebay.executor.parts.EngineParts` and returns an `Executor` of the same module.
         """
 
     @hookspec
     def register_engines(self, register: Register) -> None:
-        """Engines. Target: a callable `enginebay.executor.parts.EngineParts`, options ->
-        `enginebay.engine.Engine`.
+        """Register engines. Target: a callable that takes (`enginebay.executor.parts.EngineParts`,
+        options) and returns an `enginebay.engine.Engine`.
         """
 
     @hookspec
     def register_revisions(self, register: Register) -> None:
-        """Changes of a plan before anything is made of it. Target: a callable that takes the
-        `enginebay.compose.composition.Plan` and returns the one to use.
+        """Register changes to the plan of an engine, applied before the engine is made. Target: a
+        callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
         """
 
     @hookspec
     def register_commands(self, register: Register) -> None:
-        """Commands of the `enginebay` program. Target: an `enginebay.cli.command.Command`."""
+        """Register commands of the `enginebay` program. Target: an
+        `enginebay.cli.command.Command`.
+        """
 
 
 def hook_name(kind: str) -> str:
-    """The hook that registers a kind."""
+    """Return the name of the hook that registers parts of a kind."""
     return f"register_{kind}s"
 
 
 def make_manager() -> pluggy.PluginManager:
-    """A pluggy manager that knows our hooks and no plugin."""
+    """Make a pluggy manager that knows the hooks of enginebay and no plugin yet."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     return manager
