@@ -1,4 +1,4 @@
-"""The op attention on TPUs: ragged paged attention that writes the new tokens itself."""
+"""The op attention on TPUs: ragged paged attention that also writes the new tokens to the cache."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class PallasAttention:
-    """Each row's pages are read once, up to its own length, into two buffers in turn; see
-    attention_kernel.
+    """Ragged paged attention; attention_kernel describes the algorithm.
 
-    Rows with one new token and rows with several are two kernels, and a mixed step is both. Sums
-    are f32, in an order that depends on the row's positions and block sizes alone. `is_interpreted`
-    runs them on the host.
+    Each row's pages are read once, up to the row's length, into two alternating buffers. One kernel
+    serves rows with one new token, another rows with several; a mixed step runs both. Sums are f32.
+    Their order depends on the row's positions and the block sizes only. `is_interpreted` runs the
+    kernels on the host.
     """
 
     name: str = "pallas"
@@ -70,9 +70,7 @@ class PallasAttention:
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasAttention:
-        """The same kernels by Pallas' TPU interpreter, with its race detector: for checks on
-        a CPU.
-        """
+        """Return the same kernels, run by Pallas' TPU interpreter with its race detector."""
         return dataclasses.replace(
             self,
             is_interpreted=True,
@@ -82,13 +80,13 @@ class PallasAttention:
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> AttentionConfig:
-        """Block sizes for the generation and the shapes."""
+        """Return block sizes for the TPU generation and the shapes."""
         return attention_config.default_config(env, spec, bucket, layout)
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[AttentionConfig]:
-        """Block sizes worth trying, that fit the generation's memory."""
+        """Return block sizes to time; all fit the memory of the generation."""
         return attention_config.candidates(env, spec, bucket, layout)
 
     def __call__(
@@ -104,8 +102,9 @@ class PallasAttention:
         config: AttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
-        AttentionImpl.
+        """Return (out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
+
+        AttentionImpl describes the arguments.
         """
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
@@ -136,10 +135,8 @@ class PallasAttention:
 
 
 def check_table(bucket: Bucket, page_size: int) -> None:
-    """UnsupportedError when a bucket's page table does not fit scalar memory, half of which it may
-    have.
-    """
-    room = SMALLEST.smem_bytes // 2  # every generation's
+    """Raise UnsupportedError when a bucket's page table takes over half of the scalar memory."""
+    room = SMALLEST.smem_bytes // 2  # the size on every generation
     size = 4 * bucket.seqs * bucket.pages_per_seq
     if size > room:
         fitting = page_size
@@ -155,7 +152,7 @@ def check_table(bucket: Bucket, page_size: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One kernel over units of work, with packed tokens before and after it."""
+    """One kernel over units of work; it packs the tokens into units and unpacks the results."""
 
     spec: AttnSpec
     layout: KVLayout
@@ -165,7 +162,7 @@ class Call:
     def __call__(
         self, units: Units, q: jax.Array, new: jax.Array | None, kv: jax.Array, batch: AttnBatch
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(out [T, Hq, D], log-sum-exp f32 [T, Hq], or 0 when nobody asks for it; the cache)."""
+        """Return (out [T, Hq, D], log-sum-exp f32 [T, Hq] or 0 where it is not needed, cache)."""
         spec, config = self.spec, self.config
         check_table(batch.bucket, self.layout.page_size)
         one_token = units.tokens.shape[1] == 1

@@ -1,5 +1,5 @@
-"""Block sizes of paged attention: what a kernel is built with, the defaults by generation and
-shape, and what to try.
+"""Block sizes of paged attention: the defaults by TPU generation and shape, and the candidates to
+time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_pallas.generations import LANES, generation, round_up, sublanes
 
 DECODE_BUFFER_BYTES = 8 << 20
-"""Each of the two buffers of a decode step: large enough that a DMA's latency does not count."""
+"""Bytes of each of the two buffers of a decode step. They hide the latency of a DMA."""
 
 CHUNK_BUFFER_BYTES = 2 << 20
-"""Each of the two buffers of a step with several tokens a row, which computes more than it reads.
+"""Bytes of each of the two buffers of a step with several tokens per row. Such a step computes more
+than it reads.
 """
 
 SCORE_ROWS = 256
-"""Query rows of a KV head that a chunk's scores have: tokens times query heads."""
+"""Query rows (tokens times query heads) per KV head in the scores of one chunk."""
 
 SCORE_COLUMNS = 512
-"""Keys whose scores are computed at a time."""
+"""Keys per chunk of scores."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Sizes in tokens. `block_q` tokens of a row are attended together, a power of two.
+    """Block sizes in tokens.
 
-    A DMA buffer holds `block_kv` tokens where rows have several new tokens and `decode_block_kv`
-    where they have one; scores of `chunk_kv` keys, which divides both, are computed at a time.
+    A unit of work has `block_q` new tokens of a row, a power of two. A DMA buffer holds `block_kv`
+    tokens where rows have several new tokens, and `decode_block_kv` where they have one. Scores are
+    computed for `chunk_kv` keys at a time; `chunk_kv` divides both buffer sizes.
     """
 
     block_q: int
@@ -44,8 +46,9 @@ class AttentionConfig:
 
 
 def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
-    """What the generation's memory and the bucket's lengths suggest; small blocks where it will be
-    interpreted.
+    """Return block sizes for the generation's memory and the bucket's lengths.
+
+    They are small where the kernel will be interpreted.
     """
     budget = generation(env.arch if env.platform == "tpu" else "").vmem_limit_bytes
     if env.platform != "tpu":
@@ -69,7 +72,7 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
 def candidates(
     env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
 ) -> Sequence[AttentionConfig]:
-    """The default and its neighbours that fit the memory, for the tuner."""
+    """Return the default and its neighbours that fit the memory, for the tuner."""
     first = default_config(env, spec, bucket, layout)
     found = [first]
     if bucket.mode == "decode":
@@ -102,7 +105,7 @@ def candidates(
 
 
 def vmem_bytes(config: AttentionConfig, spec: AttnSpec, layout: KVLayout) -> int:
-    """An estimate of what the larger of the two kernels of a configuration takes."""
+    """Estimate the VMEM, in bytes, of the larger of the two kernels of a configuration."""
     width = round_up(spec.head_dim, LANES)
     itemsize = jnp.dtype(spec.q_dtype).itemsize
     needs = []
@@ -122,10 +125,10 @@ def _token_bytes(layout: KVLayout) -> int:
 
 
 def _chunk(page_size: int, most: int) -> int:
-    """Whole pages, as many as fit into `most` tokens, and at least one."""
+    """Return the tokens of the most whole pages that fit into `most` tokens; at least one page."""
     return max(1, most // page_size) * page_size
 
 
 def _power_below(number: int) -> int:
-    """The largest power of two that is not above a number of at least 1."""
+    """Return the largest power of two that is at most `number`, which is at least 1."""
     return 1 << (max(1, number).bit_length() - 1)

@@ -1,8 +1,8 @@
-"""The kernel of ragged paged attention: pages by DMA into two buffers, an online softmax, new
-tokens written in place.
+"""The kernel of ragged paged attention. It reads pages by DMA into two buffers, computes an online
+softmax, and writes the new tokens to the cache in place.
 
-Online softmax after Milakov and Gimelshein (arXiv 1805.02867) and Dao et al. (arXiv 2205.14135);
-pages that are prefetched across rows and a write that is part of the kernel after ragged paged
+The online softmax is that of Milakov and Gimelshein (arXiv 1805.02867) and Dao et al. (arXiv
+2205.14135). Prefetching pages across rows and writing in the same kernel come from ragged paged
 attention (arXiv 2604.15464).
 """
 
@@ -29,13 +29,15 @@ from enginebay_pallas.attention_plan import (
 from enginebay_pallas.generations import LANES
 
 MASKED = -1e30
-"""A finite score for keys that are not seen: the difference of two of them is 0, not NaN."""
+"""Score of a masked key. It is finite, so that the difference of two is 0 and not NaN."""
 
 
 class Scratch(NamedTuple):
-    """VMEM: two buffers of keys and values, and the softmax's state; the DMAs' semaphores;
-    `progress` in SMEM: the number of blocks read so far, and whether the next unit's first is on
-    its way.
+    """Scratch memory of the kernel.
+
+    VMEM has two buffers of keys and values and the state of the softmax. SMEM has `progress`: the
+    number of blocks read so far, and whether the first block of the next unit is being read. The
+    rest are semaphores of DMAs.
     """
 
     buffers: Any
@@ -57,11 +59,10 @@ def for_each_read(
     slot: Any,
     act: Callable[[Any], None],
 ) -> None:
-    """act(DMA) for the copies of a block into buffer `slot`; `sources` are the cache and the new
-    tokens.
+    """Call act(DMA) for every copy of a block into buffer `slot`.
 
-    Pages that no visible key lies in are not read: they may be another row's, which is writing
-    them.
+    `sources` are the cache and the new tokens. Pages without a visible key are not read, because
+    another row may own and write them.
     """
     cache, new = sources
     size = plan.page_size
@@ -74,7 +75,7 @@ def for_each_read(
     def pages() -> None:
         first = (span.first_cached + step) * in_block
         table = span.row * plan.pages_per_seq + first
-        # No key of these pages is in the window.
+        # The window covers no key of these pages.
         skipped = jnp.maximum(lax.div(span.begin, jnp.int32(size)) - first, 0)
         needed = jnp.minimum(blocks_of(span.cached, size) - first, in_block)
         lax.fori_loop(
@@ -103,9 +104,10 @@ def for_each_write(
     new: Any,
     act: Callable[[Any], None],
 ) -> None:
-    """act(DMA) for the copies that put a row's new tokens into its pages.
+    """Call act(DMA) for every copy of a row's new tokens into its pages.
 
-    A DMA's size is static: a page's share goes in whole pages, runs of eight and single tokens.
+    The size of a DMA is static. So tokens are copied as whole pages, runs of eight, and single
+    tokens.
     """
     size, done = plan.page_size, scratch.write_done
     table = span.row * plan.pages_per_seq
@@ -144,11 +146,11 @@ def for_each_write(
 def load_head(
     plan: AttentionPlan, buffers: Any, slot: Any, offset: Any, head: Any, valid: jax.Array
 ) -> tuple[Any, Any]:
-    """(keys, values) [chunk_kv, lanes] of a KV head, 0 where not `valid` [chunk_kv, 1].
+    """Return (keys, values) [chunk_kv, lanes] of a KV head, 0 where `valid` [chunk_kv, 1] is false.
 
-    A word of 32 bits holds a key's and a value's 16: the device reads words, with a stride, and
-    takes them apart. The interpreter, whose references have one dtype, reads both at once, and by
-    slices: its race detector overlooks places that are named by a number.
+    A word of 32 bits holds 16 bits of a key and 16 of a value. The device reads words with a stride
+    and splits them. References in the interpreter have one dtype, so it reads both at once. It
+    reads slices, because its race detector misses elements that are addressed by a number.
     """
     tokens = pl.ds(offset, plan.chunk_kv)
     if plan.is_interpreted:
@@ -171,8 +173,9 @@ def load_head(
 def attend_block(
     plan: AttentionPlan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span
 ) -> None:
-    """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has
-    position `base`.
+    """Add a buffer's keys to the softmax state of all heads, `chunk_kv` keys at a time.
+
+    The first key of the buffer has position `base`.
     """
     spec, size = plan.spec, plan.chunk_kv
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else None
@@ -186,7 +189,7 @@ def attend_block(
         first = base + i * size
         own = first + lax.broadcasted_iota(jnp.int32, (size, 1), 0)
         valid = own < limit
-        if spec.window is not None:  # what lies before was not read
+        if spec.window is not None:  # keys before it were not read
             valid &= own >= span.begin
         keys = first + lax.broadcasted_iota(jnp.int32, (plan.rows, size), 1)
         visible = keys < limit
@@ -232,7 +235,7 @@ def attend_block(
 
 
 def finish(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> None:
-    """Outputs of a unit: 0 and -inf where no key was visible."""
+    """Write the outputs of a unit: 0 and -inf where no key was visible."""
 
     def one_head(head: Any, _: None) -> None:
         total = scratch.total[head]
@@ -246,13 +249,15 @@ def finish(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> None:
 
 
 def kernel(plan: AttentionPlan, *refs: Any) -> None:
-    """One unit. References: Tables, q, the new tokens if any, the cache twice (it is aliased),
-    outputs, Scratch.
+    """Run one unit.
+
+    `refs` are Tables, q, the new tokens if any, the cache twice (it is aliased), the outputs, and
+    Scratch.
     """
     tables = Tables(*refs[:5])
     q, *rest = refs[5:]
     new: Any = rest.pop(0) if plan.no_prefix else None
-    rest.pop(0)  # the cache as an argument: the same memory as the result
+    rest.pop(0)  # the input cache: the same memory as the output
     out = rest.pop(0)
     lse = rest.pop(0) if plan.is_wide else None
     cache = rest.pop(0)
@@ -273,8 +278,8 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
     reads = functools.partial(for_each_read, plan, tables, scratch, (cache, new))
     writes = functools.partial(for_each_write, plan, tables, scratch, span, cache, new)
 
-    # The row's last unit writes, once the row's pages have been read: nobody else reads those it
-    # writes to.
+    # The last unit of a row writes the row's new tokens after it has read the row's pages. No
+    # other unit reads the pages that it writes.
     is_last = span.num_blocks > 0
     if plan.no_prefix and not plan.one_token:
         is_last &= tables.unit_first[unit] + plan.block_q >= span.q_len
@@ -303,7 +308,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
         pl.when(is_mine | (following.num_blocks > 0))(ask)
         pl.when(step >= 0)(attend)
 
-    # A unit whose first block nobody has asked for begins a step earlier, to ask for it.
+    # When the first block was not prefetched, the loop begins one step earlier and reads it.
     first_step = jnp.where((span.num_blocks > 0) & ~is_started, -1, 0)
     lax.fori_loop(first_step, span.num_blocks, block, None)
     scratch.progress[0] = done_before + span.num_blocks
@@ -321,12 +326,11 @@ def paged_attention(
     new: jax.Array | None,
     cache: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    """(out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache) of queries in
-    units.
+    """Return (out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache).
 
-    Only the first `num_units` units are run, a scalar on the device; the results of others are not
-    written. `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, a
-    page more lies behind them.
+    The first `num_units` units are run, a scalar on the device; the results of other units are not
+    written. `new` [T, *token] has the new tokens in the form of the pages. Unless each unit has one
+    token, one more page follows them.
     """
     _, heads, rows, lanes = q.shape
     by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""What a call of ragged paged attention is built with, and what each of its units of work reads."""
+"""Static parameters of a call of ragged paged attention, and the blocks that each unit reads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from enginebay.ops.spec import AttnSpec
 
 @dataclasses.dataclass(frozen=True)
 class AttentionPlan:
-    """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q`
-    tokens.
+    """Static parameters of one call.
 
-    `one_token`: each unit is a row's only new token. `no_prefix`: new keys and values are given,
-    and are written. `is_wide`: outputs are f32 and come with their log-sum-exp.
+    `rows` counts the query rows of a KV head in a unit of `block_q` tokens. With `one_token` each
+    unit is a row's only new token. With `no_prefix` new keys and values are given and written. With
+    `is_wide` outputs are f32 and come with their log-sum-exp.
     """
 
     spec: AttnSpec
@@ -36,8 +36,9 @@ class AttentionPlan:
 
 
 class Tables(NamedTuple):
-    """Scalar-prefetched int32 arrays: Units.rows and Units.first, and the batch's; page_table is
-    flat.
+    """Scalar-prefetched int32 arrays: Units.rows, Units.first, and arrays of the batch.
+
+    page_table is flat.
     """
 
     unit_rows: Any
@@ -48,10 +49,9 @@ class Tables(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a unit reads: `num_cached` blocks of pages from `first_cached` on, then `num_fresh` of
-    the new tokens.
+    """The blocks that a unit reads: `num_cached` of pages, then `num_fresh` of new tokens.
 
-    No query sees a key before position `begin`, or from `end` on.
+    The first block of pages is `first_cached`. Queries see keys from position `begin` to `end` - 1.
     """
 
     row: Any
@@ -69,17 +69,17 @@ class Span(NamedTuple):
 
     @property
     def num_blocks(self) -> Any:
-        """Blocks of both kinds."""
+        """Blocks of pages and of new tokens together."""
         return self.num_cached + self.num_fresh
 
 
 def blocks_of(tokens: Any, size: int) -> Any:
-    """Blocks that hold a number of tokens, which is not negative."""
+    """Return the number of blocks of `size` that hold `tokens` tokens."""
     return lax.div(tokens + (size - 1), jnp.int32(size))
 
 
 def span_of(plan: AttentionPlan, tables: Tables, unit: Any) -> Span:
-    """The extent of a unit's work; no blocks for a unit without work."""
+    """Return the blocks that a unit reads; a unit without work reads none."""
     spec, size = plan.spec, plan.block_kv
     real = tables.unit_rows[unit] >= 0
     row = jnp.maximum(tables.unit_rows[unit], 0)
@@ -114,7 +114,7 @@ def span_of(plan: AttentionPlan, tables: Tables, unit: Any) -> Span:
 
 
 def place_of_block(plan: AttentionPlan, span: Span, step: Any) -> tuple[Any, Any]:
-    """(first position of the block of a step, position that its keys end before)."""
+    """Return (first position of the block of a step, position after its last key)."""
     base = (span.first_cached + step) * plan.block_kv
     if not plan.no_prefix or plan.one_token:
         return base, span.cached

@@ -1,5 +1,5 @@
-"""Ragged rows as a list of equal units of work, so that a kernel's blocks of queries and outputs
-are plain ones.
+"""Divides ragged rows into equal units of work, so that a kernel has regular blocks of queries and
+outputs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from enginebay_pallas.layout import TpuRpaLayout
 
 
 class Units(NamedTuple):
-    """U units, each up to `block_q` successive new tokens of one row.
+    """U units; each has up to `block_q` consecutive new tokens of one row.
 
-    rows[U + 1]: each unit's row, -1 for a unit without work, and one more -1. first[U + 1]: the
-    number of the row's new tokens before the unit's. tokens[U, block_q]: places in the packed
-    tokens, anything in range where there is none. unit_of[T], place_of[T]: where each packed token
-    went. `num_real`, a scalar: no unit from there on has work; 1 at least.
+    rows[U + 1]: the row of each unit, -1 for a unit without work, and a final -1. first[U + 1]: how
+    many new tokens of the row precede the unit. tokens[U, block_q]: indices into the packed tokens;
+    any valid index where the unit has no token. unit_of[T], place_of[T]: unit and place of each
+    packed token. `num_real`, a scalar of at least 1: units from there on have no work.
     """
 
     rows: jax.Array
@@ -34,8 +34,9 @@ class Units(NamedTuple):
 
 
 def single_token_units(batch: AttnBatch, num_rows: jax.Array | None = None) -> Units:
-    """Row i is unit i with token i: for decode steps, and for the first `num_rows` rows of a mixed
-    one.
+    """Make row i unit i with token i.
+
+    For decode steps, and for the first `num_rows` rows of mixed steps.
     """
     seqs, tokens = batch.bucket.seqs, batch.bucket.tokens
     rows = jnp.arange(seqs + 1, dtype=jnp.int32)
@@ -55,7 +56,7 @@ def single_token_units(batch: AttnBatch, num_rows: jax.Array | None = None) -> U
 
 
 def chunk_units(batch: AttnBatch, block_q: int, skipped_rows: jax.Array | None = None) -> Units:
-    """Each row's new tokens in pieces of `block_q`, of all rows but the first `skipped_rows`."""
+    """Divide the new tokens of all rows but the first `skipped_rows` into units of `block_q`."""
     bucket = batch.bucket
     num_units = min(bucket.seqs, bucket.tokens) + bucket.tokens // block_q
     q_lens = batch.q_lens
@@ -83,8 +84,9 @@ def chunk_units(batch: AttnBatch, block_q: int, skipped_rows: jax.Array | None =
 
 
 def pack_queries(q: jax.Array, units: Units, num_kv_heads: int, padded_rows: int) -> jax.Array:
-    """q [T, Hq, D] -> [U, Hkv, padded_rows, D rounded up to lanes]: row g * block_q + i is token i
-    of query head g.
+    """Return q [T, Hq, D] as [U, Hkv, padded_rows, D rounded up to lanes].
+
+    Row g * block_q + i is token i of query head g.
     """
     tokens, num_heads, width = q.shape
     group = num_heads // num_kv_heads
@@ -101,7 +103,7 @@ def pack_queries(q: jax.Array, units: Units, num_kv_heads: int, padded_rows: int
 
 
 def unpack_queries(blocks: jax.Array, units: Units, group: int, width: int) -> jax.Array:
-    """The reverse: [U, Hkv, padded_rows, lanes] -> [T, Hq, width]."""
+    """Undo pack_queries: [U, Hkv, padded_rows, lanes] -> [T, Hq, width]."""
     num_units, num_kv_heads, _, lanes = blocks.shape
     block_q = units.tokens.shape[1]
     rows = blocks[:, :, : group * block_q].reshape(num_units, num_kv_heads, group, block_q, lanes)
@@ -110,8 +112,9 @@ def unpack_queries(blocks: jax.Array, units: Units, group: int, width: int) -> j
 
 
 def pack_new(k: jax.Array, v: jax.Array, layout: KVLayout, spare_tokens: int) -> jax.Array:
-    """k [T, Hkv, D] and v [T, Hkv, Dv] as the layout's pages hold them, with zeros behind:
-    [T + spare_tokens, *token].
+    """Return k [T, Hkv, D] and v [T, Hkv, Dv] in the form of the layout's pages.
+
+    The result is [T + spare_tokens, *token]; the last tokens are zeros.
     """
     if not isinstance(layout, TpuRpaLayout):
         raise InternalError(f"pallas attention writes to layout tpu_rpa, this is {layout.name}")

@@ -1,4 +1,4 @@
-"""Compiles programs for TPUs that are not there, with the compiler that libtpu brings."""
+"""Compiles programs for TPUs that this machine does not have, with the compiler in libtpu."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
     "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2"},
     "v4": {8: "v4:2x2x1", 16: "v4:2x2x2"},
 }
-"""By target, the devices of a slice and the name that libtpu has for it. A 7x chip is two devices.
-"""
+"""For each target, numbers of devices and libtpu's name of the slice. A 7x chip is two devices."""
 
 WITHOUT_A_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""What libtpu wants to read when it is first loaded on a machine without a TPU: who we are, because
-no metadata server will tell, and that other processes of this machine may load it too.
+"""Environment variables that libtpu reads when it is loaded on a machine without a TPU. They
+replace the metadata server, and allow other processes of the machine to load libtpu too.
 """
 
 USED_VMEM = re.compile(
     r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"'
 )
-"""In the compiled text, what a custom call takes of VMEM (memory space 1)."""
+"""Finds, in compiled text, the VMEM (memory space 1) of a custom call."""
 
 
 @contextlib.contextmanager
 def environment_without_a_tpu() -> Iterator[None]:
-    """The variables above where they are not set, for the time of the block; nothing on a machine
-    that has a TPU.
+    """In the block, set those of the variables above that are not set.
+
+    Does nothing on a machine that has a TPU.
     """
     alone = (
         os.environ.get("TPU_SKIP_MDS_QUERY") == "1"
-    )  # JAX sets it on import where it finds no TPU
+    )  # JAX sets it on import when it finds no TPU
     missing = {
         name: value for name, value in WITHOUT_A_TPU.items() if alone and name not in os.environ
     }
@@ -67,13 +67,13 @@ def environment_without_a_tpu() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class TpuCompiler:
-    """A KernelCompiler by way of JAX's ahead-of-time topologies."""
+    """A KernelCompiler that uses JAX's ahead-of-time topologies."""
 
     targets: Sequence[str] = tuple(TOPOLOGIES)
     platform: str = "tpu"
 
     def why_not(self, target: str) -> str | None:
-        """Why it cannot compile for a target on this machine, or None."""
+        """Return why it cannot compile for a target on this machine, or None."""
         _known(target)
         if importlib.util.find_spec("libtpu") is None:
             return "libtpu is not installed; install enginebay[tpu]"
@@ -84,7 +84,7 @@ class TpuCompiler:
         return None
 
     def devices(self, target: str, num_devices: int) -> Sequence[Any]:
-        """The first `num_devices` of the smallest slice that has them."""
+        """Return the first `num_devices` devices of the smallest slice that has as many."""
         slices = _known(target)
         size = next((n for n in sorted(slices) if n >= num_devices), None)
         if size is None:
@@ -93,7 +93,7 @@ class TpuCompiler:
                 f"{num_devices} devices of {target}", allowed, "Compile for fewer."
             )
         with environment_without_a_tpu():
-            jax.local_devices(backend="cpu")  # bringing JAX up loads libtpu too
+            jax.local_devices(backend="cpu")  # the start of JAX loads libtpu too
             slice_ = topologies.get_topology_desc(platform="tpu", topology_name=slices[size])
         return list(slice_.devices[:num_devices])
 
@@ -106,11 +106,11 @@ class TpuCompiler:
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """Compile to machine code. Arguments without a sharding are whole on every device. See
-        KernelCompiler.
+        """Compile to machine code; KernelCompiler describes the arguments.
 
-        Figures: argument_bytes, output_bytes, temp_bytes, alias_bytes and code_bytes of a device,
-        and vmem_bytes, of the Pallas kernel in it that takes most.
+        Arguments without a sharding are replicated. The report's figures are argument_bytes,
+        output_bytes, temp_bytes, alias_bytes and code_bytes per device, and vmem_bytes of the
+        Pallas kernel that takes most.
         """
         mesh = _mesh(arguments, self.devices(target, num_devices))
         whole = NamedSharding(mesh, PartitionSpec())
@@ -120,10 +120,10 @@ class TpuCompiler:
             keeping_nothing(),
             warnings.catch_warnings(),
             jax.set_mesh(mesh),
-        ):  # kernels may ask for the kind of device
+        ):  # kernels may read the kind of device
             warnings.filterwarnings(
                 "ignore", "Error reading persistent compilation cache"
-            )  # kept by somebody else
+            )  # its owner keeps it
             compiled = jax.jit(function, donate_argnums=tuple(donated)).lower(*placed).compile()
         seconds = time.perf_counter() - start_s
         memory: Any = compiled.memory_analysis()
@@ -148,7 +148,7 @@ def _known(target: str) -> Mapping[int, str]:
 
 
 def _mesh(arguments: Sequence[Any], devices: Sequence[Any]) -> Mesh:
-    """The mesh of the first argument that has one, else all devices in a row."""
+    """Return the mesh of the first argument that has one, or a mesh of all devices."""
     for leaf in jax.tree.leaves(tuple(arguments)):
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):

@@ -1,10 +1,9 @@
-"""Attention of prompts without a prefix on TPUs: everything that is attended to is fresh, and no
-page is read.
+"""Attention of prompts without a prefix on TPUs. All keys are new, so no page is read.
 
-Flash attention (Dao et al., arXiv 2205.14135) over packed rows. A token sees the tokens from its
-row's first on, or from its window's, up to itself: two numbers, with which rows and windows are one
-mask, and blocks that nobody sees are skipped. The keys and values of a head lie in VMEM as a whole
-while blocks of its queries pass.
+Flash attention (Dao et al., arXiv 2205.14135) over packed rows. Each token sees the tokens from the
+first one of its row, or of its window, up to itself. These two indices per token mask rows and
+windows alike, and blocks of keys that no token sees are skipped. All keys and values of a head stay
+in VMEM while the blocks of its queries are computed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from enginebay_pallas.kv_write import LAYOUT, PallasKvWrite
 DTYPES = frozenset({"float32", "bfloat16"})
 
 MASKED = -1e30
-"""A finite score for keys that are not seen: the difference of two of them is 0, not NaN."""
+"""Score of a masked key. It is finite, so that the difference of two is 0 and not NaN."""
 
 CAPS = Caps(
     platforms=frozenset({"tpu"}),
@@ -47,7 +46,7 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class FlashConfig:
-    """Tokens of a block of queries and of one of keys, and what of VMEM the compiler may use."""
+    """Tokens per block of queries and per block of keys, and the VMEM limit in bytes."""
 
     block_q: int
     block_kv: int
@@ -56,7 +55,7 @@ class FlashConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PallasFlashAttention:
-    """The prefill phase alone; new tokens are put into the cache by the kernel of kv_write."""
+    """Attention of phase prefill; the kernel of kv_write writes the new tokens to the cache."""
 
     name: str = "pallas_flash"
     version: str = "1"
@@ -65,15 +64,16 @@ class PallasFlashAttention:
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasFlashAttention:
-        """The same kernels by Pallas' TPU interpreter, with its race detector."""
+        """Return the same kernels, run by Pallas' TPU interpreter with its race detector."""
         caps = dataclasses.replace(self.caps, platforms=frozenset({"cpu"}))
         return dataclasses.replace(self, is_interpreted=True, caps=caps)
 
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> FlashConfig:
-        """The largest blocks, of at most 512 rows of queries, that fit; UnsupportedError when none
-        does.
+        """Return the largest blocks that fit, of at most 512 rows of queries.
+
+        Raises UnsupportedError when none fits.
         """
         able = [
             c
@@ -115,27 +115,30 @@ class PallasFlashAttention:
         config: FlashConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl; every row's q_len is its
-        kv_len.
+        """Return (out [T, Hq, D] in q's dtype, cache, None); see AttentionImpl.
+
+        The q_len of every row equals its kv_len.
         """
         if k is None or v is None or sinks is not None:
             given = "a step without new keys and values, or with sinks"
             raise UnsupportedError(
-                given, "new keys and values alone", "Choose another kernel for prefill."
+                given, "new keys and values, without sinks", "Choose another kernel for prefill."
             )
         cache = PallasKvWrite(self.is_interpreted)(cache, batch.slots, k, v, layout)
         run = interpreting(_attend) if self.is_interpreted else _attend
-        # As the cache would give them back.
+        # Round keys and values as the cache does.
         dtype = jnp.dtype(spec.kv_dtype)
         real = (batch.seq_ids < batch.bucket.seqs)[:, None, None]
-        values = jnp.where(real, v, 0.0).astype(dtype)  # a weight of 0 does not undo a NaN
+        values = jnp.where(real, v, 0.0).astype(dtype)  # 0 * NaN is NaN, so padding is 0
         out = run(q.astype(dtype), k.astype(dtype), values, *_seen(batch, spec), spec, config)
         return jnp.where(real, out, 0.0).astype(q.dtype), cache, None
 
 
 def _vmem_bytes(spec: AttnSpec, tokens: int, block_q: int, block_kv: int) -> int:
-    """An estimate: a head's keys and values and a block of queries twice, and the f32 scores about
-    four times.
+    """Estimate the VMEM in bytes.
+
+    It has two copies of a head's keys and values and of a block of queries, and about four of the
+    f32 scores.
     """
     size = jnp.dtype(spec.kv_dtype).itemsize
     width, rows = round_up(spec.head_dim, LANES), block_q * spec.group
@@ -145,8 +148,9 @@ def _vmem_bytes(spec: AttnSpec, tokens: int, block_q: int, block_kv: int) -> int
 
 
 def _seen(batch: AttnBatch, spec: AttnSpec) -> tuple[jax.Array, jax.Array]:
-    """int32 [T] each: packed indices of the first and the last token that each one sees; itself, on
-    padding.
+    """Return the packed indices of the first and the last token that each token sees.
+
+    Both are int32 [T]. A padding token sees itself.
     """
     index = jnp.arange(batch.bucket.tokens, dtype=jnp.int32)
     row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
@@ -166,8 +170,9 @@ def _attend(
     spec: AttnSpec,
     config: FlashConfig,
 ) -> jax.Array:
-    """q [T, Hq, D], k and v [T, Hkv, D], first and last int32 [T] -> [T, Hq, D] in the spec's
-    dtype.
+    """Return [T, Hq, D] in the spec's dtype.
+
+    q is [T, Hq, D], k and v are [T, Hkv, D], first and last int32 [T].
     """
     tokens, heads, group, width = q.shape[0], spec.num_kv_heads, spec.group, spec.head_dim
     more = -tokens % max(config.block_q, config.block_kv)
@@ -211,8 +216,9 @@ def _kernel(
     spec: AttnSpec,
     config: FlashConfig,
 ) -> None:
-    """first and last int32 [rows, 1], q and out [1, rows, D], k and v [1, T, D]; rows are tokens by
-    query heads.
+    """Compute one block of queries. The rows are the block's tokens times query heads.
+
+    first and last are int32 [rows, 1], q and out [1, rows, D], k and v [1, T, D].
     """
     block, size = pl.program_id(1), config.block_kv
     queries, lowest, highest = q[0], first[...], last[...]

@@ -1,4 +1,4 @@
-"""What distinguishes one generation of TPU from another, as far as block sizes depend on it."""
+"""The figures of each TPU generation that block sizes depend on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import jax.numpy as jnp
 from enginebay.errors import UnsupportedError
 
 LANES = 128
-"""Values in a row of a vector register, whatever their width."""
+"""Lanes of a vector register."""
 
 MIB = 1 << 20
 
 VMEM_RESERVE = 8 * MIB
-"""VMEM that is left to the compiler: its own scratch, and results of XLA's that stay there between
-calls.
+"""Bytes of VMEM left to the compiler, for its scratch memory and for results that XLA keeps in VMEM
+between calls.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One generation, per core. `kinds` are the names that JAX gives its devices."""
+    """One generation; figures are per core. `kinds` are JAX's names of its devices."""
 
     name: str
     kinds: tuple[str, ...]
@@ -32,7 +32,7 @@ class Generation:
 
     @property
     def vmem_limit_bytes(self) -> int:
-        """The most that a kernel of ours asks for."""
+        """The VMEM, in bytes, that a kernel of this package requests at most."""
         return self.vmem_bytes - VMEM_RESERVE
 
 
@@ -46,15 +46,15 @@ GENERATIONS = (
 """Published figures, as jax.experimental.pallas.tpu.get_tpu_info has them."""
 
 SMALLEST = Generation("any", (), 16 * MIB, MIB, 128, 8.2e11)
-"""What fits every generation: used where the target is not known, as when a kernel is interpreted.
+"""The smallest figures of all generations, used where the target is unknown, as in the interpreter.
 """
 
 
 def generation(arch: str) -> Generation:
-    """The generation that `Env.arch` or a device kind names; the smallest budget for "".
+    """Return the generation that `Env.arch` or a device kind names; the smallest figures for "".
 
-    UnsupportedError for a name that is none of them: a budget that was guessed would be a
-    compiler's error later.
+    Raises UnsupportedError for an unknown name, because guessed figures would become errors of the
+    compiler.
     """
     if not arch:
         return SMALLEST
@@ -68,15 +68,15 @@ def generation(arch: str) -> Generation:
 
 
 def sublanes(dtype: str) -> int:
-    """Rows of a tile of a dtype: 8 of 32 bits, 16 of 16, 32 of 8."""
+    """Return the rows of a tile: 8 for dtypes of 32 bits, 16 for 16 bits, 32 for 8 bits."""
     return 8 * packing(dtype)
 
 
 def packing(dtype: str) -> int:
-    """Values of a dtype that share a 32-bit word."""
+    """Return how many values of a dtype share a 32-bit word."""
     return 4 // jnp.dtype(dtype).itemsize
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple that is not below a number."""
+    """Return the smallest multiple that is at least `number`."""
     return -(-number // multiple) * multiple

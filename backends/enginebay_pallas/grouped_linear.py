@@ -1,4 +1,4 @@
-"""The op grouped_linear on TPUs: blocks of one group's rows, each group's weight fetched once."""
+"""The op grouped_linear on TPUs. Each block has rows of one group; each weight is read once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from enginebay_pallas.generations import LANES, MIB
 from enginebay_pallas.interpret import interpreting
 
 FEW, MANY = 16, 128
-"""Rows of a block: a tile of 16 bits, or what fills the matrix unit."""
+"""Rows of a block: a tile of a 16-bit dtype, or enough rows for the matrix unit."""
 
 WEIGHT_BYTES = 2 * MIB
-"""Of a weight's block; two of them are in VMEM at a time."""
+"""Bytes of a block of a weight. Two blocks are in VMEM at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasGroupedLinear:
-    """By the contract of enginebay_xla.ops.GroupedLinearOp. TPUs have no float16: it is widened."""
+    """The op grouped_linear; GroupedLinearOp describes it. float16 is computed as f32 on TPUs."""
 
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasGroupedLinear:
-        """The same kernel by Pallas' TPU interpreter."""
+        """Return the same kernel, run by Pallas' TPU interpreter."""
         return dataclasses.replace(self, is_interpreted=True)
 
     def __call__(
@@ -39,8 +39,10 @@ class PallasGroupedLinear:
         *,
         out_dtype: jnp.dtype | str | None = None,
     ) -> jax.Array:
-        """x [T, inputs], weight [groups, outputs, inputs] or int8 values with a scale an output,
-        group_sizes int32 [groups] -> [T, outputs] in `out_dtype` or x's dtype.
+        """Multiply the rows of each group by the weight of the group.
+
+        x is [T, inputs], group_sizes int32 [groups]; weight is [groups, outputs, inputs], or int8
+        values with one scale per output. Returns [T, outputs] in `out_dtype` or x's dtype.
         """
         values: Any = weight.values if isinstance(weight, QuantizedArray) else weight
         rows, (groups, outputs) = x.shape[0], values.shape[:2]
@@ -51,7 +53,8 @@ class PallasGroupedLinear:
         counts, ends = -(-group_sizes // block), jnp.cumsum(group_sizes)
         last = jnp.cumsum(counts)
         starts, first_block = ends - group_sizes, last - counts
-        # At most so many blocks have rows; those behind them stand for the last one that does.
+        # At most this many blocks have rows. Later blocks repeat the index of the last one with
+        # rows.
         place = jnp.minimum(
             jnp.arange(rows // block + min(groups, rows)), jnp.maximum(last[-1] - 1, 0)
         )
@@ -72,8 +75,9 @@ class PallasGroupedLinear:
 
 
 def _multiply(group: jax.Array, used: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [blocks * rows of one, inputs], whose blocks have weights `group` [blocks] -> f32 products
-    of the first `used` [1] blocks.
+    """Return the f32 products of the first `used` [1] blocks of x [blocks * rows, inputs].
+
+    Block i is multiplied by the weight `group[i]`.
     """
     (outputs, inputs), blocks = weight.shape[1:], group.shape[0]
     rows = x.shape[0] // blocks
@@ -83,7 +87,7 @@ def _multiply(group: jax.Array, used: jax.Array, x: jax.Array, weight: jax.Array
         out_shape=jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            # Blocks of a group follow each other, so that its weights stay where they are.
+            # The blocks of a group are consecutive, so that its weight is read once.
             grid=(outputs // width, blocks),
             in_specs=[
                 pl.BlockSpec((rows, inputs), lambda _, i, *__: (i, 0)),
@@ -97,7 +101,10 @@ def _multiply(group: jax.Array, used: jax.Array, x: jax.Array, weight: jax.Array
 
 
 def _width(outputs: int, row_bytes: int) -> int:
-    """Outputs of a block: whole tiles that divide them, within WEIGHT_BYTES; else all."""
+    """Return the outputs of a block: whole tiles that divide all outputs, within WEIGHT_BYTES.
+
+    All outputs where there is no such number.
+    """
     fit = [
         n
         for n in range(LANES, outputs, LANES)

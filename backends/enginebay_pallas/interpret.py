@@ -1,5 +1,5 @@
-"""Kernels by interpretation on the host: a TPU's memories, DMAs and semaphores simulated, with a
-race detector.
+"""Interprets kernels on the host: simulates the memories, DMAs and semaphores of a TPU, and detects
+races.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from jax.experimental import io_callback
 from jax.experimental.pallas import tpu as pltpu
 
 STATE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
-"""Where JAX keeps what its race detector found; it has no public name for it (jax 0.10 and 0.11
-alike).
+"""The module in which JAX keeps the findings of its race detector. jax 0.10 and 0.11 have no public
+name for it.
 """
 
 CLOCKS = 256
-"""Places in a vector clock, of cores and DMAs. By default there are as many for DMAs as there are
-cores, that is one, and a wait for any DMA then seems to have been one for all: races in double
-buffering go unseen.
+"""Entries of a vector clock, for cores and DMAs. By default there is one entry for DMAs per core,
+that is one. A wait for any DMA then counts as a wait for all of them, and races in double buffering
+are missed.
 """
 
 RACE = "a kernel races with its own DMAs"
 
 
 class RaceError(Exception):
-    """A kernel that was interpreted read or wrote memory that a DMA of its own may write or read at
-    the same time.
-    """
+    """An interpreted kernel accessed memory that one of its DMAs may access at the same time."""
 
 
 def interpret_params() -> pltpu.InterpretParams:
-    """A strict TPU: memory that nobody wrote is NaN, a DMA moves its data when it is waited for,
-    and no earlier.
+    """Return parameters of a strict TPU.
+
+    Unwritten memory is NaN, and a DMA moves its data when the kernel waits for it, not earlier.
     """
     return pltpu.InterpretParams(
         detect_races=True,
@@ -48,13 +47,12 @@ def interpret_params() -> pltpu.InterpretParams:
 
 
 def interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls Pallas kernels with every kernel in it interpreted; raises what goes
-    wrong in them.
+    """Return `call` with its Pallas kernel interpreted, and raise the errors of the kernel.
 
-    Works inside jit, loops and shard_map. Results come back when the race detector has been asked:
-    a race raises RaceError, as the cause that a JaxRuntimeError tells of (JAX runs it in a
-    callback), as do reads out of bounds. Only for functions with one kernel: of several, the races
-    of the last would be seen.
+    It works inside jit, loops and shard_map. The race detector is read before results are returned.
+    A race or a read out of bounds raises RaceError; JAX runs the check in a callback, so callers
+    see a JaxRuntimeError that names it. `call` may have one kernel only: of several, only the races
+    of the last one would be found.
     """
 
     def interpreted(*args: Any, **kwargs: Any) -> Any:
@@ -63,12 +61,12 @@ def interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
         leaves, tree = jax.tree.flatten(results)
         flag = jax.ShapeDtypeStruct((), np.int32)
         ended = jnp.stack([jnp.ravel(leaf)[0] != 0 for leaf in leaves])
-        # Asked in the order of kernels, which the interpreter keeps too; raised outside of it,
-        # because an error would stay with JAX's token of that order, and fail whatever is
+        # This callback is ordered, as the interpreter's own are. The error is raised outside of it,
+        # because JAX would keep the error with the token of the order, and fail everything that is
         # interpreted later.
         found = io_callback(_find_races, flag, ended, ordered=True)
         passed = io_callback(_raise_race, flag, found)
-        # A select that XLA cannot fold: nothing sees a result before the detector was asked.
+        # XLA cannot fold this select, so no result is visible before the detector was read.
         return jax.tree.unflatten(
             tree, [jnp.where(passed == 0, leaf, jnp.zeros_like(leaf)) for leaf in leaves]
         )

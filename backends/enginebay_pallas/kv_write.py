@@ -1,6 +1,4 @@
-"""The op kv_write on TPUs: new tokens go to their slots by DMA, and nothing else of the cache is
-touched.
-"""
+"""The op kv_write on TPUs: copies new tokens to their slots by DMA and touches no other memory."""
 
 from __future__ import annotations
 
@@ -22,38 +20,34 @@ from enginebay_pallas.layout import TpuRpaLayout
 LAYOUT = "tpu_rpa"
 
 RUN = 8
-"""Tokens of a prompt that one DMA takes when their slots follow one another, which they do within a
-page.
-"""
+"""Tokens that one DMA copies when their slots are consecutive, as they are within a page."""
 
 IN_FLIGHT = 64
-"""DMAs of a kind that are under way at a time."""
+"""DMAs of one size that run at the same time, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasKvWrite:
-    """By the contract of the op kv_write: layout tpu_rpa alone, in place when the cache is
-    donated.
-    """
+    """The op kv_write for layout tpu_rpa; in place when the cache is donated."""
 
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasKvWrite:
-        """The same kernel by Pallas' TPU interpreter."""
+        """Return the same kernel, run by Pallas' TPU interpreter."""
         return dataclasses.replace(self, is_interpreted=True)
 
     def __call__(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
     ) -> CacheArrays:
-        """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped."""
+        """Write k and v [T, kv_heads, head_dim] to slots int32 [T]; negative slots are dropped."""
         if not isinstance(layout, TpuRpaLayout):
             raise UnsupportedError(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla.")
         kv = cache["kv"]
         missing = -slots.shape[0] % RUN
         new = jnp.pad(layout.packed(k, v).astype(kv.dtype), ((0, missing), (0, 0), (0, 0), (0, 0)))
         slots = jnp.pad(slots, (0, missing), constant_values=-1)
-        # Slots count positions of all pages, so with the two axes as one a run may cross a page's
-        # end.
+        # A slot is an index over all pages, so that with pages and positions as one axis a run
+        # may cross the end of a page.
         flat = kv.reshape(-1, *kv.shape[2:])
         run = interpreting(_write) if self.is_interpreted else _write
         return {"kv": run(slots, new, flat).reshape(kv.shape)}
@@ -77,21 +71,17 @@ def _write(slots: jax.Array, new: jax.Array, flat: jax.Array) -> jax.Array:
 
 
 def _kernel(slots: Any, new: Any, _: Any, cache: Any, done: Any) -> None:
-    """Runs of RUN tokens and single tokens have a semaphore each, whose DMAs are all of one
-    size.
-    """
+    """Copy runs of RUN tokens and single tokens; each size has a semaphore of its own."""
 
     def copy(token: Any, slot: Any, size: int) -> Any:
         source, target = new.at[pl.ds(token, size)], cache.at[pl.ds(slot, size)]
         return pltpu.make_async_copy(source, target, done.at[int(size == RUN)])
 
     def wait(size: int) -> None:
-        copy(0, 0, size).wait()  # any of its size will do: a semaphore counts
+        copy(0, 0, size).wait()  # any DMA of this size: a semaphore counts bytes
 
     def start(token: Any, slot: Any, size: int, under_way: Any) -> Any:
-        """Start one, after another is done when there are too many; returns how many are
-        under way.
-        """
+        """Start a DMA, waiting for another one first when too many run; return how many run."""
         full = under_way >= IN_FLIGHT
         pl.when(full)(lambda: wait(size))
         copy(token, slot, size).start()

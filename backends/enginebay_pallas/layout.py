@@ -15,13 +15,12 @@ TPU_LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class TpuRpaLayout(KVLayout):
-    """kv [pages, page_size, 2 * kv_heads / packing, packing, head_dim rounded up to 128], K and V
-    heads in turn.
+    """kv [pages, page_size, 2 * kv_heads / packing, packing, head_dim rounded up to 128].
 
-    `packing` is how many values share a 32-bit word, so that a page is a whole number of TPU tiles.
-    Where values are a prefix of keys there are keys alone, each cut into `packing` pieces of the
-    same number of lanes, of which a word has one value each: [pages, page_size, kv_heads, packing,
-    lanes].
+    Key heads and value heads alternate. `packing` is how many values share a 32-bit word, so that a
+    page is a whole number of TPU tiles. Where the values are a prefix of the keys, only keys are
+    stored: [pages, page_size, kv_heads, packing, lanes]. Each key is then cut into `packing` pieces
+    of equal length, and a word has one value of each piece.
     """
 
     offset_axis: ClassVar[int] = 1
@@ -38,7 +37,7 @@ class TpuRpaLayout(KVLayout):
 
     @property
     def padded_head_dim(self) -> int:
-        """The width of a row: head_dim, or that of a piece of a key, rounded up to whole lanes."""
+        """The width of a row: head_dim, or the length of a piece of a key, rounded up to 128."""
         width = -(-self.head_dim // self.packing) if self.v_prefix_dim else self.head_dim
         return -(-width // TPU_LANES) * TPU_LANES
 
@@ -59,8 +58,9 @@ class TpuRpaLayout(KVLayout):
         return {"kv": cache["kv"].at[self.split_slots(slots)].set(new, mode="drop")}
 
     def packed(self, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Keys and values [tokens, kv_heads, width] as the cache has a token, zeros where it has
-        more: [tokens, pairs, packing, lanes].
+        """Return keys and values [tokens, kv_heads, width] as [tokens, pairs, packing, lanes].
+
+        That is the form of a token in the cache; padding is zero.
         """
         shape = (k.shape[0], *self.shapes()["kv"].shape[2:])
         if self.v_prefix_dim:

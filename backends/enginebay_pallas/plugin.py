@@ -1,4 +1,4 @@
-"""What this package offers: kernels for TPUs, written in Pallas."""
+"""Registers the Pallas kernels for TPUs and their cache layout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ COMPILER: Mapping[str, Any] = {"compiler": "enginebay_pallas.compiler:compiler"}
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Attention of every phase, flash attention of prompts, and the ops kv_write, rms_norm,
-    grouped_linear and sample.
-    """
+    """Register attention of every phase, flash attention of prompts, and four other ops."""
     attention = {
         "pallas": (
             "attention:attention",
@@ -22,7 +20,7 @@ def register_kernels(register: Register) -> None:
         ),
         "pallas_flash": (
             "flash:flash_attention",
-            "prompts without a prefix, whose keys are all fresh",
+            "flash attention of prompts without a prefix",
         ),
     }
     for name, (target, summary) in attention.items():
@@ -35,16 +33,23 @@ def register_kernels(register: Register) -> None:
             summary=summary,
             capabilities=COMPILER,
         )
-    # XLA fuses a norm into its neighbours, which a kernel cannot be: this one is for who wants it.
+    # XLA fuses a norm with its neighbours, and cannot fuse a kernel. So `auto` never takes this
+    # one.
     norm = {"sharded": False, "priority": -10}
     ops: dict[str, tuple[dict[str, Any], str]] = {
-        "kv_write": ({"layouts": ("tpu_rpa",), "priority": 10}, "new tokens to their slots by DMA"),
-        "rms_norm": (norm, "a block of rows at a time"),
+        "kv_write": (
+            {"layouts": ("tpu_rpa",), "priority": 10},
+            "copies new tokens to their slots by DMA",
+        ),
+        "rms_norm": (norm, "computes a block of rows at a time"),
         "grouped_linear": (
             {"sharded": False, "priority": 10, "quantizations": ("int8",)},
-            "blocks of one group's rows, each group's weight fetched once",
+            "blocks of rows of one group; reads each weight once",
         ),
-        "sample": ({"sharded": False, "priority": 10}, "borders by bisection in VMEM"),
+        "sample": (
+            {"sharded": False, "priority": 10},
+            "finds the borders of top-k and top-p by bisection in VMEM",
+        ),
     }
     for op, (facts, summary) in ops.items():
         target = f"enginebay_pallas.{op}:{op}"
@@ -62,6 +67,6 @@ def register_kernels(register: Register) -> None:
 
 @hookimpl
 def register_layouts(register: Register) -> None:
-    """That of TPU kernels."""
+    """Register the cache layout of TPU kernels."""
     summary = "packed and padded to TPU tiles"
     register("tpu_rpa", "enginebay_pallas.layout:TpuRpaLayout", summary=summary)

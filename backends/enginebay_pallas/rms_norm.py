@@ -1,4 +1,4 @@
-"""The op rms_norm on TPUs: a block of rows at a time, read and written once."""
+"""The op rms_norm on TPUs: reads and writes each block of rows once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from enginebay_pallas.generations import MIB, round_up, sublanes
 from enginebay_pallas.interpret import interpreting
 
 BLOCK_BYTES = MIB
-"""Of a block in f32, which it is computed in. Several such fit every generation's default share of
-VMEM.
+"""Bytes of a block in f32, in which it is computed. Several blocks fit the default VMEM limit of
+every generation.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasRmsNorm:
-    """By the contract of enginebay_xla.ops.RmsNormOp; rounds where the reference does.
+    """The op rms_norm; RmsNormOp describes it. It rounds where the reference does.
 
-    TPUs have no float16: such rows go in and out as f32.
+    TPUs have no float16: float16 rows are passed to the kernel as f32.
     """
 
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasRmsNorm:
-        """The same kernel by Pallas' TPU interpreter."""
+        """Return the same kernel, run by Pallas' TPU interpreter."""
         return dataclasses.replace(self, is_interpreted=True)
 
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
-        """x [..., features], weight [features] -> [..., features] in x's dtype."""
+        """Return [..., features] in x's dtype, for x [..., features] and weight [features]."""
         dtype = jnp.float32 if x.dtype == jnp.float16 else x.dtype
         rows = x.reshape(-1, x.shape[-1]).astype(dtype)
         run = interpreting(_norm) if self.is_interpreted else _norm
@@ -61,7 +61,7 @@ def _kernel(rows: Any, weight: Any, out: Any, *, eps: float) -> None:
     wide = rows[...].astype(jnp.float32)
     variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     normed = (wide * jax.lax.rsqrt(variance + eps)).astype(out.dtype)
-    # A product of two bf16 is exact in f32, so this rounds as often as a product in bf16 does.
+    # The product of two bf16 values is exact in f32, so this rounds once, as bf16 products do.
     out[...] = (normed.astype(jnp.float32) * weight[...].astype(jnp.float32)).astype(out.dtype)
 
 

@@ -1,10 +1,9 @@
-"""The op sample on TPUs: rows of the vocabulary stay in VMEM while their borders are found by
-bisection.
+"""The op sample on TPUs: finds the borders of top_k and top_p by bisection, without sorting.
 
-Nothing is sorted. The k-th best and the border of top_p are the least bits of |z| down to which
-enough tokens, or enough mass, lie: 31 and 31 masked sums over VMEM. Then one pass finds the first
-largest z + noise of what is kept. Blocks of rows in which nobody has a top_k or a top_p skip its
-sums.
+A row of the vocabulary stays in VMEM. A border is the smallest depth, in bits of |z|, at which the
+row has enough tokens (top_k) or enough mass (top_p); 31 masked sums over VMEM find each. Then one
+pass finds the first largest z + noise of the kept tokens. A block of rows without top_k or without
+top_p skips the sums for it.
 """
 
 from __future__ import annotations
@@ -28,19 +27,21 @@ ROWS = 8
 """Rows of a block: the sublanes of a register of 32-bit values."""
 
 CHUNK = 16 * LANES
-"""Tokens that one turn of a loop over the vocabulary takes, register by register."""
+"""Tokens per iteration of a loop over the vocabulary."""
 
 INF_BITS = 0x7F800000
-"""The bits of f32 infinity: as integers, the bits of non-negative floats are in the floats' order.
+"""The bits of f32 infinity. The bits of non-negative floats, as integers, are ordered as the
+floats.
 """
 
 NUM_BITS = 31
-"""Halvings that leave one of INF_BITS values."""
+"""Halvings that reduce INF_BITS values to one."""
 
 
 class Borders(NamedTuple):
-    """Of a block, columns [ROWS, 1]: the op's arguments; min_z is min_p as the least z that is
-    kept.
+    """The op's arguments of a block, each a column [ROWS, 1].
+
+    min_z is min_p as the smallest z that is kept.
     """
 
     seeds: Any
@@ -51,14 +52,12 @@ class Borders(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PallasSample:
-    """By the contract of enginebay.ops.bound.SampleOp, for vocabularies of less than 2**24
-    tokens.
-    """
+    """The op sample; SampleOp describes it. The vocabulary must have less than 2**24 tokens."""
 
     is_interpreted: bool = False
 
     def interpreted(self) -> PallasSample:
-        """The same kernel by Pallas' TPU interpreter."""
+        """Return the same kernel, run by Pallas' TPU interpreter."""
         return dataclasses.replace(self, is_interpreted=True)
 
     def __call__(
@@ -70,7 +69,7 @@ class PallasSample:
         top_p: jax.Array,
         min_p: jax.Array,
     ) -> jax.Array:
-        """z f32 [S, vocab] and the rest [S] or [S, 2] -> token ids int32 [S]."""
+        """Return token ids int32 [S] for z f32 [S, vocab]; seeds are [S, 2], the rest [S]."""
         run = interpreting(_sample) if self.is_interpreted else _sample
         return run(z, seeds, top_k, top_p, jnp.log(min_p))
 
@@ -83,7 +82,7 @@ def _sample(
     rows, width = round_up(num_rows, ROWS), round_up(vocab, chunk)
     num_blocks = rows // ROWS
     more = (0, rows - num_rows)
-    # What is added is never drawn: its z is -inf, and its rows want the first best token only.
+    # Padding is never drawn: its z is -inf, and padding rows take the first best token only.
     z = jnp.pad(z, (more, (0, width - vocab)), constant_values=-jnp.inf)
     top_k, top_p = (
         jnp.pad(top_k, more, constant_values=1),
@@ -120,7 +119,7 @@ def _sample(
                 pltpu.VMEM((ROWS, LANES), jnp.float32),
             ],
         ),
-        # Two buffers of z, its mass, and as much again as small vocabularies need for the rest.
+        # Two buffers of z, its mass, and the same again: small vocabularies need it for the rest.
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=3 * block_bytes + 4 * MIB),
         name="sample",
     )(flags, z, *columns)
@@ -142,10 +141,11 @@ def _kernel(
     vocab: int,
     chunk: int,
 ) -> None:
-    """Scratch: mass f32 [ROWS, width], exp(z); border int32 and last_id f32 [ROWS, LANES], the same
-    in every lane.
+    """Draw one token for each row of a block.
 
-    Kept are tokens of |z| below the border, and at it those up to last_id.
+    Scratch memory: mass f32 [ROWS, width] is exp(z); border int32 and last_id f32 [ROWS, LANES]
+    have equal lanes. Tokens with |z| below the border are kept, and those exactly at it with ids up
+    to last_id.
     """
     block = pl.program_id(0)
     over = functools.partial(_over_vocabulary, chunk=chunk, num_chunks=z.shape[1] // chunk)
@@ -171,13 +171,13 @@ def _kernel(
 
 
 Over = Callable[[Callable[[Any, Any], Any], Any], Any]
-"""_over_vocabulary, of a chunk and a number of them."""
+"""_over_vocabulary with its chunk size and number of chunks."""
 
 
 def _over_vocabulary(
     step: Callable[[Any, Any], Any], carry: Any, *, chunk: int, num_chunks: int
 ) -> Any:
-    """step(places of LANES tokens, carry) -> carry, for all of them in order."""
+    """Fold step(slice of LANES tokens, carry) -> carry over the vocabulary, in order."""
 
     def turn(i: Any, carry: Any) -> Any:
         for part in range(chunk // LANES):
@@ -193,13 +193,14 @@ def _all_lanes(column: Any) -> Any:
 
 
 def _depth(z: Any) -> Any:
-    """The bits of |z|, int32: the deeper, the less likely."""
+    """Return the bits of |z| as int32; a deeper token is less likely."""
     return lax.bitcast_convert_type(jnp.abs(z), jnp.int32)
 
 
 def _down_to(over: Over, z: Any, mass: Any, limit: Any) -> Any:
-    """Mass of the tokens down to a depth, or their number where mass is None; f32, in every
-    lane.
+    """Return the mass of the tokens down to a depth, or their number where mass is None.
+
+    The result is f32, the same in every lane.
     """
 
     def add(at: Any, total: Any) -> Any:
@@ -214,7 +215,7 @@ def _lane_sum(values: Any) -> Any:
 
 
 def _least(holds: Callable[[Any], Any], high: Any, num_bits: int = NUM_BITS) -> Any:
-    """The least int32 in [0, high] per row that holds; `holds` is monotone and holds at `high`."""
+    """Return per row the smallest int32 in [0, high] for which the monotone `holds` is true."""
 
     def narrow(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = ends
@@ -228,9 +229,7 @@ def _least(holds: Callable[[Any], Any], high: Any, num_bits: int = NUM_BITS) -> 
 
 
 def _cut_top_p(over: Over, rows: Borders, z: Any, mass: Any, border: Any, last_id: Any) -> None:
-    """Move the border to where top_p's share of the mass down to it ends, among equals by their
-    ids.
-    """
+    """Move the border to where top_p's share of the mass ends; among equal tokens, by their ids."""
     kth = border[...]
     cut = rows.top_p < 1.0
     wanted = rows.top_p * _down_to(over, z, mass, kth)
@@ -261,7 +260,7 @@ def _ids(at: Any) -> Any:
 
 
 def _draw(over: Over, rows: Borders, z: Any, border: Any, last_id: Any) -> Any:
-    """Ids int32 [ROWS, LANES], the same in every lane: the first largest score of what is kept."""
+    """Return the id of the first largest score of the kept tokens: int32 [ROWS, LANES]."""
     first_best = rows.top_k == 1
 
     def look(at: Any, best: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -271,7 +270,7 @@ def _draw(over: Over, rows: Borders, z: Any, border: Any, last_id: Any) -> Any:
         depth = _depth(here)
         kept = (depth < border) | ((depth == border) & (own.astype(jnp.float32) <= last_id))
         kept = (kept & (here >= rows.min_z)) | (first_best & (depth == 0))
-        better = kept & (score > scores)  # of equals in a lane the first stays
+        better = kept & (score > scores)  # of equal scores in a lane the first is kept
         return jnp.where(better, score, scores), jnp.where(better, own, ids)
 
     nothing = (
@@ -280,7 +279,7 @@ def _draw(over: Over, rows: Borders, z: Any, border: Any, last_id: Any) -> Any:
     )
     scores, ids = over(look, nothing)
     highest = scores.max(axis=1, keepdims=True)
-    # As f32, which lanes are reduced in: ids are less than 2**24.
+    # Lanes are reduced in f32, which is exact for ids below 2**24.
     first = jnp.where(scores == highest, ids.astype(jnp.float32), float(z.shape[1]))
     return _all_lanes(first.min(axis=1, keepdims=True)).astype(jnp.int32)
 
