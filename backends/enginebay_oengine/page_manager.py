@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,40 +33,6 @@ class OutOfPagesError(EnginebayError, RuntimeError):
     """There are not enough pages, and nothing that would make some free by itself."""
 
 
-class _Rows:
-    """Rows 0 to num_rows - 1 of the ledger. A row that came back is taken before one that is
-    new.
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-        self._reach = 0  # this row and those after it were never taken
-        self._freed: list[int] = []
-
-    @property
-    def num_taken(self) -> int:
-        """Rows that leases have."""
-        return self._reach - len(self._freed)
-
-    def next(self) -> int | None:
-        """The row that the next lease gets, or None when all are taken."""
-        if self._freed:
-            return self._freed[-1]
-        return self._reach if self._reach < self._num_rows else None
-
-    def take(self, lease: Lease | None) -> Lease | None:
-        """Note that `lease`, if there is one, has the next row; returns it."""
-        if lease is not None and self._freed:
-            self._freed.pop()
-        elif lease is not None:
-            self._reach += 1
-        return lease
-
-    def give_back(self, row: int) -> None:
-        """A lease of this row has ended."""
-        self._freed.append(row)
-
-
 class HBMPageManager:
     """The books of a cache. Page 0 is the dummy: it is never given out, and giving it back is
     ignored.
@@ -83,14 +49,14 @@ class HBMPageManager:
         self.lock = threading.RLock()
         self.in_use = False
         """Whether an engine keeps its pages in these books: each needs its own."""
-        num_rows = ROWS_PER_PAGE * metadata.num_pages
+        self._rows = PagePool(ROWS_PER_PAGE * metadata.num_pages + 1)
+        num_rows = self._rows.num_pages
         longest = max(metadata.max_length, metadata.page_size)
         self._pages = GroupPages(
             PageStore(PagePool(metadata.num_pages)),
             PageTable(num_rows, pages_for(longest, metadata.page_size), metadata.page_size),
         )
         self._ledger = PageLedger({POOL: self._pages}, num_rows, longest)
-        self._rows = _Rows(num_rows)
         self._single: dict[int, Lease] = {}
         self._unused: collections.deque[Lease] = collections.deque()
 
@@ -116,7 +82,7 @@ class HBMPageManager:
         """Sequences that hold pages: those in slots, and of prefixes that somebody refers to."""
         with self.lock:
             self._collect()
-            return self._rows.num_taken - len(self._single)
+            return self._rows.num_used - len(self._single)
 
     def alloc_hbm_pages(self, num_pages: int) -> list[int]:
         """So many pages, or [] when there are not as many. InputError for a count below 0."""
@@ -156,12 +122,9 @@ class HBMPageManager:
 
     def admit(self, num_tokens: int) -> Lease | None:
         """A lease for a sequence of so many tokens, or None when there are not enough pages now."""
-        with self.lock:
-            self._collect()
-            row = self._rows.next()
-            if row is None:
-                return None
-            return self._rows.take(self._ledger.admit(row, np.zeros(1, np.int32), num_tokens))
+        return self._with_row(
+            lambda row: self._ledger.admit(row, np.zeros(1, np.int32), num_tokens)
+        )
 
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
         """A lease of another one's first num_tokens tokens, which must be committed.
@@ -169,12 +132,7 @@ class HBMPageManager:
         It shares their full pages, and has a copy of the page that it goes on in. None when there
         is no page for the copy, or there are as many leases as there may be.
         """
-        with self.lock:
-            self._collect()
-            row = self._rows.next()
-            if row is None:
-                return None
-            return self._rows.take(self._ledger.fork(lease, row, num_tokens, num_tokens))
+        return self._with_row(lambda row: self._ledger.fork(lease, row, num_tokens, num_tokens))
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Make room for so many tokens, of which those to come are the lease's alone; False when
@@ -193,7 +151,7 @@ class HBMPageManager:
         """Take a lease back."""
         with self.lock:
             self._ledger.release(lease)
-            self._rows.give_back(lease.row)
+            self._rows.drop(lease.row, keep=False)
 
     def release_later(self, leases: Sequence[Lease]) -> None:
         """Take leases back with the next call. Safe at any moment, as of a finalizer."""
@@ -209,6 +167,20 @@ class HBMPageManager:
         with self.lock:
             self._collect()
             self._ledger.check()
+
+    def _with_row(self, make: Callable[[int], Lease | None]) -> Lease | None:
+        """The lease that `make` returns for a free row; None when it returns None, or all rows are
+        taken.
+        """
+        with self.lock:
+            self._collect()
+            if not self._rows.num_free:
+                return None
+            row = self._rows.take()
+            lease = make(row)
+            if lease is None:
+                self._rows.drop(row, keep=False)
+            return lease
 
     def _collect(self) -> None:
         while self._unused:
