@@ -12,40 +12,36 @@ import jax
 import numpy as np
 from jax import tree_util
 
+from enginebay.engine import RowPlan
 from enginebay.executor import columns
+from enginebay.executor.assemble import fill_columns, sorted_for_attention
 from enginebay.ops.spec import Bucket
-from enginebay.row_columns import write_row
 from enginebay.stepping.geometry import Geometry
-from enginebay.types import SamplingParams
+from enginebay.types import FrozenSampling, Request, SamplingParams
+from enginebay_oengine.page_manager import POOL
 
 Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowSettings:
-    """How a row is sampled and where it ends; `key` are the two words of the request's own random
-    key.
-    """
-
-    params: SamplingParams
-    max_length: int
-    prompt_length: int
-    stop_token_ids: tuple[int, ...]
-    key: tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens int32 of a row, after `num_computed` ones that are in its pages. `samples` with the
-    prompt's last one.
-    """
+    """The tokens int32 of a row of a prefill, and the row's request."""
 
-    row: int
+    plan: RowPlan
     token_ids: np.ndarray
-    num_computed: int
-    samples: bool
-    pages: tuple[int, ...]
-    settings: RowSettings
+    request: Request
+
+
+def make_request(
+    token_ids: np.ndarray,
+    params: SamplingParams,
+    max_length: int,
+    stop_token_ids: tuple[int, ...],
+    key: tuple[int, int],
+) -> Request:
+    """The request of a prompt int32 [tokens] that ends at `max_length` tokens or a stop token."""
+    sampling = FrozenSampling(max_length - len(token_ids), params, stop_token_ids)
+    return Request("", token_ids, sampling, key, arrival_s=0.0)
 
 
 @functools.partial(
@@ -91,46 +87,20 @@ class ModelInputBatch:
     decode: DecodePart | None = None
 
 
-def prefill_part(
-    chunks: Sequence[Chunk], geometry: Geometry, num_rows: int
-) -> tuple[PrefillPart, np.ndarray]:
-    """The arrays of chunks of different rows (of num_rows on the device), and each chunk's place
-    among the step's rows.
-    """
-    # The order that AttnBatch wants: single tokens after a prefix, rows without one, the others.
-    kinds = [
-        0 if len(c.token_ids) == 1 and c.num_computed else 1 if not c.num_computed else 2
-        for c in chunks
-    ]
-    order = [int(i) for i in np.argsort(np.asarray(kinds), kind="stable")]
+def prefill_part(chunks: Sequence[Chunk], geometry: Geometry, num_rows: int) -> PrefillPart:
+    """The arrays of chunks of different rows (of num_rows on the device)."""
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-    no_prefix = all(chunk.num_computed == 0 for chunk in chunks)
+    no_prefix = all(chunk.plan.num_computed == 0 for chunk in chunks)
     bucket = geometry.prefill_bucket(len(chunks), num_tokens, no_prefix=no_prefix)
+    chunks = [chunks[i] for i in sorted_for_attention([chunk.plan for chunk in chunks])]
     token_ids = np.zeros(bucket.tokens, np.int32)
-    token_ids[:num_tokens] = np.concatenate([chunks[i].token_ids for i in order])
+    token_ids[:num_tokens] = np.concatenate([chunk.token_ids for chunk in chunks])
     ints, floats = columns.empty_plan(bucket.seqs, num_rows)
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
-    for place, index in enumerate(order):
-        _fill(ints[place], floats[place], chunks[index])
-        _fill_pages(table[place], chunks[index].pages)
-    places = np.empty(len(chunks), np.int64)
-    places[order] = np.arange(len(chunks))
-    return PrefillPart(token_ids, ints, floats, table, bucket), places
-
-
-def _fill(ints: np.ndarray, floats: np.ndarray, chunk: Chunk) -> None:
-    settings, num_tokens = chunk.settings, len(chunk.token_ids)
-    ints[columns.ROW] = chunk.row
-    ints[columns.Q_LEN] = num_tokens
-    ints[columns.KV_LEN] = chunk.num_computed + num_tokens
-    ints[columns.SAMPLES] = chunk.samples
-    ints[columns.KEY_HI : columns.KEY_LO + 1] = np.asarray(settings.key, np.uint32).view(np.int32)
-    write_row(floats, ints[columns.PARAMS : columns.STOP_IDS], settings.params)
-    ints[columns.MAX_LENGTH] = settings.max_length
-    ints[columns.PROMPT_LENGTH] = settings.prompt_length
-    ints[columns.STOP_IDS : columns.STOP_IDS + len(settings.stop_token_ids)] = (
-        settings.stop_token_ids
-    )
+    for place, chunk in enumerate(chunks):
+        fill_columns(ints[place], floats[place], chunk.plan, chunk.request)
+        _fill_pages(table[place], chunk.plan.lease.pages[POOL])
+    return PrefillPart(token_ids, ints, floats, table, bucket)
 
 
 def decode_part(

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from enginebay.engine import RowPlan
 from enginebay.errors import InputError
-from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams, key_of
+from enginebay.types import MAX_STOP_TOKENS, FinishReason, Request, SamplingParams, key_of
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
 from enginebay_oengine.forward import ModelOutputBatch
 from enginebay_oengine.inference_scheduler import InferenceScheduler
@@ -23,8 +24,8 @@ from enginebay_oengine.model_inputs import (
     DecodePart,
     ModelInputBatch,
     PrefillPart,
-    RowSettings,
     decode_part,
+    make_request,
     prefill_part,
 )
 from enginebay_oengine.page_manager import POOL
@@ -72,25 +73,18 @@ class ModelIOProcessor:
         return IterationResult(tuple(tokens), active)
 
 
-def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> RowSettings:
-    """How a request's row is sampled."""
+def _request_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> Request:
+    """The core's record of a request, which says how its row is sampled."""
     ends = () if request.ignore_eos else state.sizes.eos_token_ids
     stops = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
     if len(stops) > MAX_STOP_TOKENS:
         raise InputError(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
-    return RowSettings(
-        params=SamplingParams(
-            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
-        ),
-        max_length=min(
-            request.num_prompt_tokens + request.max_tokens,
-            state.sizes.max_length,
-            state.manager.metadata.longest_sequence,
-        ),
-        prompt_length=request.num_prompt_tokens,
-        stop_token_ids=stops,
-        key=key_of(request.seed or 0),
+    params = SamplingParams(
+        temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
     )
+    most = min(request.num_prompt_tokens + request.max_tokens, state.sizes.max_length)
+    prompt = np.asarray(request.token_ids)
+    return make_request(prompt, params, most, stops, key_of(request.seed or 0))
 
 
 def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart | None:
@@ -104,16 +98,10 @@ def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart
             "Enqueue the request.",
         )
     start, end = request.num_computed, request.num_computed + plan.num_prefill_tokens
-    chunk = Chunk(
-        row=request.slot,
-        token_ids=request.tokens()[start:end],
-        num_computed=start,
-        samples=end == request.num_tokens,
-        pages=request.lease.pages[POOL],
-        settings=settings_of(request, state),
-    )
-    part, _ = prefill_part([chunk], state.sizes.geometry, state.sizes.num_rows)
-    return part
+    samples = end == request.num_tokens
+    row = RowPlan(request.slot, request.lease, start, end - start, samples)
+    chunk = Chunk(row, request.tokens()[start:end], _request_of(request, state))
+    return prefill_part([chunk], state.sizes.geometry, state.sizes.num_rows)
 
 
 def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart | None:
@@ -167,7 +155,7 @@ def _note_token(
     if is_complete:
         stops = state.sizes.eos_token_ids
         if active.request is not None:
-            stops = settings_of(active.request, state).stop_token_ids
+            stops = _request_of(active.request, state).sampling.stop_token_ids
         reason = "stop" if token in stops else "length"
         state.vacate(slot)
     return SampledToken(active.id, slot, token, position, reason)

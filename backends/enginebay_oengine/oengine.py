@@ -37,7 +37,7 @@ from enginebay_oengine.model_io import ModelIOProcessor
 from enginebay_oengine.opened_model import OpenedModel, open_model
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache, PagedAttentionCacheMetaData
-from enginebay_oengine.prompts import Limits, read_keys, read_prompts
+from enginebay_oengine.prompts import read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
 from enginebay_oengine.steps import StepLauncher
@@ -104,7 +104,8 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         slots = self._limits.max_concurrent_decodes
         rows = max(geometry.sizes.decode_rows[-1], self._limits.max_concurrent_prefill)
         ends = tuple(self.eos_token_ids)
-        self._sizes = StateSizes(slots, rows, geometry.capacity, ends, geometry)
+        longest = min(geometry.capacity, self.metadata.longest_sequence)
+        self._sizes = StateSizes(slots, rows, longest, ends, geometry)
         self._steps = StepLauncher(self.model, storage, manager, slots, self.pad_token_id or 0)
         self._slots = Slots(self._steps, self._sizes)
         self._state: ActiveSequenceBatch | None = None
@@ -287,7 +288,8 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
             (temperature, top_p, top_k),
             self.prng_key if rngs is None else rngs,
             self.metadata,
-            Limits(self.max_concurrent_prefill, self._sizes.max_length, self._sizes.eos_token_ids),
+            self._sizes,
+            self.max_concurrent_prefill,
         )
         with self._steps.lock:
             prefix, data = self._slots.prefill(self._weights(graphstate, graphothers), prompts)

@@ -4,7 +4,6 @@ random keys.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,32 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import InputError
-from enginebay.types import SamplingParams
-from enginebay_oengine.model_inputs import RowSettings
+from enginebay.types import Request, SamplingParams
+from enginebay_oengine.active_batch import StateSizes
+from enginebay_oengine.model_inputs import make_request
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
 KEY_WORDS = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How many prompts there may be, most tokens of a sequence, and what ends one."""
-
-    num_prompts: int
-    max_length: int
-    stop_token_ids: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptBatch:
-    """n prompts: their tokens int32, and how each is sampled."""
-
-    token_ids: tuple[np.ndarray, ...]
-    settings: tuple[RowSettings, ...]
-
-    def base_keys(self) -> np.ndarray:
-        """uint32 [n, 2]: the prompts' random keys."""
-        return np.asarray([settings.key for settings in self.settings], np.uint32)
 
 
 def read_prompts(
@@ -48,16 +27,17 @@ def read_prompts(
     sampling: tuple[Any, Any, Any],
     rngs: Any,
     metadata: PagedAttentionCacheMetaData,
-    limits: Limits,
-) -> PromptBatch:
+    sizes: StateSizes,
+    max_prompts: int,
+) -> list[Request]:
     """The prompts in tokens int [L] or [n, L] where `valids` (None: the first true_length of each)
-    is true.
+    is true, as requests of the core.
 
     true_length, and each of sampling (temperature, top_p, top_k), is one number or [n]. rngs: see
     read_keys. InputError (a ValueError) for what cannot be served.
     """
-    prompts = _read_tokens(tokens, valids, true_length, limits.num_prompts)
-    most = min(limits.max_length, metadata.longest_sequence)
+    prompts = _read_tokens(tokens, valids, true_length, max_prompts)
+    most = sizes.max_length
     for prompt in prompts:
         if not 0 < len(prompt) < most:
             raise InputError(
@@ -71,22 +51,15 @@ def read_prompts(
         for name, value in zip(("temperature", "top_p", "top_k"), sampling, strict=True)
     )
     keys = read_keys(rngs, len(prompts))
-    settings = []
+    requests = []
     for i, prompt in enumerate(prompts):
         params = SamplingParams(
             temperature=float(temperature[i]), top_p=float(top_p[i]), top_k=int(top_k[i])
         )
         metadata.check_temperature(params.temperature)
-        settings.append(
-            RowSettings(
-                params=params,
-                max_length=most,
-                prompt_length=len(prompt),
-                stop_token_ids=limits.stop_token_ids,
-                key=(int(keys[i, 0]), int(keys[i, 1])),
-            )
-        )
-    return PromptBatch(prompts, tuple(settings))
+        key = (int(keys[i, 0]), int(keys[i, 1]))
+        requests.append(make_request(prompt, params, most, sizes.eos_token_ids, key))
+    return requests
 
 
 def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple[np.ndarray, ...]:

@@ -5,30 +5,25 @@ before slots decode.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import Lease
+from enginebay.engine import RowPlan
 from enginebay.errors import InputError
 from enginebay.model import Weights
-from enginebay.types import SamplingParams
+from enginebay.types import FrozenSampling, Request
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.generation_state import GenerationState, HeldLeases
-from enginebay_oengine.model_inputs import (
-    Chunk,
-    ModelInputBatch,
-    RowSettings,
-    decode_part,
-    prefill_part,
-)
+from enginebay_oengine.model_inputs import Chunk, ModelInputBatch, decode_part, prefill_part
 from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
-from enginebay_oengine.prompts import PromptBatch
 from enginebay_oengine.steps import StepLauncher
 
-NOTHING = RowSettings(SamplingParams(), 0, 0, (), (0, 0))
-"""Of a row whose tokens are processed without one being sampled."""
+UNSAMPLED = Request("", np.zeros(0, np.int32), FrozenSampling(0), (0, 0), arrival_s=0.0)
+"""The request of a row whose tokens are processed again, without sampling."""
 
 SHORTEST_HISTORY = 32
 
@@ -42,17 +37,21 @@ class Slots:
         self.sizes = sizes
         self._scratch = make_rows(steps.manager, sizes)
 
-    def prefill(self, weights: Weights, prompts: PromptBatch) -> tuple[GenerationState, jax.Array]:
+    def prefill(
+        self, weights: Weights, prompts: Sequence[Request]
+    ) -> tuple[GenerationState, jax.Array]:
         """The prefix of prompts and the data of its ResultTokens. OutOfPagesError when there are
         not enough pages.
         """
-        lengths = [len(ids) for ids in prompts.token_ids]
+        token_ids = [prompt.prompt_token_ids for prompt in prompts]
+        lengths = [len(ids) for ids in token_ids]
         leases = self._admit_all(lengths)
         held = HeldLeases(self.steps, leases, [length + 1 for length in lengths])
-        self._process(weights, prompts.token_ids, prompts.settings, leases, samples=True)
+        self._process(weights, token_ids, prompts, leases, samples=True)
         width = max(SHORTEST_HISTORY, 1 << max(lengths).bit_length())
         rows, data = self.steps.take(self._scratch, len(lengths), min(width, self.sizes.max_length))
-        return GenerationState(rows, jnp.asarray(prompts.base_keys()), None, held), data
+        base_keys = jnp.asarray(np.asarray([prompt.key for prompt in prompts], np.uint32))
+        return GenerationState(rows, base_keys, None, held), data
 
     def insert(self, prefix: GenerationState, state: ActiveSequenceBatch, slots: list[int]) -> None:
         """Put a prefix's sequences into free slots, one each, or a single one into all of them."""
@@ -129,9 +128,9 @@ class Slots:
     def _process(
         self,
         weights: Weights,
-        prompts: tuple[np.ndarray, ...],
-        settings: tuple[RowSettings, ...],
-        leases: list[Lease],
+        prompts: Sequence[np.ndarray],
+        requests: Sequence[Request],
+        leases: Sequence[Lease],
         *,
         samples: bool,
     ) -> None:
@@ -145,14 +144,12 @@ class Slots:
             for row, ids in enumerate(prompts):
                 end = min(len(ids), done[row] + room)
                 if end > done[row]:
-                    last = samples and end == len(ids)
-                    pages = leases[row].pages[POOL]
-                    chunks.append(
-                        Chunk(row, ids[done[row] : end], done[row], last, pages, settings[row])
-                    )
-                    room -= end - done[row]
+                    count, last = end - done[row], samples and end == len(ids)
+                    plan = RowPlan(row, leases[row], done[row], count, last)
+                    chunks.append(Chunk(plan, ids[done[row] : end], requests[row]))
+                    room -= count
                     done[row] = end
-            part, _ = prefill_part(chunks, self.sizes.geometry, self.sizes.num_rows)
+            part = prefill_part(chunks, self.sizes.geometry, self.sizes.num_rows)
             _, self._scratch = self.steps.run(weights, ModelInputBatch(prefill=part), self._scratch)
         for lease, ids in zip(leases, prompts, strict=True):
             self.manager.commit(lease, len(ids))
@@ -165,7 +162,7 @@ class Slots:
             return prefix, prefix.held
         moved: GenerationState = jax.device_put(prefix, self.steps.prefix_sharding())
         lengths = moved.lengths
-        most = min(self.sizes.max_length, self.manager.metadata.longest_sequence)
+        most = self.sizes.max_length
         if max(lengths) > most:
             raise InputError(
                 f"a prefix of {max(lengths)} tokens",
@@ -183,7 +180,7 @@ class Slots:
         target.rows = dataclasses.replace(
             moved.rows,
             max_length=jnp.minimum(moved.rows.max_length, most),
-            token_ids=moved.rows.token_ids[:, : self.sizes.max_length],
+            token_ids=moved.rows.token_ids[:, :most],
         )
         target.base_keys = moved.base_keys
         return target, held
@@ -208,12 +205,13 @@ class Slots:
         """The slots that get a token, with pages for it; the oldest first, and at least one unless
         all have ended.
         """
-        most = min(self.sizes.max_length, self.manager.metadata.longest_sequence)
         while True:
             going = {
                 slot: active
                 for slot, active in state.active_slot_requests_map.items()
-                if active.is_decoding and not active.has_ended and active.length < most
+                if active.is_decoding
+                and not active.has_ended
+                and active.length < self.sizes.max_length
             }
             running = {
                 slot: active
@@ -259,7 +257,7 @@ class Slots:
         if lease is None:
             return False
         tokens = np.asarray(state.rows.token_ids[slot])[: active.length - 1]
-        self._process(weights, (tokens,), (NOTHING,), [lease], samples=False)
+        self._process(weights, [tokens], [UNSAMPLED], [lease], samples=False)
         active.lease = lease
         return True
 

@@ -96,7 +96,7 @@ class StepLauncher:
         self._read = compiled(read_pages, (), (), None)
         self._write = compiled(write_pages, (), (0,), where.views)
         self._place = compiled(place_rows, (), (0,), whole)
-        self._take = compiled(take_rows, (1, 2), (), whole)
+        self.take = compiled(take_rows, (1, 2), (), whole)
         self.held: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         """Pages that prefixes hold."""
 
@@ -146,13 +146,6 @@ class StepLauncher:
                     pages.let_go()
                 self.graphdef, self.compilations.forbidden = before, forbidden
                 self.forward.forget(graphdef)
-
-    def take(
-        self, rows: DeviceRows, num_rows: int, num_tokens: int
-    ) -> tuple[DeviceRows, jax.Array]:
-        """See take_rows."""
-        taken, data = self._take(rows, num_rows, num_tokens)
-        return taken, data
 
     def place(
         self,
@@ -230,26 +223,22 @@ class StepLauncher:
         return table
 
 
+def _sizes(views: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
+    """Shape and dtype of each array by group, layer and name."""
+    return {
+        group: [{name: (a.shape, a.dtype) for name, a in layer.items()} for layer in layers]
+        for group, layers in views.items()
+    }
+
+
 def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
     """ConfigError for a storage that is in use, or was not made of the manager's metadata."""
     metadata = manager.metadata
     wanted = {
-        group: [
-            [
-                (name, shape.shape, shape.dtype)
-                for name, shape in metadata.layouts[group].shapes().items()
-            ]
-        ]
-        * count
+        group: [metadata.layouts[group].shapes()] * count
         for group, count in metadata.num_layers.items()
     }
-    given = {
-        group: [
-            [(name, array.shape, array.dtype) for name, array in layer.items()] for layer in layers
-        ]
-        for group, layers in storage.views.items()
-    }
-    if wanted != given:
+    if _sizes(wanted) != _sizes(storage.views):
         raise ConfigError(
             "a storage of other sizes than the manager's",
             "a storage and a manager of one metadata",

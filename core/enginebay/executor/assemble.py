@@ -15,7 +15,7 @@ from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.row_columns import write_row
 from enginebay.rows import RowTable
-from enginebay.types import FrozenSampling, StepVariant
+from enginebay.types import FrozenSampling, Request, StepVariant
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
@@ -79,7 +79,7 @@ def prefill_command(
             row.row, row.num_computed : row.num_computed + row.num_tokens
         ]
         start += row.num_tokens
-        _fill_columns(ints[place], floats[place], row, table)
+        fill_columns(ints[place], floats[place], row, table.request(row.row))
     places = np.empty(len(rows), np.int32)
     places[order] = np.arange(len(rows))
     sampled = np.asarray([row.row for row in rows if row.samples], np.int32)
@@ -192,8 +192,8 @@ def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
     )
 
 
-def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: RowTable) -> None:
-    request = table.request(row.row)
+def fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, request: Request) -> None:
+    """Write a row of a prefill and its request into one row of a plan's columns."""
     sampling = request.sampling
     write_row(floats, ints[columns.PARAMS : columns.STOP_IDS], sampling.params)
     ints[columns.ROW] = row.row
