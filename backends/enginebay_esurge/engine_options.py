@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.options import PagedOptions, check_one_size
+
+NAMES = {"hbm_utilization": "memory_utilization", "enable_prefix_caching": "prefix_caching"}
+"""Options whose name differs from the paged engine's."""
 
 
 def _like(name: str) -> Any:
@@ -22,13 +25,7 @@ class ESurgeOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    page_size: int = Field(
-        default=128,
-        ge=8,
-        le=256,
-        multiple_of=8,
-        description="tokens a page; prefixes are shared by full pages",
-    )
+    page_size: Annotated[int, _like("page_size")] = 128
     hbm_utilization: float = Field(
         default=0.85,
         gt=0.0,
@@ -47,30 +44,12 @@ class ESurgeOptions(BaseModel):
 
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
-        ways = ("num_pages", "cache_bytes", "hbm_utilization")
-        given = [
-            name
-            for name in ways
-            if name in self.model_fields_set and getattr(self, name) is not None
-        ]
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}"
-            )
+        check_one_size(self, ("num_pages", "cache_bytes", "hbm_utilization"))
         return self
 
     def paged(self) -> PagedOptions:
         """The same under the paged engine's names."""
-        is_sized = self.num_pages is not None or self.cache_bytes is not None
-        return PagedOptions(
-            page_size=self.page_size,
-            num_pages=self.num_pages,
-            cache_bytes=self.cache_bytes,
-            memory_utilization=None if is_sized else self.hbm_utilization,
-            grow=self.grow,
-            reserve_all=self.reserve_all,
-            prefix_caching=self.enable_prefix_caching,
-            prefix_ttl_s=self.prefix_ttl_s,
-            state_snapshot_tokens=self.state_snapshot_tokens,
-            num_state_snapshots=self.num_state_snapshots,
-        )
+        values = {NAMES.get(name, name): value for name, value in self.model_dump().items()}
+        if self.num_pages is not None or self.cache_bytes is not None:
+            values["memory_utilization"] = None
+        return PagedOptions(**values)

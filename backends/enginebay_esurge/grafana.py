@@ -152,17 +152,8 @@ def _docker_command(
         network = ["--publish", f"{address}{settings.grafana_port}:3000"]
     given = [part for name in names for part in ("--env", name)]
     mounted = ["--volume", f"{folder}:{folder}:ro"]
-    return [
-        docker,
-        "run",
-        "--rm",
-        "--name",
-        container,
-        *network,
-        *mounted,
-        *given,
-        settings.grafana_image,
-    ]
+    run = [docker, "run", "--rm", "--name", container]
+    return [*run, *network, *mounted, *given, settings.grafana_image]
 
 
 def _check_free(port: int) -> None:

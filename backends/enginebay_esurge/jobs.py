@@ -22,6 +22,8 @@ from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncat
 
 SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | None]
 
+log = logging.getLogger("enginebay.esurge")
+
 DEFAULT_MAX_TOKENS = 128
 """New tokens of a request that sets no max_tokens."""
 
@@ -133,25 +135,21 @@ def apply_callback(
 
     When it raises or returns something else, that is logged, and the parameters are as they were.
     """
-    if callback is None:
-        return params.model_copy(deep=True)
     copy = params.model_copy(deep=True)
-    log = logging.getLogger("enginebay.esurge")
+    if callback is None:
+        return copy
     try:
         made = callback(copy, dict(about))
     except Exception:  # whatever the caller's own function raises must not end the request
-        log.exception(
-            "the sampling parameters callback failed; request %s goes on without",
-            about["request_id"],
-        )
+        text = "the sampling parameters callback failed; request %s goes on without"
+        log.exception(text, about["request_id"])
         return params.model_copy(deep=True)
     if made is None:
         return copy
     if not isinstance(made, SamplingParams):
-        log.error(
-            "the sampling parameters callback returned a %s: it is ignored", type(made).__name__
-        )
-        return params.model_copy(deep=True)
+        text = "the sampling parameters callback returned a %s: it is ignored"
+        log.error(text, type(made).__name__)
+        made = params
     return made.model_copy(deep=True)
 
 

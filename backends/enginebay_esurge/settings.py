@@ -182,26 +182,14 @@ def refuse_unserved(
     """UnsupportedError for the first of the documented options without an effect here whose value
     is not its default.
     """
+    one_state = "each request has its own state."
+    in_caller = "text is tokenised in the caller's thread."
+    in_reader = "text is made in the reader's thread."
     for name, value, default, why in (
         ("min_input_pad", min_input_pad, 16, "16 is the smallest step."),
-        (
-            "detokenizer_max_states",
-            detokenizer_max_states,
-            65536,
-            "each request has its own state.",
-        ),
-        (
-            "tokenizer_endpoint",
-            tokenizer_endpoint,
-            None,
-            "text is tokenised in the caller's thread.",
-        ),
-        (
-            "detokenizer_endpoint",
-            detokenizer_endpoint,
-            None,
-            "text is made in the reader's thread.",
-        ),
+        ("detokenizer_max_states", detokenizer_max_states, 65536, one_state),
+        ("tokenizer_endpoint", tokenizer_endpoint, None, in_caller),
+        ("detokenizer_endpoint", detokenizer_endpoint, None, in_reader),
     ):
         if value != default:
             raise UnsupportedError(

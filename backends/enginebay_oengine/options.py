@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -72,10 +73,14 @@ class PagedOptions(BaseModel):
 
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
-        ways = ("num_pages", "cache_bytes", "memory_utilization")
-        given = [name for name in ways if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}"
-            )
+        check_one_size(self, ("num_pages", "cache_bytes", "memory_utilization"))
         return self
+
+
+def check_one_size(options: BaseModel, ways: Sequence[str]) -> None:
+    """ValueError when more than one of the options `ways`, which size the cache, was given."""
+    given = [w for w in ways if w in options.model_fields_set and getattr(options, w) is not None]
+    if len(given) > 1:
+        raise ValueError(
+            f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}"
+        )
