@@ -50,9 +50,9 @@ def interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call` with its Pallas kernel interpreted, and raise the errors of the kernel.
 
     It works inside jit, loops and shard_map. The race detector is read before results are returned.
-    A race or a read out of bounds raises RaceError; JAX runs the check in a callback, so callers
-    see a JaxRuntimeError that names it. `call` may have one kernel only: of several, only the races
-    of the last one would be found.
+    A race raises RaceError. JAX runs the kernel and the check in callbacks, so callers see a
+    JaxRuntimeError that names the race, or the read out of bounds. `call` may have one kernel only:
+    of several, only the races of the last one would be found.
     """
 
     def interpreted(*args: Any, **kwargs: Any) -> Any:
