@@ -1,3 +1,1 @@
-"""Ops for the host's processors in C++, compiled for the machine at hand when they are first
-chosen.
-"""
+"""Ops in C++ for the host's processors, compiled for this machine when they are first chosen."""

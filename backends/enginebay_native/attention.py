@@ -1,4 +1,4 @@
-"""The op attention for decode steps: each row over its own length, wherever its pages lie."""
+"""The op attention for decode steps: each row reads its own pages, up to its length."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class NativeAttention:
-    """Scores of all of a row's keys, softmax, and the weighted sum of its values: nothing past its
-    length is read. Of a latent cache a block of keys at a time, which are its values too.
+    """Decode attention: scores of a row's keys, softmax, and the weighted sum of its values.
+
+    Nothing after the row's length is read. A latent cache is read in blocks of keys, whose first
+    columns are the values.
     """
 
     name: str = "native"
@@ -43,7 +45,7 @@ class NativeAttention:
     caps: Caps = CAPS
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
-        """There is nothing to tune."""
+        """Return None: there is nothing to tune."""
         return
 
     def __call__(
@@ -59,8 +61,9 @@ class NativeAttention:
         config: None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
-        AttentionImpl.
+        """Return (out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
+
+        AttentionImpl describes the arguments.
         """
         if k is not None or v is not None or batch.bucket.mode != "decode":
             raise InternalError(

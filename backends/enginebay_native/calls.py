@@ -1,4 +1,4 @@
-"""The compiled functions under the names by which programs call them."""
+"""Registers the compiled functions with XLA under the names by which programs call them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from enginebay_native.compiling import library
 
 @functools.cache
 def register(name: str) -> str:
-    """Make src/{name}.cc known to XLA, once a process; the name to call it by. UnsupportedError
-    without a compiler.
+    """Register the function of src/{name}.cc with XLA, once per process; return its name for calls.
+
+    Raises UnsupportedError without a compiler.
     """
     target = f"enginebay_{name}"
     function = getattr(ctypes.CDLL(str(library(name))), target)

@@ -1,5 +1,5 @@
-"""From the C++ sources to a shared library for this machine, kept in a private folder of the user's
-own.
+"""Compiles the C++ sources into a shared library for this machine, kept in a private folder of the
+user.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("enginebay.native")
 
 SOURCES = Path(__file__).parent / "src"
 SHIPPED = Path(__file__).parent / "lib"
-"""Libraries that a wheel brings, compiled for a level of processors when it was built; there is
-none in a source tree.
+"""The folder of libraries in a wheel, which were compiled for a level of processors. A source tree
+has none.
 """
 
 AVX2 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
@@ -36,8 +36,7 @@ LEVELS = {
     "x86-64-v4": AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": AVX2,
 }
-"""Levels of processors, best first, with the features that each needs, as /proc/cpuinfo names them.
-"""
+"""Levels of processors, best first, with the features of /proc/cpuinfo that each needs."""
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -54,13 +53,13 @@ TIMEOUT_S = 300.0
 
 
 def library(name: str) -> Path:
-    """The compiled library of src/{name}.cc: one that was compiled here, or one that the wheel
-    brought, or compiled now.
+    """Return the compiled library of src/{name}.cc.
 
-    What was compiled here is found again by its sources, the processor's features, JAX's version
-    and the text of CXX, so that no compiler is needed then. Where CXX is set nothing but what it
-    compiles is used. UnsupportedError when there is no compiler (CXX, or c++, g++, clang++ on the
-    PATH) or it fails.
+    It is a library compiled here earlier, or the one in the wheel, or it is compiled now. An
+    earlier library is used when its sources, the processor's features, JAX's version and the text
+    of CXX are the same; it needs no compiler. Where CXX is set, only libraries that it compiled are
+    used. Raises UnsupportedError when there is no compiler (CXX, or c++, g++ or clang++ on the
+    PATH), or when it fails.
     """
     target, there = _find(name)
     if there is not None:
@@ -68,7 +67,7 @@ def library(name: str) -> Path:
     compiler = find_compiler()
     if not target.exists():
         with _alone_in(target.parent):
-            if not target.exists():  # nobody has made it while we waited
+            if not target.exists():  # no other process compiled it meanwhile
                 with waiting(
                     f"compiling the C++ kernel {name} with {Path(compiler[0]).name}, "
                     "once for this processor"
@@ -78,16 +77,14 @@ def library(name: str) -> Path:
 
 
 def check_library(name: str) -> None:
-    """UnsupportedError where `library` finds neither what is compiled nor a compiler."""
+    """Raise UnsupportedError where there is neither a compiled library nor a compiler."""
     _, there = _find(name)
     if there is None:
         find_compiler()
 
 
 def _find(name: str) -> tuple[Path, Path | None]:
-    """Where a library compiled here belongs, and the one that is there or that the wheel
-    brought.
-    """
+    """Return (path of a library compiled here, the existing library or None)."""
     wanted = os.environ.get("CXX", "")
     target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
     if target.exists():
@@ -96,10 +93,10 @@ def _find(name: str) -> tuple[Path, Path | None]:
 
 
 def build_library(name: str, level: str, folder: Path) -> Path:
-    """Compile src/{name}.cc for a level of LEVELS into a folder, under the name by which `library`
-    finds it in SHIPPED.
+    """Compile src/{name}.cc for a level of LEVELS into a folder, for a wheel.
 
-    For whoever builds a wheel. UnsupportedError as for `library`.
+    The file has the name by which `library` finds it in SHIPPED. Raises UnsupportedError as
+    `library` does.
     """
     if level not in LEVELS:
         raise unknown_name("level of processors", level, LEVELS)
@@ -109,7 +106,7 @@ def build_library(name: str, level: str, folder: Path) -> Path:
 
 
 def _digest(name: str, *more: str) -> str:
-    """Of the sources of a library, the flags and JAX, whose headers are compiled in."""
+    """Return a digest of a library's sources, the flags, and JAX, whose headers are used."""
     key = hashlib.sha256(repr((FLAGS, jax.__version__, more)).encode())
     for path in [*sorted(SOURCES.glob("*.h")), SOURCES / f"{name}.cc"]:
         key.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -117,9 +114,7 @@ def _digest(name: str, *more: str) -> str:
 
 
 def _shipped(name: str) -> Path | None:
-    """The library that the wheel brought for the best level that this processor has; None without
-    one.
-    """
+    """Return the wheel's library for the best level that this processor has, or None."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     features = set(_features().split())
@@ -132,7 +127,7 @@ def _shipped(name: str) -> Path | None:
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler and its first arguments: what CXX says, or the first that is on the PATH."""
+    """Return the C++ compiler and its first arguments: those of CXX, or the first on the PATH."""
     given = os.environ.get("CXX", "").split()
     for words in [given] if given else [[name] for name in COMPILERS]:
         path = shutil.which(words[0])
@@ -147,10 +142,9 @@ def find_compiler() -> list[str]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """One process or thread compiles at a time, so that those that start together do not all
-    compile the same.
+    """Let one process or thread compile at a time, so that the same library is compiled once.
 
-    Where the file system knows no locks they do, and each makes the whole library.
+    Without file locks several may compile it; each writes a complete library.
     """
     with contextlib.ExitStack() as stack:
         place = os.open(folder, os.O_RDONLY)
@@ -162,8 +156,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _folder(folder: Path) -> Path:
-    """The user's own, or when that is not private one that is removed at exit: what lies in it is
-    executed.
+    """Return a private folder, because its files are executed.
+
+    It is the user's cache folder, or a temporary one where others can write to the former.
     """
     problem = make_private(folder)
     if problem is None:
@@ -178,9 +173,7 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _features() -> str:
-    """What the processor can do: a library of one machine may not run on another that shares the
-    folder.
-    """
+    """Return the features of the processor. Machines with different ones may share the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -192,7 +185,7 @@ def _features() -> str:
 
 
 def _compile(compiler: Sequence[str], name: str, target: Path, processor: str) -> None:
-    """Compile for `processor`, a name that -march takes."""
+    """Compile for `processor`, a value of -march."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         command = [

@@ -12,13 +12,13 @@ from enginebay_native.calls import register
 from enginebay_native.compiling import check_library
 
 MAX_NARROW_ROWS = 48
-"""Of a group, on average: for more XLA's products in bf16 are faster (docs/native.md)."""
+"""Rows per group, on average. With more, XLA's products in bf16 are faster (docs/native.md)."""
 
 BLOCK = 128
-"""Rows of a group that XLA multiplies together."""
+"""Rows of a block of XLA's products."""
 
-# Every model's composition loads this module; only the models that have experts need the library,
-# so it is compiled when the first of their programs is traced.
+# Every composition imports this module, but only models with experts need the library. So it is
+# compiled when the first program with experts is traced.
 check_library("grouped_linear")
 
 
@@ -29,11 +29,12 @@ def grouped_linear(
     *,
     out_dtype: jnp.dtype | str | None = None,
 ) -> jax.Array:
-    """x [T, inputs], weight [groups, outputs, inputs] or int8 values with a scale an output,
-    group_sizes int32 [groups] -> [T, outputs] in `out_dtype` or x's dtype.
+    """Multiply the rows of each group by the weight of the group.
 
-    Sums are in f32 and rounded once. A group without rows costs nothing. In C++ a row's result is
-    the same bits whatever rows are beside it.
+    x is [T, inputs], group_sizes int32 [groups]; weight is [groups, outputs, inputs], or int8
+    values with one scale per output. Returns [T, outputs] in `out_dtype` or x's dtype. Sums are f32
+    and rounded once. A group without rows costs nothing. In C++ the bits of a row's result do not
+    depend on the other rows.
     """
     values: Any = weight
     scales = jnp.zeros(0, jnp.float32)
@@ -50,7 +51,7 @@ def grouped_linear(
 
 
 def _in_blocks(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """By XLA, a block of one group's rows at a time: f32 [T, outputs]."""
+    """Compute the products by XLA, in blocks of rows of one group: f32 [T, outputs]."""
     counts, ends = -(-group_sizes // BLOCK), jnp.cumsum(group_sizes)
     last = jnp.cumsum(counts)
     padded = jnp.pad(x, ((0, BLOCK), (0, 0)))

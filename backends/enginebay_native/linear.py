@@ -17,7 +17,7 @@ from enginebay.weights import QuantizedArray, Weight
 from enginebay_native.calls import register
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
-"""XLA's product is as fast for more, or faster (docs/performance.md)."""
+"""Rows of a product in C++, at most. With more, XLA is as fast or faster (docs/native.md)."""
 
 BLOCK_KIB = (32, 64, 128, 256, 512)
 TASKS_PER_THREAD = (2, 4, 8)
@@ -27,9 +27,10 @@ TARGET = register("linear")
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How outputs are shared out. The weights of a block should stay in a second-level cache while
-    all rows pass; a thread gets so many tasks, so that one that is late holds up few. Neither
-    changes a bit of a result.
+    """How the outputs are divided into blocks and tasks. Neither changes a bit of a result.
+
+    The weights of a block should stay in the second-level cache while all rows are multiplied. With
+    several tasks per thread, a slow thread delays little of the product.
     """
 
     block_kib: int = 128
@@ -38,26 +39,25 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class NativeLinear:
-    """By the contract of the op linear; up to MAX_ROWS rows of its dtypes in C++."""
+    """The op linear: up to MAX_ROWS rows in C++, others by XLA."""
 
     name: str = "native"
     version: str = "2"
     choose: Callable[[OpProblem], Sharing] = lambda _: Sharing()
-    """The configuration of a call, by its rows (the next power of two), inputs, outputs and dtype.
+    """Returns the configuration of a call, by its rows (the next power of two), inputs, outputs and
+    dtype.
     """
 
     def default_config(self, env: Env, problem: OpProblem) -> Sharing:
-        """The same for all."""
+        """Return one configuration for all problems."""
         return Sharing()
 
     def candidates(self, env: Env, problem: OpProblem) -> list[Sharing]:
-        """Blocks from a quarter of the default's to four times as much, and half or twice as many
-        tasks.
-        """
+        """Return blocks of a quarter to four times the default, with half or twice the tasks."""
         return [Sharing(kib, tasks) for kib in BLOCK_KIB for tasks in TASKS_PER_THREAD]
 
     def tuned(self, choose: Callable[[OpProblem], Sharing]) -> NativeLinear:
-        """The same with other configurations."""
+        """Return the op with configurations from `choose`."""
         return dataclasses.replace(self, choose=choose)
 
     def __call__(
@@ -68,11 +68,11 @@ class NativeLinear:
         *,
         out_dtype: jnp.dtype | str | None = None,
     ) -> jax.Array:
-        """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in
-        `out_dtype` or x's dtype.
+        """Return x times the transposed weight, plus the bias, in `out_dtype` or x's dtype.
 
-        Products are accumulated, and the bias added, in f32; the result is rounded once. Up to
-        MAX_ROWS rows, each one's result is the same bits however many there are.
+        x is [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims]; the result is
+        [T, *out_dims]. Sums and the bias are f32, rounded once. Up to MAX_ROWS rows, the bits of a
+        row's result do not depend on the number of rows.
         """
         if isinstance(weight, QuantizedArray):
             return self._quantized(x, weight, bias, out_dtype or x.dtype)
@@ -98,16 +98,14 @@ class NativeLinear:
     def _quantized(
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
-        """By int8 values with one scale an output: sums of f32 inputs, which the scales
-        multiply.
-        """
+        """Multiply with int8 values, then with their scales, one per output; inputs are f32."""
         out_dims = weight.scales.shape[:-1]
         flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
         matrix = weight.values.reshape(math.prod(out_dims), flat.shape[1])
         if 0 < flat.shape[0] <= MAX_ROWS["float32"]:
             out = self._in_cpp(flat, matrix)
         else:
-            # Widened when x is there, not ahead of a loop of steps.
+            # The barrier keeps XLA from widening the weight before a loop over steps.
             matrix, flat = jax.lax.optimization_barrier((matrix, flat))
             out = jax.lax.dot_general(
                 flat,
@@ -121,8 +119,8 @@ class NativeLinear:
     def _in_cpp(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         rows, outputs = x.shape[0], matrix.shape[0]
         sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(matrix.dtype)))
-        # One row has a tile of its own; others go by the next power of two, as few steps have just
-        # so many rows.
+        # One row has a tile of its own. Others use the configuration of the next power of two,
+        # because tuning measures these numbers of rows only.
         sharing = self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
         product: jax.Array = jax.ffi.ffi_call(
             TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32)

@@ -1,6 +1,4 @@
-"""What this package offers: the kernels "native" of linear, grouped_linear and attention's decode
-steps, on the CPU.
-"""
+"""Registers the kernels "native" for CPUs: linear, grouped_linear, attention of decode steps."""
 
 from __future__ import annotations
 
@@ -9,11 +7,14 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """linear, grouped_linear and attention."""
+    """Register linear, grouped_linear and attention."""
     for op, summary in (
-        ("linear", "products of few rows in C++, for the processor at hand"),
-        ("grouped_linear", "each group's weight is read once, in C++"),
-        ("attention", "decode steps over each row's own length in C++, for the processor at hand"),
+        ("linear", "products of few rows in C++, compiled for this processor"),
+        ("grouped_linear", "reads each group's weight once, in C++"),
+        (
+            "attention",
+            "decode steps in C++, compiled for this processor; reads each row up to its length",
+        ),
     ):
         register(
             "native",

@@ -1,7 +1,7 @@
-// Attention of one new token a row over a paged cache, each row over its own length: scores of all keys, softmax, weighted sum.
+// Attention of one new token per row over a paged cache: scores of all keys of the row, softmax, weighted sum of the values.
 //
-// A row's heads are independent, and their sums run in the order of the keys, so that a result does not depend on the other
-// rows, on where the pages lie or on how long the page table is. Nothing past a row's length is read.
+// Heads are independent, and sums run in the order of the keys. So a result depends neither on other rows, nor on where the
+// pages lie, nor on the length of the page table. Nothing after a row's length is read.
 
 #include <vector>
 
@@ -15,7 +15,7 @@ struct Shape {
   int64_t rows, kv_heads, group, dim, page_size, table_width;
 };
 
-// What a thread works in, kept from call to call.
+// Scratch memory of a thread, kept between calls.
 struct Space {
   std::vector<float> query, scores, out;
 };
@@ -25,14 +25,14 @@ Space& space() {
   return mine;
 }
 
-// Keys and values come in pieces that lie together: the part of a page that the row has.
+// Keys and values are read in contiguous pieces: the part of a page that belongs to the row.
 template <typename T>
 struct Pages {
   const T* base;
   const int32_t* table;
   int64_t page_stride, page_size;
 
-  // f(piece, where it begins, how many, how far ahead of it the next one lies)
+  // Calls f(piece, first position, number of positions, distance to the next piece).
   template <typename F>
   void each(int64_t first, int64_t end, int64_t dim, const F& f) const {
     for (int64_t at = first; at < end;) {
@@ -45,7 +45,7 @@ struct Pages {
   }
 };
 
-// Values a head: D where it is known at compile time, and the loops over it are unrolled; else (D = 0) what is given.
+// Values per head: D if it is known at compile time, so that loops over it are unrolled; otherwise (D = 0) `dim`.
 template <int D>
 inline int64_t width(int64_t dim) {
   return D ? D : dim;
@@ -111,7 +111,7 @@ void score_for(const float* query, const T* keys, float* scores, int64_t count, 
   }
 }
 
-// Scores of `count` keys that lie together: they come from memory for the first query, and from the cache for the others.
+// Scores of `count` contiguous keys. The first query reads them from memory, the others from the processor's cache.
 template <int D, typename T>
 __attribute__((noinline)) void score_keys(const float* queries, const T* keys, float* scores, int64_t count, int64_t stride,
                                           const Shape& s, int64_t ahead) {
@@ -137,7 +137,7 @@ inline void load_values(const bf16* values, Floats* to) {
   }
 }
 
-// How many queries take V vectors of a value at once: enough sums under way to hide how long each takes, in the registers.
+// Queries that are multiplied with V vectors of a value at once: enough sums to hide the latency of each, within the registers.
 #ifdef __AVX512F__
 constexpr int kQueries = 4;
 #else
@@ -276,7 +276,7 @@ ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
 
 // q [rows, q_heads, dim]; k, v [pages, kv_heads, page_size, dim] of one dtype; table [rows, width] and lengths [rows] int32;
 // sinks f32 [q_heads] or [0] -> out like q, log-sum-exp f32 [rows, q_heads]. With v_prefix values are the first columns of the
-// keys of one KV head, as many as out has, and v is not looked at.
+// keys of one KV head, as many as out has, and v is not read.
 ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::Buffer<ffi::S32> table,
                      ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
                      ffi::ResultBuffer<ffi::F32> lse, float scale, float softcap, int64_t window,

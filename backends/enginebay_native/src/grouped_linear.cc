@@ -1,5 +1,5 @@
-// Products of rows sorted by group with the weight [out, in] of their group. A weight is read once, for all of its group's rows,
-// and not at all when it has none.
+// Products of rows, sorted by group, with the weight [out, in] of their group. The weight of a group is read once for all its
+// rows, and not at all when the group has no rows.
 
 #include "products.h"
 
@@ -10,7 +10,7 @@ struct Group {
   int64_t index, first, rows;
 };
 
-// The groups that have rows, and how many rows all have; no group reaches past the last of `rows` rows.
+// The groups that have rows, and the total number of rows, at most `rows`.
 std::pair<std::vector<Group>, int64_t> groups_of(const int32_t* sizes, int64_t count, int64_t rows) {
   std::vector<Group> groups;
   int64_t first = 0;
@@ -49,7 +49,7 @@ void run(ffi::ThreadPool& pool, const X* x, const W* w, const int32_t* sizes, co
 }
 
 // x [rows, in] f32 and w [groups, out, in] f32, bf16, f16 or int8, or both bf16; sizes [groups]; scales f32 [groups, out], or
-// empty -> f32 [rows, out]. Rows past the last group are 0.
+// empty -> f32 [rows, out]. Rows after the last group are 0.
 ffi::Error grouped_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Buffer<ffi::S32> sizes,
                           ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> out) {
   auto shape = x.dimensions(), weight = w.dimensions();

@@ -1,9 +1,9 @@
-// Attention of one new token a row over a latent cache: one key a token, which all query heads share, and whose first columns
-// are its value.
+// Attention of one new token per row over a latent cache. Each token has one key, which all query heads share; the first
+// columns of the key are the value.
 //
-// Sixteen queries and more for each key make it a matter of products, not of memory. A block of keys stays in the processor's
-// cache while all queries of a task are multiplied with it, and with its columns as values: it comes from memory once. A
-// query's sums depend neither on the queries beside it nor on where the keys lie.
+// With sixteen or more queries per key, arithmetic takes longer than memory. A block of keys stays in the processor's cache
+// while all queries of a task are multiplied with it, as keys and as values, so that it is read from memory once. A query's
+// sums depend neither on other queries nor on where the keys lie.
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@ constexpr int kKeysAtOnce = 4;
 constexpr int kQueriesAtOnce = kLanes / kKeysAtOnce;  // a vector of sums for each tile
 constexpr int64_t kBlock = 64;                        // keys of one softmax step: a whole number of vectors
 
-// What lies after i of `count` things; the last one for those that are none.
+// The index after i, at most count - 1.
 inline int64_t at_most(int64_t i, int64_t count) { return i < count ? i : count - 1; }
 
 // sums[q * kKeysAtOnce + j] += query q * key j, lane by lane.
@@ -58,8 +58,7 @@ ENGINEBAY_INLINE void add_products(const float* const* queries, const bf16* cons
     for (int i = 0; i < kLanes; ++i) sums[i][lane] += queries[i / kKeysAtOnce][d] * to_float(keys[i % kKeysAtOnce][d]);
 }
 
-// scores[q][j] of `num` queries [dim], which lie one behind the other, and `count` keys. What `next` points to is brought into
-// the cache meanwhile.
+// scores[q][j] of `num` contiguous queries [dim] and `count` keys. Meanwhile the memory at `next` is prefetched.
 template <typename T>
 void multiply_keys(const float* queries, int64_t num, const T* const* keys, const T* const* next, float (*scores)[kBlock],
                    int64_t count, int64_t dim) {
@@ -97,7 +96,7 @@ ENGINEBAY_INLINE void load_columns(const bf16* values, Floats* to) {
   }
 }
 
-// How many queries take four vectors of a value at once.
+// Queries that are multiplied with four vectors of a value at once.
 #ifdef __AVX512F__
 constexpr int kRows = 4;
 #else
@@ -129,7 +128,7 @@ ENGINEBAY_INLINE void add_columns(const float (*weights)[kBlock], const T* const
     for (int v = 0; v < V; ++v) store(out + q * v_dim + d + v * kLanes, sums[q][v]);
 }
 
-// A strip of V vectors for all queries, while it lies in the first-level cache.
+// Multiplies a strip of V vectors with all queries while it is in the first-level cache.
 template <int V, typename T>
 void add_strip(const float (*weights)[kBlock], int64_t num, const T* const* keys, float* out, int64_t count, int64_t d,
                int64_t v_dim) {
@@ -159,12 +158,12 @@ struct LatentProblem {
   Q* out;
   float* lse;
 
-  // Where the key of a position lies.
+  // The address of the key of a position.
   const T* key(const int32_t* pages, int64_t position) const {
     return k + (pages[position / page_size] * page_size + position % page_size) * dim;
   }
 
-  // Queries `first_head` to `first_head + num` of a row.
+  // Computes query heads `first_head` to `first_head + num` - 1 of a row.
   void part(int64_t row, int64_t first_head, int64_t num) const {
     thread_local std::vector<float> queries, weighted, space;
     thread_local std::vector<Total> totals;
@@ -195,7 +194,7 @@ struct LatentProblem {
                 out + (at + i) * v_dim, lse + at + i);
   }
 
-  // Scores of a block become weights; what was summed before them shrinks where they have a larger maximum.
+  // Turns the scores of a block into weights, and rescales earlier sums where the maximum has grown.
   void add_to(Total& total, float* scores, int64_t count, float* weighted) const {
     float maximum = scale_scores(scores, count, rule, total.maximum);
     if (maximum > total.maximum) {
@@ -206,7 +205,7 @@ struct LatentProblem {
     total = {maximum, total.sum + weigh(scores, count, maximum)};
   }
 
-  // A row is one task, or several where there are fewer rows than threads: each takes some heads, of a whole number of tiles.
+  // A row is one task. With fewer rows than threads it is several, each with some heads, a whole number of tiles.
   ffi::Error run(ffi::ThreadPool pool) const {
     int64_t tiles = (heads + kRows - 1) / kRows, wanted = (pool.num_threads() + rows - 1) / std::max<int64_t>(rows, 1);
     int64_t parts = std::max<int64_t>(1, std::min(tiles, wanted)), step = (tiles + parts - 1) / parts * kRows;

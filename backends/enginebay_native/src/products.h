@@ -1,5 +1,5 @@
-// Tiles of products of rows with weights [out, in]: each output is one sum over the inputs, of lanes in a fixed order, so that
-// a row's result does not depend on how many rows there are.
+// Tiles of products of rows with weights [out, in]. Each output is one sum over the inputs, with lanes in a fixed order, so
+// that a row's result does not depend on the number of rows.
 #pragma once
 
 #include "vectors.h"
@@ -22,7 +22,7 @@ struct Tile {
   }
 };
 
-// out[R, C] = x[R, in] w[C, in]^T. Meanwhile kFetch rows of `in` weights at `next` are brought into the cache.
+// out[R, C] = x[R, in] w[C, in]^T. Meanwhile kFetch rows of `in` weights at `next` are prefetched.
 template <int R, int C, int kFetch, typename W>
 void multiply(const float* x, const W* w, float* out, int64_t in, int64_t stride, const W* next) {
   Tile<R, C> tile;
@@ -89,9 +89,9 @@ constexpr int kRows = 4, kColumns = 6;
 #else
 constexpr int kRows = 4, kColumns = 2;
 #endif
-constexpr int kLoneColumns = 8;  // of a tile of one row: enough sums under way to hide how long each takes
+constexpr int kLoneColumns = 8;  // columns of a tile of one row: enough sums at once to hide the latency of each
 
-// out[R, width] = x[R, in] w[width, in]^T; each tile fetches kFetch rows of weights that lie `ahead` of its own.
+// out[R, width] = x[R, in] w[width, in]^T; each tile prefetches kFetch rows of weights that are `ahead` of its own.
 template <int R, int C, int kFetch, typename X, typename W>
 void columns(const X* x, const W* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
   int64_t c = 0;
@@ -109,8 +109,8 @@ void some_rows(int64_t rows, const X* x, const W* w, float* out, int64_t in, int
   columns<R, (R == 1 ? kLoneColumns : kColumns), kFetch>(x, w, out, in, width, stride, ahead);
 }
 
-// out[rows, width] = x[rows, in] w[width, in]^T, out's rows `stride` apart. The first rows wait for memory, so they fetch the
-// weights that they come to next; the others fetch a share of the next block's, so that memory works during all passes.
+// out[rows, width] = x[rows, in] w[width, in]^T; the rows of out are `stride` apart. The first rows wait for memory, so they
+// prefetch the weights that they need next. Later rows prefetch a share of the next block, so that memory is busy all the time.
 template <typename X, typename W>
 void block(const X* x, const W* w, float* out, int64_t rows, int64_t in, int64_t width, int64_t stride) {
   if (rows == 1) return columns<1, kLoneColumns, kLoneColumns>(x, w, out, in, width, stride, in * kLoneColumns);
@@ -133,8 +133,8 @@ void block(const X* x, const W* w, float* out, int64_t rows, int64_t in, int64_t
   }
 }
 
-// How outputs are shared out: the weights of a block stay in a second-level cache while all rows pass, and each thread gets so
-// many tasks. Neither changes a sum.
+// How outputs are divided: the weights of a block stay in the second-level cache while all rows are multiplied, and each
+// thread has several tasks. Neither changes a sum.
 struct Sharing {
   int64_t block_bytes, tasks_per_thread;
 

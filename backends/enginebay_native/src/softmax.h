@@ -1,5 +1,5 @@
-// What attention of all forms has in common: the rule of its scores, the order of queries and results in 16 bits, softmax, and
-// the end of a row.
+// The parts that all forms of attention share: scaling of scores, the order of queries and results in 16 bits, softmax, and
+// the output of a row.
 #pragma once
 
 #include <cmath>
@@ -14,11 +14,11 @@ struct Rule {
   float scale, softcap;  // softcap 0: none
   int64_t window;        // 0: none
 
-  // The first key that a row of a length sees.
+  // The first key that a row of this length sees.
   int64_t first(int64_t length) const { return window > 0 ? std::max<int64_t>(0, length - window) : 0; }
 };
 
-// The query in the order in which products take it: as it is for f32, even values and then odd ones of each two vectors for bf16.
+// The query in the order of the products: unchanged for f32; for bf16, the even and then the odd values of each two vectors.
 inline void arrange(const float* query, float* to, int64_t dim, const float*) { std::memcpy(to, query, dim * sizeof(float)); }
 
 inline void arrange(const float* query, float* to, int64_t dim, const bf16*) {
@@ -50,8 +50,8 @@ struct Total {
 
 inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
 
-// Products -> scores, and the largest of them and `maximum`. The space is a whole number of vectors: what lies behind the last
-// score weighs nothing.
+// Turns products into scores and returns the largest of them and `maximum`. The array has whole vectors; the elements after
+// the last score get weight 0.
 inline float scale_scores(float* scores, int64_t count, const Rule& rule, float maximum) {
   for (int64_t i = count; i % kLanes; ++i) scores[i] = 0.0f;
   Floats highest = splat(maximum);
@@ -67,7 +67,7 @@ inline float scale_scores(float* scores, int64_t count, const Rule& rule, float 
   return maximum;
 }
 
-// Scores -> weights e^(score - maximum); their sum.
+// Turns scores into weights e^(score - maximum) and returns their sum.
 inline float weigh(float* scores, int64_t count, float maximum) {
   Floats sums = {};
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -78,8 +78,8 @@ inline float weigh(float* scores, int64_t count, float maximum) {
   return sum(sums);
 }
 
-// The outputs of one query of its weighted values, which are arranged as those of type T are, and its log-sum-exp. `sink`: null,
-// or a score without a value.
+// Writes the output and the log-sum-exp of one query from its sum of weighted values, which has the order of type T. `sink`
+// is null, or a score without a value.
 template <typename T, typename Q>
 void finish(Total total, float* weighted, int64_t dim, const float* sink, Q* out, float* lse) {
   float keep = 1.0f;

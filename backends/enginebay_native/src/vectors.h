@@ -1,5 +1,5 @@
-// Vectors of f32 as wide as the processor's, their exponential, the sums that products end with, and a loop over the threads
-// of XLA's pool.
+// Vectors of f32 with the width of the processor, their exponential, sums over lanes, and a loop over the threads of XLA's
+// pool.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 #include <arm_neon.h>
 #endif
 
-// In place whatever the compiler makes of its size, so that sums which are indexed by constants stay in registers.
+// Always inlined, so that sums which are indexed by constants stay in registers.
 #define ENGINEBAY_INLINE inline __attribute__((always_inline))
 
 namespace enginebay {
@@ -81,13 +81,13 @@ inline Floats load(const f16* p) {
 #endif
 }
 
-// Brings what is read soon into the second-level cache: for the first one few reads can be under way, and they would be waited
-// for.
+// Prefetches into the second-level cache. The first-level cache allows few reads at once, and the processor would wait for
+// them.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof(v)); }
 
-// v, read once: the compiler would rather read it again at each use, and the processor's loads then hold up its sums.
+// v, loaded once. The compiler would load it again at each use, and the loads would slow the sums down.
 template <typename V>
 ENGINEBAY_INLINE V in_register(V v) {
 #if defined(__AVX__)
@@ -100,8 +100,8 @@ ENGINEBAY_INLINE V in_register(V v) {
 
 inline Floats splat(float x) { return Floats{} + x; }
 
-// sum + a * b, fused wherever the processor can. By name: left to the compiler, it may be fused in one loop and not in another,
-// and a row's bits would depend on the number of rows.
+// sum + a * b, fused wherever the processor can. It is an explicit call because the compiler may fuse one loop and not
+// another, and then a row's bits would depend on the number of rows.
 inline Floats add_product(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -138,7 +138,7 @@ inline Floats exp_of(Floats x) {
   return p;
 }
 
-// Round to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even. A NaN stays a NaN.
 inline bf16 to_bf16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -164,7 +164,7 @@ inline Pair load_pair(const bf16* p) {
   return out;
 }
 
-// Sums of neighbouring lanes: those of a in the lower half, those of b in the upper.
+// Sums of neighbouring lanes: of a in the lower half of the result, of b in the upper half.
 inline Floats add_neighbours(Floats a, Floats b) {
 #if defined(__AVX512F__)
   Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -179,7 +179,7 @@ inline Floats add_neighbours(Floats a, Floats b) {
   return x + y;
 }
 
-// The tree's levels from N vectors to one.
+// The levels of the tree of sums, from N vectors to one.
 template <int N>
 ENGINEBAY_INLINE void add_pairs(Floats* v) {
 #pragma GCC unroll 8
@@ -187,7 +187,7 @@ ENGINEBAY_INLINE void add_pairs(Floats* v) {
   if constexpr (N > 2) add_pairs<N / 2>(v);
 }
 
-// Lane i of the result is the sum of v[i]'s lanes, for kLanes vectors; each sum is the same tree whatever the others are.
+// Lane i of the result is the sum of the lanes of v[i], for kLanes vectors. Each sum is the same tree.
 ENGINEBAY_INLINE Floats sum_each(Floats* v) {
   add_pairs<kLanes>(v);
   return v[0];
@@ -202,9 +202,9 @@ inline float sum(Floats v) {
   return lanes[0];
 }
 
-// f(i) for i in 0..n-1 on the pool's threads and this one. Each thread begins with a run of its own, in order, so that it is
-// the one that needs what it fetched ahead, and then takes what others have left. A thread that comes too late finds
-// nothing, so nobody waits for one that the pool has no time for.
+// Calls f(i) for i in 0..n-1 on the pool's threads and this one. Each thread begins with a run of consecutive i, so that it
+// uses what it has prefetched, and then takes over the remaining ones of other threads. A thread that starts late finds no
+// work, so that no thread waits for one that the pool has not started.
 template <typename F>
 void parallel_for(ffi::ThreadPool& pool, int64_t n, const F& f) {
   int64_t threads = std::min<int64_t>(n, pool.num_threads());
