@@ -1,4 +1,4 @@
-"""The engine contract: how steps run, and how the cache is laid out."""
+"""The engine contract: an engine runs steps over a model and owns the model's cache."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from enginebay.rows import RowTable
 # Not frozen, for speed: one is made for every row of every step.
 @dataclasses.dataclass(slots=True)
 class RowPlan:
-    """One row's part of a step. `num_tokens` new tokens after `num_computed` ones already in the
-    cache. Nobody changes it.
+    """One row's part of a step: compute `num_tokens` tokens after the first `num_computed` ones,
+    which are in the cache already. A RowPlan is not changed after it was made.
 
-    With `draft_token_ids` a decoding row has no unread step: num_computed is exact. The lease has
-    room for the drafts.
-
-    `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an
-    upper bound: tokens of launched but unread steps count, and the row may have finished in them.
-    `returns_prompt`: the log-probabilities of the prompt's tokens that follow these are read, too.
+    `samples`: whether the row samples a token; False for every chunk of a prompt but the last.
+    `num_computed` of a decoding row is an upper bound: it counts the tokens of launched steps that
+    were not read yet, in which the row may have finished. A row with drafts has no such step, so
+    its num_computed is exact, and its lease has room for the drafts. `returns_prompt`: the step
+    also returns the log-probabilities of the prompt tokens that follow these tokens.
     """
 
     row: int
@@ -41,20 +40,20 @@ class RowPlan:
     num_tokens: int
     samples: bool
     update: tuple[RowValues, ...] = ()
-    """Of a row that samples: fields of its logits processors to write before the step."""
+    """Values of the row's logits processors to write before the step; only for rows that sample."""
     returns_prompt: bool = False
     decodes: bool = False
-    """Of a row of a prefill: it goes on by one token from the one that it sampled last."""
+    """Whether the row decodes one token in a prefill step (mixed steps)."""
     pools: bool = False
-    """Whether the hidden states of these tokens are read."""
+    """Whether the caller reads the hidden states of these tokens."""
     draft_token_ids: tuple[int, ...] = ()
-    """What may come after the row's last token, to be verified."""
+    """Draft tokens after the row's last token, for the step to verify."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
-    """What running and waiting requests together may soon need, so that an engine that grows can do
-    it once.
+    """Rows and tokens per row that all running and waiting requests may soon need together. An
+    engine whose cache grows can grow once to this size.
     """
 
     num_rows: int = 0
@@ -63,55 +62,57 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for
-    decoding rows. An engine whose configuration has `mixed_steps` on may be given a prefill in
-    which rows decode, one token each.
+    """The work of one call of a compiled step. There are three sorts of steps.
 
-    When rows bring drafts all do, MAX_VERIFIED_ROWS at most, without penalties: each gets those
-    that hold and a token more. A row brings config.draft_passes * (config.max_drafts + 1) - 1 of
-    them at most; an engine may look at the first config.max_drafts alone, which is one pass of the
-    model. Only one that declares the capability "verifies" is given such plans.
+    Prefill: each row computes a chunk of its prompt. With `mixed_steps` on, some rows of a prefill
+    may decode one token each instead. Decode: each row gets up to `num_steps` tokens. Verify: a
+    decode in which every row brings draft tokens (at most MAX_VERIFIED_ROWS rows, none with
+    penalties), and receives its accepted drafts plus one token. A row brings at most
+    config.draft_passes * (config.max_drafts + 1) - 1 drafts; an engine may use only the first
+    config.max_drafts, which one pass of the model verifies. Only engines that declare the
+    capability "verifies" receive verify steps.
     """
 
     rows: tuple[RowPlan, ...]
     num_steps: int = 0
-    """0: prefill. N > 0: decode, N tokens a row at most."""
+    """0: a prefill. N > 0: a decode with at most N tokens per row."""
     demand: Demand = Demand()
 
     def __post_init__(self) -> None:
         if not self.rows or self.num_steps < 0:
             raise InternalError(
-                f"a step of {len(self.rows)} rows and {self.num_steps} decode steps"
+                f"a StepPlan with {len(self.rows)} rows and num_steps = {self.num_steps}"
             )
 
     @property
     def is_decode(self) -> bool:
-        """Whether rows continue from the token they sampled last."""
+        """Whether the step is a decode: every row continues from its last sampled token."""
         return self.num_steps > 0
 
     @property
     def verifies(self) -> bool:
-        """Whether rows bring drafts."""
+        """Whether the step is a verify step: every row brings drafts."""
         return bool(self.rows[0].draft_token_ids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities on the host, by sampled token: first the sampled one's, then those of the
-    best, best first.
+    """Log-probabilities of tokens, on the host.
 
-    token_ids int32 [..., W], values f32 [..., W] = log_softmax of the model's own logits; W is
-    MAX_LOGPROBS + 1, or less with a small vocabulary. Of the whole vocabulary they come in the
-    order of the ids instead (`of_all`). They mean nothing for a row whose request did not ask, and
-    where there is no token.
+    token_ids int32 [..., W] and values f32 [..., W], with one entry of W values for each token:
+    first the token itself, then the top tokens, most likely first. W is MAX_LOGPROBS + 1, or less
+    for a small vocabulary. With the whole vocabulary (`of_all`) the tokens after the first are in
+    the order of their ids. The values are log_softmax of the model's logits, before penalties,
+    processors and temperature. Entries of rows whose request did not ask for log-probabilities, and
+    entries without a token, are undefined.
     """
 
     token_ids: np.ndarray
     values: np.ndarray
 
     def of_row(self, row: int, num_tokens: int, num_best: int) -> TokenLogprobs:
-        """Those of a row's first num_tokens tokens: [num_tokens, num_best + 1] at most, copied, so
-        that no more is kept.
+        """Return the first num_tokens entries of a row, at most [num_tokens, num_best + 1]. The
+        result is a copy, so that the arrays of the whole step can be freed.
         """
         return TokenLogprobs(
             self.token_ids[row, :num_tokens, : num_best + 1].copy(),
@@ -120,8 +121,8 @@ class TokenLogprobs:
 
     @staticmethod
     def of_all(token_ids: np.ndarray, values: np.ndarray) -> TokenLogprobs:
-        """Those of sampled token_ids int32 [tokens] and of the whole vocabulary, values f32
-        [tokens, vocab].
+        """Make TokenLogprobs [tokens, vocab + 1] from the sampled token_ids int32 [tokens] and the
+        values of the whole vocabulary, f32 [tokens, vocab].
         """
         every = np.broadcast_to(np.arange(values.shape[1], dtype=np.int32), values.shape)
         own = token_ids[:, None]
@@ -132,7 +133,7 @@ class TokenLogprobs:
 
     @staticmethod
     def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-        """Those of tokens that follow one another, [tokens, W] each."""
+        """Concatenate parts of [tokens, W] along the tokens."""
         return TokenLogprobs(
             np.concatenate([part.token_ids for part in parts]),
             np.concatenate([part.values for part in parts]),
@@ -140,77 +141,81 @@ class TokenLogprobs:
 
 
 class Pending(ABC):
-    """A launched step whose tokens are on their way to the host."""
+    """A launched step, whose results are read when they are needed."""
 
     @abstractmethod
     def read(self) -> np.ndarray:
-        """Wait, and return int32 [rows, steps] in the plan's order; -1 where a row produced no
-        token.
+        """Wait for the step and return its tokens, int32 [rows, steps] in the order of the plan; -1
+        where a row produced no token.
         """
 
     def read_logprobs(self) -> TokenLogprobs:
-        """The same of its log-probabilities, [rows, steps, W]; asked for only when a request of its
-        rows did.
+        """Wait for the step and return the log-probabilities of its tokens, [rows, steps, W].
 
-        An engine that declares the capability "logprobs" gives them; to another no such request
-        comes.
+        Called only when a request in the plan asked for log-probabilities, and only on engines that
+        declare the capability "logprobs".
         """
         raise InternalError(
-            f"{type(self).__name__} was asked for log-probabilities, which it cannot give"
+            f"{type(self).__name__}.read_logprobs was called, but it has no log-probabilities"
         )
 
     def read_all_logprobs(self, row: int) -> np.ndarray:
-        """Of the plan's row, f32 [steps, vocab]: log_softmax of the logits that each of its tokens
-        was sampled from.
+        """Return f32 [steps, vocab] for row `row` of the plan: log_softmax of the model's logits
+        for each of its tokens.
 
-        Asked for only when the request wants the whole vocabulary, of steps with one token a row,
-        and of engines that declare the capability "full_vocab_logprobs".
+        Called only when the request asked for the whole vocabulary, only for steps with one token
+        per row, and only on engines that declare the capability "full_vocab_logprobs".
         """
         raise InternalError(
-            f"{type(self).__name__} was asked for the whole vocabulary, which it cannot tell"
+            f"{type(self).__name__}.read_all_logprobs was called, but it has no log-probabilities "
+            "of the whole vocabulary"
         )
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
-        """Of the plan's row, which has `returns_prompt`: [tokens, W], the prompt's token after each
-        of the row's, and the best.
+        """Return [tokens, W] for row `row` of the plan, which has `returns_prompt`: entry i is for
+        the prompt token that follows token i of the row's chunk.
 
-        The prompt's last token has none after it. For engines that declare the capability
-        "full_vocab_logprobs".
+        The last token of the prompt has no entry. Called only on engines that declare the
+        capability "full_vocab_logprobs".
         """
         raise InternalError(
-            f"{type(self).__name__} was asked for those of a prompt, which it cannot tell"
+            f"{type(self).__name__}.read_prompt_logprobs was called, but it has no "
+            "log-probabilities of prompts"
         )
 
     def read_hidden(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the plan's row, which has `pools`: the sum of the final hidden states of its tokens,
-        and that of its last token, f32 [hidden_size] each.
+        """Return two vectors f32 [hidden_size] for row `row` of the plan, which has `pools`: the
+        sum of the final hidden states of its tokens, and the final hidden state of its last token.
 
-        For engines that declare the capability "hidden_states".
+        Called only on engines that declare the capability "hidden_states".
         """
-        raise InternalError(f"{type(self).__name__} was asked for hidden states")
+        raise InternalError(
+            f"{type(self).__name__}.read_hidden was called, but it has no hidden states"
+        )
 
     def read_logits(self) -> np.ndarray:
-        """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row
-        of the plan, in order.
+        """Wait for the step and return f32 [tokens or more, vocab]: the logits after each token of
+        the plan's only row, in order. Values after the row's tokens are undefined.
 
-        For engines that were made, or swapped, with parts that tell logits; what follows the row's
-        tokens means nothing.
+        Works only while the engine runs with `returns_logits` (see `Engine.swap`); UnsupportedError
+        otherwise.
         """
         raise UnsupportedError(
-            f"the logits of a step, asked of {type(self).__name__}",
-            "an engine whose steps tell all their logits",
-            "Choose another engine.",
+            f"the logits of a step of {type(self).__name__}",
+            "an engine whose steps return all their logits",
+            "Choose another engine with --engine.",
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupState:
-    """What one cache group holds of a row, layout-neutral: the positions from `first` to the last
-    cached one, of which those before the group's window are left out.
+    """The cache contents of one row in one cache group, independent of the cache layout.
 
-    `arrays` are f32: "k" and "v" [layers, positions, kv_heads, head_dim], the checkpoint's KV heads
-    once each however the model is sharded. Of a group with a recurrent state: its arrays [layers,
-    *shape] after num_cached tokens, which is `first`.
+    A group with attention: `arrays` has "k" and "v", f32 [layers, positions, kv_heads, head_dim],
+    for the positions from `first` to the last cached one. Positions before the group's window are
+    left out. Each KV head of the checkpoint occurs once, however the model is sharded. A group
+    with a recurrent state: `arrays` has the state's arrays, f32 [layers, *shape], after `first`
+    tokens, which is num_cached.
     """
 
     first: int
@@ -219,14 +224,15 @@ class GroupState:
 
 @dataclasses.dataclass(frozen=True)
 class RowState:
-    """A row taken out of an engine: all that its generation depends on, layout-neutral, so that any
-    engine can go on.
+    """A row taken out of an engine: everything that its next tokens depend on, independent of the
+    cache layout, so that any engine of the same model can continue the row.
 
-    `groups` by cache group, positions up to num_cached - 1: `last_token` is not in them yet. Put
-    into an engine of the same cache layout, and taken out again, they are the same. `sampling` are
-    the row's device columns by name, and its fields of logits processors by "processor/field".
-    `constants` are the ModelInfo.constants of the model that computed `groups`: an engine of other
-    constants, such as rotary frequencies for another max_model_len, refuses the row.
+    `groups`: the cache contents by cache group, for positions 0 to num_cached - 1; `last_token` is
+    not among them yet. Putting them into an engine of the same cache layout and taking them out
+    again gives the same values. `sampling`: the row's columns of the row table by name, and its
+    values of logits processors by "processor/field". `constants`: ModelInfo.constants of the model
+    that computed `groups`; an engine with other constants refuses the row, for example when its
+    rotary frequencies are for another max_model_len.
     """
 
     token_ids: np.ndarray
@@ -239,8 +245,8 @@ class RowState:
 
 @dataclasses.dataclass(slots=True)
 class Compilations:
-    """How many programs an engine has compiled, and whether one more is an error
-    (CompilationError).
+    """The number of programs that an engine has compiled. While `forbidden` is True, another
+    compilation raises CompilationError.
     """
 
     count: int = 0
@@ -250,124 +256,127 @@ class Compilations:
     )
 
     def add(self) -> None:
-        """Count one more, on whichever thread."""
+        """Count one more program. Any thread may call this method."""
         with self._lock:
             self.count += 1
 
 
 AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]
-"""What attention sees of a step: its bucket, and the layout of each group."""
+"""The shapes that attention gets from one compiled step: the bucket, and the layout of each cache
+group by name.
+"""
 
 
 class Engine(ABC):
-    """Runs steps over a model whose cache it lays out.
+    """Runs steps over a model and owns the model's weights and cache.
 
-    Invariants (held by the conformance suite): a row's tokens do not depend on the other rows of
-    its steps, on chunk sizes or on the number of steps in a call; `step` never waits for the
-    device; steps take effect in launch order; `take` then `put`, here or in another engine of the
-    same model, continues with the same tokens; after every lease is released the ledger is as new.
-    Making an engine allocates nothing: `memory` is there, `make_arrays` loads the weights.
+    Constructing an engine allocates no device memory: it only plans `memory`. `make_arrays` loads
+    the weights and allocates the cache.
+
+    Invariants (tested by the conformance suite): a row's tokens do not depend on the other rows of
+    its steps, on chunk sizes, or on the number of decode steps in a call; `step` never waits for
+    the device; steps take effect in the order in which they were launched; `take` then `put`, in
+    this or another engine of the same model, continues with the same tokens; after all leases are
+    released the ledger is in its initial state.
     """
 
     ledger: Ledger
     memory: MemoryPlan
     compilations: Compilations
     rows: RowTable
-    """The row table that plans refer to."""
+    """The row table; `RowPlan.row` is an index into it."""
 
     @property
     def weights_version(self) -> str:
-        """Names the weights and dtypes that keys and values depend on; another one after each
-        change of weights.
+        """A name for the weights and dtypes that cached keys and values depend on. It changes
+        whenever the weights change.
         """
         return ""
 
     @abstractmethod
     def step(self, plan: StepPlan) -> Pending:
-        """Launch a plan."""
+        """Launch a step and return at once; the results are read from the Pending."""
 
     @abstractmethod
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
-        """Compile every program that serving can need, and return how many there are.
+        """Compile every program that serving can need, and return the number of programs.
 
-        `progress` is called after each. What it raises ends the compiling, after the programs that
-        are being compiled.
+        `progress(num_done, num_programs, name)` is called after each program. An error that it
+        raises ends the warmup once the compilations that are running have finished.
         """
 
     def begin_warmup(self, progress: Callable[[int, int, str], None] | None = None) -> Background:
-        """Compile the programs with which every step can run, if slower, and return the compiling
-        of the others, which begins when it is started.
+        """Compile few programs that can run every step, though more slowly, and return the
+        compilation of all others as a Background, which the caller starts.
 
-        A step takes the smallest program that serves it and is compiled. `warmup` compiles what is
-        still missing. An engine that cannot do this compiles everything at once.
+        A step uses the smallest compiled program that can run it. `warmup` compiles the programs
+        that are still missing. An engine that has no such few programs compiles all of them here.
         """
         self.warmup(progress)
         return Background()
 
     def attention_problems(self) -> Sequence[AttentionProblem]:
-        """Those of every program that serving can need, for reports and tuning; an engine may tell
-        none.
-
-        Nothing need be loaded or allocated.
+        """Return the attention problem of every program that serving can need, for reports and
+        tuning. Works before `make_arrays`. An engine without buckets returns ().
         """
         return ()
 
     @abstractmethod
     def take(self, lease: Lease) -> RowState:
-        """The row's state on the host; the row goes on being valid."""
+        """Copy the row's state to the host. The row stays valid."""
 
     @abstractmethod
     def put(self, lease: Lease, state: RowState) -> None:
-        """Continue `state` in the row of `lease`, which promises at least its tokens."""
+        """Continue `state` in the row of `lease`, whose capacity must cover the state's tokens."""
 
     def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
-        """The fields of the logits processors that the row uses, as they are now: for a request
-        that must begin anew.
+        """Return the current values of the logits processors that the row uses. The loop keeps them
+        for a preempted request, whose row is computed again later.
         """
         return ()
 
     @abstractmethod
     def drop_arrays(self) -> None:
-        """Free the cache's device memory, if there is any; no row may be running."""
+        """Free the cache's device memory. Does nothing when it is free. No row may be running."""
 
     @abstractmethod
     def make_arrays(self) -> None:
-        """Load the weights if need be and allocate the cache; nothing to do for what is there.
+        """Load the weights and allocate the cache, unless they exist already.
 
-        UnsupportedError when the memory plan does not fit the device beside those of other engines.
+        UnsupportedError when `memory` does not fit the device beside the other engines of this
+        process.
         """
 
     def close(self) -> None:  # noqa: B027  # an engine may hold nothing
-        """Free weights, cache and programs, for good. Closing twice is fine."""
+        """Free weights, cache and programs for good. Closing twice does nothing."""
 
     def swap(
         self, parts: Mapping[str, object], *, returns_logits: bool = False
     ) -> Callable[[], None]:
-        """Run steps with other parts than those that the engine was made of; no row may be running.
+        """Replace parts of the running engine, and return a function that undoes the swap. No row
+        may be running.
 
-        `parts` by setting, such as "attention.decode", "rms_norm" or "sampler": registered names
-        and import paths, which an executor is given as the command SetParts, or implementations
-        themselves, which stay in this process. With `returns_logits` steps give all their logits
-        (`Pending.read_logits`).
+        `parts` maps settings such as "attention.decode", "rms_norm" or "sampler" to registered
+        names, to import paths, or to functions. Names and import paths are sent to the executor as
+        the command SetParts; functions work in this process only. With `returns_logits` steps
+        return all their logits (`Pending.read_logits`).
 
-        The function that comes back brings the former ones back, with the programs that were
-        compiled of them, and drops those of `parts`. What the cache knew is forgotten both times.
-        Swaps nest: the last one is undone first.
+        The returned function restores the former parts with their compiled programs, and drops the
+        programs of `parts`. A swap and its undoing both clear the prefix cache. Swaps nest: undo
+        the last swap first.
         """
         raise UnsupportedError(
-            f"other implementations in a running {type(self).__name__}",
-            "an engine that can swap",
-            "Make a new one with these implementations.",
+            f"swapping parts of a running {type(self).__name__}",
+            "an engine that can swap parts",
+            "Create a new LLM with these parts.",
         )
 
     @property
     def shadow_report(self) -> ShadowReport | None:
-        """What shadow mode has found so far; None when it is off, or rests while implementations
-        are swapped.
-        """
+        """Results of shadow mode so far; None when it is off, and while parts are swapped."""
         return None
 
 
 def cache_bytes(arrays: Any) -> int:
-    """Bytes of all arrays of a pytree."""
+    """Return the total number of bytes of all arrays in a pytree."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
