@@ -1,9 +1,9 @@
-"""The cache contract: groups a model declares, layouts of the arrays, and the ledger that promises
-them.
+"""The cache contract: groups that a model declares, layouts of the arrays, and the ledger, which
+leases cache space to rows.
 
-The cache has two owners. The **ledger** lives on the host, belongs to the loop's thread, and knows
-what is promised to whom. The **arrays** and the page tables live on the device and belong to the
-executor: they are donated to every step and come back from it.
+The cache has two owners. The **ledger** is on the host, belongs to the loop's thread, and knows
+which space is promised to which row. The **arrays** and the page tables are on the device and
+belong to the executor: every step receives them as donated arguments and returns them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.weights import stored_bytes
 
 CacheArrays = Mapping[str, jax.Array]
-"""The arrays of one layer, by the names that its layout gives them."""
+"""The arrays of one layer, by name; the layout defines the names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheGroup:
-    """Layers of a model whose cache has the same shape and the same lifetime.
+    """Attention layers of a model whose caches have the same shape and the same lifetime.
 
-    `window` is the number of most recent positions that the layers look at, None for all.
+    `window` is the number of most recent positions that the layers attend to; None: all positions.
     """
 
     name: str
@@ -41,14 +41,14 @@ class CacheGroup:
     window: int | None = None
 
     def first_position(self, num_tokens: int) -> int:
-        """The first position that a row looks at which goes on after `num_tokens` tokens."""
+        """Return the first position that a row still attends to after `num_tokens` tokens."""
         return 0 if self.window is None else max(0, num_tokens + 1 - self.window)
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheLayout(ABC):
-    """How one layer of a cache group lies in memory: axis 0 of every array counts pages. Frozen and
-    hashable: part of every jit key.
+    """The memory layout of one layer of a cache group. Axis 0 of every array counts pages. Layouts
+    are frozen and hashable, because they are part of the key of every compiled program.
     """
 
     num_pages: int
@@ -57,91 +57,96 @@ class CacheLayout(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The layout's registered name."""
+        """The name that the layout is registered under."""
 
     @abstractmethod
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of one layer."""
+        """Return shape and dtype of each array of one layer, by name."""
 
     @abstractmethod
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
-        """The logical axes of each array's first dimensions; the others are whole on each
-        device.
+        """Return the logical axes of the first dimensions of each array, by name. Dimensions that
+        the tuple does not cover are not sharded.
         """
 
     def init(self) -> dict[str, jax.Array]:
-        """One layer's arrays, zeroed."""
+        """Make the arrays of one layer, filled with zeros."""
         return {name: jnp.zeros(s.shape, s.dtype) for name, s in self.shapes().items()}
 
     def resized(self, *, num_pages: int | None = None, page_size: int | None = None) -> Self:
-        """The same layout with other counts."""
+        """Return the same layout with another number of pages or another page size."""
         return dataclasses.replace(
             self, num_pages=num_pages or self.num_pages, page_size=page_size or self.page_size
         )
 
     def num_bytes(self) -> int:
-        """Bytes of one layer's arrays, as a device stores them."""
+        """Return the bytes that the arrays of one layer use on a device."""
         return sum(stored_bytes(s.shape, s.dtype) for s in self.shapes().values())
 
 
 @dataclasses.dataclass(frozen=True)
 class KVLayout(CacheLayout):
-    """How keys and values of one layer lie in memory.
+    """The memory layout of the keys and values of one layer.
 
-    A token's place is its slot = page * page_size + offset. A contiguous cache is the special case
-    of one page per row: page_size is the row's capacity and the page table is one column wide.
+    The position of a token in the cache is its slot: slot = page * page_size + offset. A contiguous
+    cache is the special case of one page per row: page_size is the row's capacity and the page
+    table has one column.
     """
 
     num_kv_heads: int
     head_dim: int
     dtype: str
     v_prefix_dim: int | None = None
-    """The width of values that are the first columns of their keys, of one KV head that every
-    device has whole: no array holds them. None: values are stored, as wide as keys.
+    """None: values are stored in arrays of their own, as wide as keys. A number: values are the
+    first `v_prefix_dim` columns of their keys (as in latent attention) and no array stores them;
+    the layer then has one KV head, of which every device holds all.
     """
 
     offset_axis: ClassVar[int]
     """The axis of every array that counts tokens within a page; axis 0 counts pages."""
 
     serves_v_prefix: ClassVar[bool] = False
-    """Whether the layout has a form for values that are the first columns of their keys."""
+    """Whether the layout supports `v_prefix_dim`."""
 
     tolerance: ClassVar[float] = 0.0
-    """How far a value that is read may be from what was written, as a share of the largest value of
-    the same head of the same token; 0: it is the same. A quantised cache is a layout with a
-    tolerance.
+    """Max difference between a written and a read value, as a share of the largest value of the
+    same head and token. 0: they are equal. A layout that quantises has a tolerance above 0.
     """
 
     @abstractmethod
     def head_axis(self) -> dict[str, int]:
-        """The axis of each array that is sharded over KV heads."""
+        """Return the axis of each array that counts KV heads, by name; this axis is sharded."""
 
     @abstractmethod
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
     ) -> dict[str, jax.Array]:
-        """Put k and v [tokens, kv_heads, head_dim] at slots int32 [tokens]; drop negative ones.
+        """Return the arrays with k and v [tokens, kv_heads, head_dim] written at slots int32
+        [tokens]. Tokens with a negative slot are dropped.
 
-        With `v_prefix_dim` values have that width here and below, and are not looked at.
+        With `v_prefix_dim` the last dimension of v is v_prefix_dim, in this and the read methods;
+        `write` then ignores v.
         """
 
     @abstractmethod
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """K and V [*pages.shape, page_size, kv_heads, head_dim] of int32 page ids."""
+        """Return K and V [*pages.shape, page_size, kv_heads, head_dim] of the pages with these
+        int32 ids.
+        """
 
     @abstractmethod
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """K and V [tokens, kv_heads, head_dim] at slots [tokens] (int32, none negative)."""
+        """Return K and V [tokens, kv_heads, head_dim] at slots int32 [tokens], none negative."""
 
     def read_exact(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`read_tokens` in f32, without a loss: written again, the values give the same arrays. A
-        quantised layout returns its values times their scales, not rounded to `dtype`.
+        """Return `read_tokens` in f32 without loss: writing the values again gives the same arrays.
+        A quantised layout returns values times scales, without rounding to `dtype`.
         """
         k, v = self.read_tokens(cache, slots)
         return k.astype(jnp.float32), v.astype(jnp.float32)
 
     def per_shard(self, num_shards: int) -> Self:
-        """The layout of what one of `num_shards` devices has."""
+        """Return the layout of the part that one of `num_shards` devices holds."""
         heads = 1 if self.v_prefix_dim else self.num_kv_heads // num_shards
         return dataclasses.replace(self, num_kv_heads=heads)
 
@@ -151,8 +156,8 @@ class KVLayout(CacheLayout):
         return {name: (None,) * axis + ("kv_heads",) for name, axis in self.head_axis().items()}
 
     def split_slots(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Pages and offsets [tokens]; a negative slot gets page num_pages, which a dropping scatter
-        ignores.
+        """Return the page and the offset [tokens] of each slot. A negative slot gets page
+        num_pages, which a scatter with mode="drop" ignores.
         """
         pages = jnp.where(slots < 0, self.num_pages, slots // self.page_size)
         return pages, jnp.maximum(slots, 0) % self.page_size
@@ -160,12 +165,12 @@ class KVLayout(CacheLayout):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Lease:
-    """A promise of cache space to one row; opaque to scheduler and loop, filled in by its ledger.
+    """Cache space that a ledger promises to one row. Only the ledger writes its fields.
 
-    `row` is the row-table index; `capacity` the tokens promised so far; `num_cached` the tokens of
-    the prompt whose keys and values were already there when the lease was given. `pages` has, by
-    cache group, the page of each page_size positions from 0 on; 0 where the row no longer keeps
-    them. A ledger whose pages follow from the row leaves it empty.
+    `row`: index in the row table. `capacity`: number of tokens promised so far. `num_cached`:
+    number of prompt tokens that were in the cache when the lease was made. `pages`: by cache group,
+    the page of each page_size positions from position 0 on; 0 for pages that the row no longer
+    keeps. A ledger that derives pages from the row leaves `pages` empty.
     """
 
     row: int
@@ -176,135 +181,144 @@ class Lease:
 
 
 class Ledger(ABC):
-    """What is promised to which row. Lives on the loop's thread, never touches arrays.
+    """Leases cache space to rows: knows which pages belong to which row. Only the loop's thread
+    calls it, and it never touches arrays.
 
-    Each cache group has pages of its own, numbered from 0, and a table of its own. Invariants: the
-    promises together never exceed what there is; a page is promised to several leases only when its
-    tokens are equal (prefix sharing), and is written to by none of them; `release` gives everything
-    back, once; a refused call changes nothing. The members that are not abstract are for ledgers
-    that share pages or promise bit by bit.
+    Each cache group has its own pages, numbered from 0, and its own page table. Invariants: all
+    leases together never exceed the space that exists; several leases share a page only when its
+    tokens are equal (prefix sharing), and then none of them writes to it; `release` frees
+    everything, once; a refused call changes nothing. The methods that are not abstract are for
+    ledgers that share pages, or that promise space step by step.
     """
 
     windows: Mapping[str, int | None]
-    """The cache groups by name. A group with a window may give a page back once the committed
-    tokens have passed it: its rows keep the last `window` committed positions. None: they keep all.
+    """Cache group -> window. A row keeps at least the last `window` committed positions of a group;
+    the group may free pages with older positions only. None: rows keep all positions.
     """
 
     states: Sequence[str] = ()
-    """The groups with a recurrent state by name. A row has one page of each, its *place*."""
+    """Names of the groups with a recurrent state. A row has one page in each, its *place*."""
 
     max_ahead: int | None = None
-    """How many tokens after the committed ones a row's pages cover in groups that give pages back,
-    which is as far as a step may write; None: as many as were promised.
+    """Max number of tokens after the committed ones that a step may write; in groups with a window
+    a row's pages cover this many. None: the whole promise.
     """
 
     grows: bool = False
-    """Whether leases begin with a prompt and its next token; otherwise with all that is needed."""
+    """Whether a new lease covers the prompt and one token only, and `reserve` grows it. Otherwise a
+    new lease covers all tokens that the request can need.
+    """
 
     forks: bool = False
-    """Whether `fork` gives leases, so that rows with the same prompt have it computed once."""
+    """Whether `fork` works, so that several completions of a prompt compute it once."""
 
     @abstractmethod
     def admit(
         self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
     ) -> Lease | None:
-        """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
+        """Return a lease of space for `num_tokens` tokens for row `row`, or None when there is not
+        enough space now.
 
-        What other rows have computed counts as the prompt's only under an equal `key`. The first
-        `num_cached` of the prompt's tokens need not be computed: never the last.
+        prompt_token_ids: int32 [tokens]. The lease shares cached pages of an equal prefix under an
+        equal `key`; `Lease.num_cached` prompt tokens need not be computed. The last prompt token
+        is always computed.
         """
 
     @abstractmethod
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Grow the promise to at least `num_tokens` tokens; False when there is not enough now.
+        """Grow the lease to at least `num_tokens` tokens; return False when there is not enough
+        space now.
 
-        Called before every step, because the pages that it will write must be the row's alone, and
-        because a group with a window exchanges pages only here.
+        Called before every step. Afterwards no other lease shares the pages that the step will
+        write, and groups with a window have exchanged pages that they no longer need.
         """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Take the promise back. Releasing twice is a bug of the caller and raises
-        InternalError.
-        """
+        """Free the lease's space. InternalError when it was released before."""
 
     @abstractmethod
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
-        """Fill table[i] (int32 [rows, pages_per_row]) with the pages of leases[i] in a cache group;
-        the rest of the row is 0, and so are pages that the row no longer keeps.
+        """Fill table[i] (table int32 [rows, pages_per_row]) with the pages of leases[i] in a cache
+        group. Write 0 for pages that the row no longer keeps, and after the last page.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Raise InternalError when the books do not add up."""
+        """Raise InternalError when the records of pages and leases contradict each other."""
 
     @property
     @abstractmethod
     def num_free_tokens(self) -> int:
-        """Tokens that could still be promised. Groups that give pages back do not count: they have
+        """Number of tokens that can still be promised. Groups with a window do not count: they have
         room for every row.
         """
 
     @property
     def max_tokens(self) -> int | None:
-        """The most tokens that a row can have when it is alone; None when max_model_len is the only
-        limit.
+        """Max number of tokens of one row when it is the only row; None: only max_model_len limits
+        it.
         """
         return None
 
     def num_cached_tokens(self, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> int:
-        """How many of the first tokens `admit` would find in the cache now."""
+        """Return how many of the first tokens `admit` would find in the cache now."""
         return 0
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:  # noqa: B027  # most ledgers share nothing
-        """Take note of token_ids int32 [tokens], the row's first ones: launched steps have put
-        their keys and values into the cache, or will before any later step runs.
+        """Record token_ids int32 [tokens] as the row's first tokens: their keys and values are in
+        the cache, or will be before the next launched step runs.
         """
 
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
     ) -> None:
-        """`commit` of the first num_tokens[i] of token_ids[lease.row] for each lease; token_ids
-        int32 [rows, length].
+        """Call `commit` for each lease i with the first num_tokens[i] tokens of
+        token_ids[leases[i].row]; token_ids int32 [rows, length].
         """
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
             self.commit(lease, token_ids[lease.row, :num])
 
     def resume(self, lease: Lease, num_tokens: int) -> Mapping[str, np.ndarray]:
-        """The row goes on after `num_tokens` tokens, which the caller puts into the cache before
-        the next step: see that the pages of those that it needs are there. Returns the pages to put
-        them into, int32 by group, where these are others than the row's: not those that it shares.
+        """Prepare the row to continue after `num_tokens` tokens, which the caller writes into the
+        cache before the next step.
+
+        Returns int32 page ids by group, for groups where the caller must write to other pages than
+        the lease's own (it must not write to pages that the row shares).
         """
         return {}
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
-        """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are
-        those of `lease`.
+        """Return a lease for row `row` with space for `num_tokens` tokens that shares the first
+        `num_cached` tokens of `lease`, all committed there; None when there is not enough space.
 
-        They are committed there. The new lease may have fewer of them cached, where `lease` no
-        longer keeps what is needed to go on from there. None when there is not enough now. For
-        ledgers that say so with `forks`.
+        The new lease may have fewer tokens cached, where `lease` no longer keeps the positions that
+        a row needs to continue. Called only when `forks` is True.
         """
         raise InternalError(f"row {row} is forked from {lease.row} in a ledger that does not fork")
 
     def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
-        """Where the next chunk of a row that is to be prefilled with `num_tokens` tokens must end
-        at the latest, so that a recurrent state can be kept there once `commit` is called with
-        these tokens. `fork_at`: after how many tokens others may fork the row.
+        """Return the position at which the next prefill chunk must end at the latest.
+
+        The row's prompt has `num_tokens` tokens; other rows may fork it after `fork_at` tokens. A
+        ledger with recurrent states returns a position where it keeps a copy of the state once
+        these tokens are committed.
         """
         return num_tokens
 
     def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """Pages (from, to) to copy before the next step, in order, by group; returned once."""
+        """Return the page copies (from, to) to make before the next step, in order, by group. Each
+        copy is returned once.
+        """
         return {}
 
     @property
     def reach(self) -> Mapping[str, int]:
-        """How many of each group's first pages hold all that was ever promised."""
+        """For each group, the number of first pages that contain every page ever promised."""
         return {}
 
     def resized(self, shapes: Mapping[str, CacheShape]) -> None:  # noqa: B027  # pages keep their numbers
-        """The arrays have these sizes from now on, by cache group."""
+        """Use these sizes of the arrays from now on, by cache group."""
 
     def forget(self) -> None:  # noqa: B027  # most ledgers keep nothing
-        """Find nothing again of what was computed so far: the arrays are gone."""
+        """Forget all cached prefixes: the arrays were dropped or the weights have changed."""

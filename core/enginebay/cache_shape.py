@@ -7,8 +7,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The size of a cache group's arrays: pages in `num_slots` runs of equal length, one for each
-    row where rows own theirs, and one for all where they share a pool; tokens of a page.
+    """The size of a cache group's arrays: `num_slots` runs of `pages_per_slot` pages of `page_size`
+    tokens. A cache in which every row owns its pages has one slot for each row; a pool that all
+    rows share is one slot.
     """
 
     num_slots: int
@@ -17,15 +18,15 @@ class CacheShape:
 
     @property
     def num_pages(self) -> int:
-        """Pages in all."""
+        """Total number of pages."""
         return self.num_slots * self.pages_per_slot
 
     @property
     def capacity(self) -> int:
-        """Tokens of one slot."""
+        """Number of tokens that fit one slot."""
         return self.pages_per_slot * self.page_size
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
+    """Return the number of pages that `num_tokens` tokens need."""
     return -(-num_tokens // page_size)

@@ -1,6 +1,4 @@
-"""Recurrent states: the groups of them that a model declares, and how their arrays lie in
-memory.
-"""
+"""Recurrent states: the groups that a model declares, and the memory layout of their arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from enginebay.cache_shape import CacheShape
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateArray:
-    """One array that a layer keeps of each row: its shape and dtype, and the logical axis of each
+    """One array that a layer keeps for each row: its shape and dtype, and the logical axis of each
     dimension (None: never sharded).
     """
 
@@ -27,11 +25,11 @@ class StateArray:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateGroup:
-    """Layers of a model that keep a recurrent state of each row, in place of keys and values.
+    """Layers of a model that keep a recurrent state for each row, instead of keys and values.
 
-    A row's state is one page of the group, a *place*, however many tokens the row has. It exists at
-    one length only, and no token may be applied to it twice. A row at position 0 has a state of
-    zeros, whatever its place holds.
+    A row's state occupies one page of the group, its *place*, however many tokens the row has. The
+    state is that after the last token: earlier states are gone, and no token may be applied twice.
+    At position 0 the state counts as zeros, whatever the place contains.
     """
 
     name: str
@@ -39,14 +37,14 @@ class StateGroup:
     arrays: tuple[StateArray, ...]
 
     def make_layout(self, shape: CacheShape) -> StateLayout:
-        """The layout of a pool of this size."""
+        """Return the layout of a pool of this size."""
         return StateLayout(shape.num_pages, shape.page_size, self.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout(CacheLayout):
-    """Arrays [places, *shape]. `page_size` is the most tokens of a row: page tables have one
-    column.
+    """The layout of a group with a recurrent state: arrays [places, *shape]. `page_size` is the max
+    number of tokens of a row, so that page tables have one column.
     """
 
     arrays: tuple[StateArray, ...]
