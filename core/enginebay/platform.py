@@ -1,4 +1,6 @@
-"""The platform contract: the devices to run on, and the facts that other parts need of them."""
+"""The platform contract: a platform has the devices of one kind, and the facts about them that
+other parts need.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from enginebay.ops.caps import Env
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Measured figures of one device: bytes/s read from memory, floating-point operations/s by
-    dtype, memory in bytes.
+    """Measured figures of one device: bytes per second read from memory, floating-point operations
+    per second by dtype, memory in bytes, and a name of the device that was measured.
     """
 
     bytes_per_s: float
@@ -24,59 +26,64 @@ class Hardware:
 
 
 class Platform(ABC):
-    """Devices and the defaults that suit them. A vendor's plugin supplies one; nothing in the core
-    names a device.
+    """The devices of one kind, with defaults that suit them. A vendor's plugin registers a
+    platform; the core itself names no kind of device.
 
-    Invariants: `why_not()` is None if and only if `devices()` is not empty; `default_layout` and
-    `default_dtype` are served by at least one registered implementation of every op; all methods
-    are cheap but `hardware`.
+    Invariants: `why_not()` is None if and only if `devices()` is not empty; every op has at least
+    one registered implementation that supports `default_layout` and `default_dtype`; all methods
+    except `hardware` are cheap.
     """
 
     name: str
     default_layout: str
     default_dtype: str
     priority: int = 0
-    """Among the platforms that have devices, "auto" takes the one with the highest priority."""
+    """`platform = "auto"` chooses the platform with the highest priority among those with
+    devices.
+    """
 
     rows_at_once: int | None = None
-    """How many rows logits processors are given at a time, where only those rows cost anything that
-    use them; None: all in one go, where launches cost more than rows.
+    """How many rows a step passes to a logits processor at a time. With a number, the step skips
+    rows that do not use the processor (good for CPUs). None: one call with all rows (good where a
+    launch costs more than the computation).
     """
 
     one_prefill_width: bool = False
-    """Whether a prefill with room for many rows is as fast for one row as a program for one row
-    would be, so that one program serves any number of rows.
+    """Whether a prefill program for many rows runs a single row as fast as a program for one row.
+    If so, only one program is compiled for any number of rows.
     """
 
     mixed_steps: bool = False
-    """Whether decoding rows share the program of a prefill, which reads the weights once for both,
-    where the configuration says "auto".
+    """The value of the setting `mixed_steps` when it is "auto": whether decoding rows run in the
+    same program as a prefill, which then reads the weights once for both.
     """
 
     @abstractmethod
     def why_not(self) -> str | None:
-        """Why this platform cannot be used on this machine, or None when it can."""
+        """Return why this platform cannot be used on this machine, or None when it can."""
 
     @abstractmethod
     def devices(self) -> Sequence[jax.Device]:
-        """The local devices, in JAX's order."""
+        """Return the local devices, in JAX's order."""
 
     @abstractmethod
     def env(self) -> Env:
-        """What kernels are told of the device."""
+        """Return the facts about the device that kernels use to decide what they support."""
 
     @abstractmethod
     def hardware(self) -> Hardware:
-        """Figures of one device, for memory plans and rooflines; measured figures of this kind of
-        device.
+        """Return the measured figures of one device, for memory plans and rooflines. May measure
+        them, which takes time.
         """
 
     @abstractmethod
     def min_rows(self, dtype: str) -> int:
-        """Fewest rows of a decode step that run at full speed in this dtype; smaller batches are
-        padded to it.
+        """Return the min number of rows of a decode step that uses the device fully in this dtype.
+        Smaller batches are padded to this number.
         """
 
     @abstractmethod
     def compile_options(self) -> Mapping[str, str | bool | int]:
-        """XLA options for every compiled step, as `jax.jit` takes them in compiler_options."""
+        """Return the XLA options for every compiled step, as `jax.jit` accepts them in
+        compiler_options.
+        """

@@ -1,5 +1,5 @@
-"""The proposer contract: which tokens a row may have next, guessed on the host so that one step can
-verify several.
+"""The proposer contract: a proposer drafts the next tokens of a row on the host, so that one step
+can verify several tokens.
 """
 
 from __future__ import annotations
@@ -9,29 +9,31 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 MAX_VERIFIED_ROWS = 8
-"""A step verifies the drafts of so many rows at most. While more rows run, none speculates: a step
-of many rows is busy with arithmetic, and drafts would make more of it.
+"""Max rows of a verify step. While more rows run, no row gets drafts: a step of many rows is bound
+by arithmetic, and verifying drafts would add to it.
 """
 
 
 class Proposer(ABC):
-    """Guesses how a row goes on. What a plugin registers as kind "proposer": made with its options,
-    once for a loop.
+    """Drafts the next tokens of a row. A plugin registers a subclass as kind "proposer"; each loop
+    makes one proposer with the part's options.
 
-    Invariants (held by the conformance suite): equal arguments give equal drafts, whatever was
-    asked before; `token_ids` is not changed; every draft is a token of the vocabulary. A wrong
-    draft costs time and never changes a token: the model's own tokens are what a row gets.
+    Invariants (tested by the conformance suite): the same arguments give the same drafts, whatever
+    the earlier calls were; `token_ids` is not changed; every draft is a token of the vocabulary. A
+    wrong draft costs time but never changes the output: a step only accepts drafts that equal the
+    tokens the model itself would choose.
     """
 
     looks_far: bool = False
-    """Whether a hundred drafts cost hardly more than a few: then as many are asked for as several
-    passes of the model verify, the later of which are only looked at when all before them hold.
+    """Whether a hundred drafts cost hardly more than a few. If so, `propose` is asked for enough
+    drafts for several passes of the model; a later pass runs only when all drafts before it were
+    accepted.
     """
 
     @abstractmethod
     def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
-        """int32 [n], n from 0 to `most` (at least 1): the tokens after token_ids int32 [length],
-        prompt and output so far.
+        """Return draft tokens int32 [n], 0 <= n <= `most`, that may follow token_ids int32
+        [length], which are the prompt and the output so far. `most` is at least 1.
 
-        Called on the loop's thread between steps, for one row at a time: it must be quick.
+        Called on the loop's thread between steps, for one row at a time, so it must be quick.
         """

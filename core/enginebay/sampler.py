@@ -1,4 +1,4 @@
-"""The sampler contract: logits to tokens, as one pure function inside the compiled step."""
+"""The sampler contract: a sampler is a pure function from logits to tokens in a compiled step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay.types import ROW_VALUES, RowParams
 if TYPE_CHECKING:
 
     class DeviceParams(RowParams[jax.Array, jax.Array]):
-        """The declared sampling parameters of S rows: an array [S] for each."""
+        """The sampling parameters of S rows that RowParams declares: one array [S] for each."""
 
 else:
     DeviceParams = tree_util.register_dataclass(
@@ -28,8 +28,8 @@ else:
     )
 
 SAMPLE_STREAM = 0
-"""The stream of a position's key that token sampling uses; other consumers of randomness take other
-numbers.
+"""The stream number that token sampling passes to `position_keys`. Other uses of random numbers
+pass other stream numbers.
 """
 
 
@@ -40,14 +40,14 @@ numbers.
 )
 @dataclasses.dataclass(frozen=True)
 class SamplingState:
-    """What sampling one token for each of S rows depends on, besides the logits.
+    """The inputs of a sampler besides the logits, for one token of each of S rows.
 
-    keys uint32 [S, 2]: each request's own key, folded with its completion index. positions int32
-    [S]: absolute position of the token to be chosen. params: each sampling parameter of the rows
-    [S], by the name and with the dtype and neutral value that enginebay.types.RowParams declares,
-    such as `params.temperature` f32 [S]. token_ids int32 [S, L]: each row's tokens by absolute
-    position; from the row's position on they mean nothing. prompt_lengths int32 [S]: how many of
-    them are the prompt's.
+    keys uint32 [S, 2]: the request's random key, with the index of the completion folded in.
+    positions int32 [S]: absolute position of the token to choose. params: one array [S] for each
+    sampling parameter, such as `params.temperature` f32 [S]; enginebay.types.RowParams declares
+    names, dtypes and neutral values. token_ids int32 [S, L]: the row's tokens by absolute position;
+    values at and after `positions` are undefined. prompt_lengths int32 [S]: number of prompt tokens
+    of the row.
     """
 
     keys: jax.Array
@@ -57,7 +57,9 @@ class SamplingState:
     prompt_lengths: jax.Array
 
     def without(self, stage: Stage) -> SamplingState:
-        """The same rows with neutral values of a stage, so that a program leaves its cost out."""
+        """Return the same state with neutral values for all parameters of a stage. A program that
+        uses it does not compute this stage.
+        """
         neutral = {
             name: jnp.full_like(getattr(self.params, name), one.neutral)
             for name, one in ROW_VALUES.items()
@@ -70,31 +72,36 @@ class SamplingState:
 class Sampler(Protocol):
     """What a plugin registers as kind "sampler".
 
-    Invariants (held by the conformance suite): a row's token depends on its own logits, parameters,
-    tokens, key and position only, never on its row or its neighbours; penalties are applied to the
-    logits first, whatever the temperature; temperature 0 and top_k 1 give the first best token of
-    what they leave; temperature is applied before the filters, which follow in the order of their
-    declarations in enginebay.types.RowParams, each on the renormalised rest; a token that equals
-    the k-th best is kept.
+    Invariants (tested by the conformance suite):
 
-    Penalties, in this order: a logit of a token in prompt or output is divided by the repetition
-    penalty when it is positive, and multiplied when it is not; the frequency penalty is subtracted
-    as often as the token is in the output; the presence penalty is subtracted when it is in the
-    output at all. A sampler that declares `greedy_only` need not know penalties: requests with one
-    are refused.
+    - A row's token depends only on the row's own logits, parameters, tokens, key and position, not
+      on the index of the row or on other rows.
+    - Penalties are applied to the logits first, at every temperature.
+    - With temperature 0 or top_k 1 the sampler returns the first token with the highest logit after
+      penalties.
+    - Temperature is applied before the filters. Filters are applied in the order in which
+      enginebay.types.RowParams declares them, each to the renormalised probabilities that the
+      filter before it left.
+    - top_k keeps every token whose logit equals the k-th highest one.
+
+    Penalties are applied in this order. The logit of a token in prompt or output is divided by the
+    repetition penalty when it is positive, and multiplied otherwise. The frequency penalty is
+    subtracted once per occurrence of the token in the output. The presence penalty is subtracted
+    when the token is in the output. A sampler that declares `greedy_only` may ignore penalties:
+    requests with penalties are refused.
     """
 
     def __call__(self, logits: jax.Array, state: SamplingState) -> jax.Array:
-        """logits f32 [S, vocab] -> token ids int32 [S]. Traced inside the step."""
+        """Return token ids int32 [S] for logits f32 [S, vocab]. Traced inside the step."""
 
 
 def request_key(seed: int) -> jax.Array:
-    """uint32 [2], the key of a request with this seed (threefry, 64 bits of seed)."""
+    """Return the key of a request with this seed, uint32 [2] (threefry, 64 bits of seed)."""
     return jnp.asarray([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], jnp.uint32)
 
 
 def position_keys(state: SamplingState, stream: int = SAMPLE_STREAM) -> jax.Array:
-    """Typed keys [S] for the rows' positions: fold_in(fold_in(request key, position), stream)."""
+    """Return typed keys [S]: fold_in(fold_in(key of the row, position of the row), stream)."""
     keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
 
     def fold(key: jax.Array, position: jax.Array) -> jax.Array:

@@ -1,5 +1,5 @@
-"""The scheduler contract: which tokens run next. Sees counts, never arrays, and does not import
-JAX.
+"""The scheduler contract: a scheduler decides which requests run next. It sees numbers of tokens,
+never arrays, and does not import JAX.
 """
 
 from __future__ import annotations
@@ -11,63 +11,64 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitingView:
-    """A request that holds no row yet. Waiting requests are listed in order of arrival, preempted
-    ones first.
+    """A request that waits for a row. Requests are listed in order of arrival, preempted ones
+    first.
     """
 
     request_id: str
     num_prompt_tokens: int
-    """Tokens to prefill; after a preemption the tokens generated so far are among them."""
+    """Tokens to prefill. After a preemption they include the tokens generated so far."""
     max_new_tokens: int
     arrival_s: float
     priority: int = 0
-    """Larger is more urgent."""
+    """A request with a larger number is more urgent."""
     num_cached_tokens: int = 0
-    """How many of the first tokens to prefill lie in the cache already, as far as is known before
+    """How many of the first tokens to prefill are in the cache, as far as is known before
     admission.
     """
     tenant: str = ""
-    """On whose account it runs; "" is a tenant like any other."""
+    """Tenant that the request is charged to; "" is an ordinary tenant."""
     num_shared_tokens: int = 0
-    """How many of the first tokens to prefill another completion of the prompt holds: they take no
-    free_tokens, but for what is left of a page.
+    """How many of the first tokens to prefill another completion of the same prompt holds. They use
+    no free_tokens, except for the rest of a page that is not full.
     """
 
     @property
     def num_left(self) -> int:
-        """Tokens to process. Of a prompt that is cached to its end the last one still runs: it
-        gives the first logits.
+        """Number of tokens to process, at least 1: the last token of a prompt is always processed,
+        because it gives the first logits.
         """
         return max(1, self.num_prompt_tokens - self.num_cached_tokens)
 
 
-# Not frozen, for the same reason as a RowPlan.
+# Not frozen, for speed: one is made for every row of every step.
 @dataclasses.dataclass(slots=True, unsafe_hash=True)
 class RunningView:
-    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that
-    it decodes. Nobody changes it.
+    """A request that holds a row. It is not changed after it was made.
 
-    With `max_new_left` 0 too, all its tokens are launched: it ends, and gives back what it holds,
-    when they are read.
+    `num_left`: prompt tokens that are not prefilled yet; 0 means that the request decodes.
+    `max_new_left`: new tokens that are not launched yet. When both are 0, the request ends and
+    frees its row and cache as soon as its last step is read.
     """
 
     request_id: str
     num_tokens: int
-    """Tokens so far, prompt and output, those of launched but unread steps included."""
+    """Tokens of prompt and output so far, including launched steps that were not read yet."""
     num_left: int
     max_new_left: int
     arrival_s: float
     priority: int = 0
     num_promised: int | None = None
-    """Tokens of cache promised so far; None when all it can ever need is promised, so that it never
-    takes free_tokens.
+    """Tokens of cache promised so far; None when the promise covers all tokens that the request can
+    need, so that it uses no more free_tokens.
     """
     tenant: str = ""
 
     def growth(self, num_steps: int) -> int:
-        """Tokens of cache still to be promised before a decoding row can run that many steps.
+        """Return how many more tokens of cache a decoding row needs before it can run this many
+        steps.
 
-        The last of its tokens has no place in the cache until it runs.
+        The row's last token needs no cache until the step that processes it.
         """
         if self.num_promised is None:
             return 0
@@ -79,7 +80,9 @@ class RunningView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """What one decision may use. `free_tokens` is cache space that could still be promised."""
+    """Limits for one decision. `free_tokens` is the cache space that is not promised yet, in
+    tokens.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -92,7 +95,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """All that a decision may depend on, besides the scheduler's own state."""
+    """Everything that a decision may depend on, except for the scheduler's own state."""
 
     now_s: float
     waiting: tuple[WaitingView, ...]
@@ -108,9 +111,10 @@ class SchedulerView:
 class Decision:
     """What runs next, in this order: `preempt`, then `prefill`, then `decode`.
 
-    `prefill` pairs a request with the number of prompt tokens to process now; one that was waiting
-    is admitted by being named. `decode` requests get up to `decode_steps` tokens each. Nothing in
-    it means: wait for news.
+    `prefill` has pairs (request id, number of prompt tokens to process now); naming a waiting
+    request admits it. Each request in `decode` gets up to `decode_steps` tokens. `preempt` lists
+    running requests that lose their rows and wait again. An empty decision means: wait until a
+    request arrives or a step ends.
     """
 
     prefill: tuple[tuple[str, int], ...] = ()
@@ -120,27 +124,31 @@ class Decision:
 
 
 class Scheduler(ABC):
-    """Decides what runs next, as a pure function of view and state.
+    """Decides what runs next. A decision is a pure function of view and state.
 
-    Invariants (held by the conformance suite): the same view and state give the same decision;
-    prefilled tokens plus one per decoding request stay within max_num_batched_tokens; admitted
-    requests fit the rows that are free or preempted, and their prompts with a token more each,
-    together with what the decoding rows grow by, the tokens; every named id is in the view and
-    named once; a request is only decoded when num_left is 0; a prefill is at least 1 token and at
-    most what is left; as long as something waits or runs and could run, the decision is not empty;
-    nobody waits for ever, whoever comes after; the state is hashable and forgets requests that are
-    gone.
+    Invariants (tested by the conformance suite):
+
+    - The same view and state give the same decision.
+    - The prefilled tokens, plus one token per decoding request, are at most max_num_batched_tokens.
+    - Admitted requests are at most as many as there are free and preempted rows. Their prompts,
+      plus one token each, plus the growth of the decoding rows, fit the free and preempted tokens.
+    - Every request id in the decision is in the view, and occurs once.
+    - A request decodes only when its num_left is 0. A prefill has at least 1 and at most num_left
+      tokens.
+    - The decision is not empty while a waiting or running request could run.
+    - No request waits for ever, whichever requests arrive later.
+    - The state is hashable, and has no record of requests that are gone.
     """
 
     needs_cached_tokens: bool = False
-    """Whether it looks at num_cached_tokens of the first waiting requests: the loop looks them up
-    only then.
+    """Whether the scheduler reads num_cached_tokens of waiting requests. The loop computes it only
+    then, for the first waiting requests.
     """
 
     @abstractmethod
     def initial_state(self) -> Any:
-        """The state before the first decision; immutable."""
+        """Return the state before the first decision; immutable."""
 
     @abstractmethod
     def decide(self, view: SchedulerView, state: Any) -> tuple[Decision, Any]:
-        """The next decision and the state after it."""
+        """Return the next decision and the new state."""
