@@ -1,5 +1,5 @@
-"""The model contract: a family turns a checkpoint's configuration into weights' shapes and a pure
-forward pass.
+"""The model contract: a model family makes a Model, that is weight shapes and a pure forward pass,
+from the configuration of a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import Quantization, Weight, WeightSpec
 
 Weights = Mapping[str, Weight]
-"""A model's weights by dotted path, such as "layers.0.attention.qkv". One flat dict: nothing is
-walked per step.
+"""A model's weights by dotted path, such as "layers.0.attention.qkv". The dict is flat, so that a
+step does not walk a tree.
 """
 
 ModelCache = Mapping[str, Sequence[CacheArrays]]
-"""Cache arrays per group name and layer of the group."""
+"""Cache arrays by name of the cache group, then by layer of the group."""
 
 Embeddings = tuple[jax.Array, jax.Array]
-"""Which tokens of a step are embeddings, bool [T], and these, f32 [T, hidden_size]."""
+"""A mask bool [T] of the tokens in a step that are given as embeddings, and the embeddings f32
+[T, hidden_size].
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelInfo:
-    """What engines, loop and reports need to know of a model."""
+    """Facts about a model for engines, the loop and reports."""
 
     family: str
     vocab_size: int
@@ -44,42 +46,42 @@ class ModelInfo:
     max_model_len: int
     groups: tuple[CacheGroup, ...]
     attention: Mapping[str, AttnSpec]
-    """Per group name; heads as the whole model has them. `kv_dtype` is the cache's in the plan of
-    an engine, and else that of the computation.
+    """Name of the cache group -> attention spec, with the heads of the whole model (not of a
+    shard). In the plan of an engine `kv_dtype` is the dtype of the cache, elsewhere the dtype of
+    the computation.
     """
     kv_head_repeat: int = 1
-    """How often each of the checkpoint's KV heads stands in groups and weights, so that every shard
-    has whole ones.
+    """How often groups and weights repeat each KV head of the checkpoint, so that every shard has
+    whole heads.
     """
     auto_max_model_len: int | None = None
-    """The max_model_len taken where the configuration gives none; None: max_model_len.
+    """The max_model_len to use when the configuration sets none; None: `max_model_len`.
 
-    Shorter where rotary frequencies depend on the length: up to here they are those of short texts.
+    It is smaller than `max_model_len` for models whose rotary frequencies depend on the length: up
+    to this length they equal the frequencies for short texts.
     """
     constants: str = ""
-    """Numbers and functions that compiled steps hold besides shapes: rotary positions, the
-    activation, the norms' epsilon.
-
-    Programs that were stored for other ones are not run.
+    """A text that names the constants in compiled steps: rotary positions, the activation, the
+    epsilon of norms. Stored programs of a model with other constants are not reused.
     """
     states: tuple[StateGroup, ...] = ()
-    """Groups of layers that keep a recurrent state. Proposers are refused to a model that has one:
-    drafts that do not hold would be in the state.
+    """Groups of layers that keep a recurrent state. A model with one cannot use a proposer, because
+    a rejected draft cannot be removed from the state.
     """
 
     @property
     def cache_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
-        """All groups, those with attention first."""
+        """All cache groups, first those with attention, then those with a recurrent state."""
         return (*self.groups, *self.states)
 
     @property
     def hidden_dtype(self) -> jnp.dtype[Any]:
-        """The dtype of hidden values: that of the queries."""
+        """The dtype of hidden states, which is the dtype of the queries."""
         return jnp.dtype(next((spec.q_dtype for spec in self.attention.values()), "float32"))
 
 
 def with_cache_dtypes(info: ModelInfo, chosen: Mapping[str, str]) -> ModelInfo:
-    """The same model with keys and values of the chosen dtypes in the caches of these groups.
+    """Return `info` with the given dtypes of keys and values (cache group -> dtype).
     UnknownNameError for a group that the model does not have.
     """
     for group in chosen:
@@ -94,12 +96,11 @@ def with_cache_dtypes(info: ModelInfo, chosen: Mapping[str, str]) -> ModelInfo:
 
 @dataclasses.dataclass(frozen=True)
 class TensorSource:
-    """Where a weight comes from: checkpoint tensors by name with their shapes, and how they are put
-    together.
+    """How to make a weight from tensors of the checkpoint: their names and shapes, and a function.
 
-    `build` takes readers in the order of `names` and the index of the part wanted (one slice per
-    dimension of the weight, as a shard needs it) and returns that part; a reader is indexed like an
-    array and reads only what is asked.
+    `build(readers, index)` returns the part of the weight that one shard needs. `readers` are in
+    the order of `names`; a reader is indexed like an array, and reads only the indexed part from
+    the file. `index` has one slice for each dimension of the weight.
     """
 
     names: tuple[str, ...]
@@ -108,23 +109,23 @@ class TensorSource:
 
 
 class Model(ABC):
-    """A model of one configuration: shapes, checkpoint mapping and the forward pass. Holds no
-    arrays.
+    """A model of one configuration: weight shapes, the mapping from checkpoint tensors, and the
+    forward pass. It holds no arrays.
 
-    Invariants: `hidden` and `logits` are pure and can be traced; they compute through `ops` alone
-    and look at nothing but their arguments; rows of a batch never influence one another; the head
-    is a separate call, so that a step may sample, pool or score.
+    Invariants: `hidden` and `logits` are pure functions of their arguments and can be traced; they
+    compute through `ops`; the rows of a batch do not influence one another. The head is a separate
+    method, so that a step can sample, pool or score.
     """
 
     info: ModelInfo
 
     @abstractmethod
     def weight_specs(self) -> dict[str, WeightSpec]:
-        """Every weight by dotted path."""
+        """Return the spec of every weight, by dotted path."""
 
     @abstractmethod
     def tensor_sources(self) -> dict[str, TensorSource]:
-        """The checkpoint tensors behind each weight, same keys as weight_specs()."""
+        """Return the source of every weight, with the same keys as weight_specs()."""
 
     @abstractmethod
     def hidden(
@@ -136,21 +137,21 @@ class Model(ABC):
         batches: Mapping[str, AttnBatch],
         embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        """token_ids int32 [T] -> (final-normed hidden states [T, hidden_size], the cache with these
-        tokens in it).
+        """Run the layers on token_ids int32 [T]. Returns the hidden states after the final norm
+        [T, hidden_size], and the cache with the new tokens in it.
 
-        `batches` has the step's rows per cache group: the same rows, each group with its own page
-        table. `embeds`, of a prefill only, stand in place of the embeddings of some tokens.
+        `batches` has one AttnBatch for each cache group: the same rows with the page table of the
+        group. `embeds` replaces the embeddings of some tokens, in a prefill only.
         """
 
     @abstractmethod
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
-        """hidden [S, hidden_size] -> f32 [S, vocab_size]."""
+        """Return the logits f32 [S, vocab_size] of hidden states [S, hidden_size]."""
 
 
 class ModelFamily(ABC):
-    """What a plugin registers as kind "model": the Hugging Face architectures it serves and how to
-    make a Model.
+    """Makes models of some Hugging Face architectures. A plugin registers an instance as kind
+    "model".
     """
 
     name: str
@@ -165,25 +166,25 @@ class ModelFamily(ABC):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        """The model of a checkpoint's config.json, computing in `dtype`, for KV heads split over
-        `num_shards`.
+        """Make the model of a checkpoint. CheckpointError, which names the field, for a
+        configuration that the family does not support.
 
-        With fewer KV heads than shards each head is repeated, so that every shard holds a whole
-        one. Rotary frequencies that depend on the length are chosen for rows of `max_model_len`
-        tokens, None: ModelInfo.auto_max_model_len. A length above ModelInfo.max_model_len is
-        refused later, not here. Raises CheckpointError for a configuration that the family cannot
-        serve, naming the field.
+        config: the values of config.json. dtype: of the computation. num_shards: number of devices
+        that share the KV heads; with fewer KV heads than devices each head is repeated, so that
+        every device has a whole head. max_model_len: the length of rows that rotary frequencies are
+        chosen for, where they depend on it; None: ModelInfo.auto_max_model_len. The caller refuses
+        a length above ModelInfo.max_model_len.
         """
 
 
 def count_weights(model: Model) -> int:
-    """Number of values in all weights."""
+    """Return the number of values in all weights."""
     return sum(int(np.prod(spec.shape)) for spec in model.weight_specs().values())
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenInfo:
-    """Special tokens as checkpoint and generation configuration name them."""
+    """The special tokens that the checkpoint and its generation configuration name."""
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -191,8 +192,8 @@ class TokenInfo:
 
 
 class Checkpoint(Protocol):
-    """A stored model, as a plugin of kind "checkpoint" opens it from a name or path
-    (CheckpointError if it can't).
+    """A stored model. A plugin of kind "checkpoint" opens it from a name or path; CheckpointError
+    when it cannot be opened.
     """
 
     folder: Path
@@ -200,11 +201,10 @@ class Checkpoint(Protocol):
     architecture: str
     token_info: TokenInfo
     sampling_defaults: Mapping[str, Any]
-    """Values by field of SamplingParams that the checkpoint recommends; {} when it recommends none.
-    """
+    """Field of SamplingParams -> the value that the checkpoint recommends; may be empty."""
 
     def load_tokenizer(self) -> Any:
-        """The tokenizer, by the interface of `enginebay.text.Tokenizer`."""
+        """Load the tokenizer, which has the interface of `enginebay.text.Tokenizer`."""
 
     def load_weights(
         self,
@@ -216,10 +216,10 @@ class Checkpoint(Protocol):
         verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Weight]:
-        """Every weight of `model`, each shard read from the file straight to its device.
+        """Load all weights of `model`, each shard directly to its device.
 
-        `place` gives the sharding of a weight, or of an array of a quantised one (None: the default
-        device). `quantization` is applied to the weights that have `num_inputs`. CheckpointError on
-        NaN or infinity, naming the tensor, in such weights and with `verify` in all. `progress` is
-        called with bytes done and bytes in all.
+        `place(path, spec)` returns the sharding of a weight, or of an array of a quantised weight;
+        None: the default device. `quantization` is applied to the weights that have `num_inputs`.
+        CheckpointError, which names the tensor, for NaN or infinity in quantised weights, and in
+        all weights with `verify`. `progress(bytes_done, bytes_total)` is called while loading.
         """

@@ -1,6 +1,4 @@
-"""The contract of logits processors: what a request can have done to its scores before its token is
-chosen.
-"""
+"""The contract of logits processors, which change a row's logits before its token is chosen."""
 
 from __future__ import annotations
 
@@ -17,31 +15,31 @@ from enginebay.row_value import RowValue, declared
 from enginebay.sampler import SamplingState
 
 ProcessorState = Mapping[str, jax.Array]
-"""A processor's fields of S rows: each of shape [S, *field.shape]."""
+"""The fields of one processor for S rows: name -> array [S, *field.shape]."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowField:
-    """One value that a processor keeps for each row on the device, of a fixed shape."""
+    """One field that a processor keeps for each row on the device: its dtype and fixed shape."""
 
     dtype: str
     shape: tuple[int, ...] = ()
 
 
 def option_fields(options: type[BaseModel]) -> dict[str, RowField]:
-    """The fields of a processor whose options declare each a RowValue."""
+    """Return the fields of a processor whose options declare a RowValue for each field."""
     return {name: RowField(one.dtype) for name, one in declared(options, RowValue).items()}
 
 
 def option_values(options: BaseModel) -> dict[str, Any]:
-    """A request's values of these fields, within the declared limits."""
+    """Return a request's values of the fields of `option_fields`, within their declared limits."""
     values = declared(type(options), RowValue)
     return {name: one.clip(getattr(options, name)) for name, one in values.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the shapes of a processor's fields may depend on."""
+    """Sizes of the engine that the shapes of a processor's fields may depend on."""
 
     vocab_size: int
     max_model_len: int
@@ -49,58 +47,60 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What a processor may know of a request, on the host, when its fields are made."""
+    """Facts about a request that a processor may use, on the host, to make the row's fields."""
 
     prompt_token_ids: np.ndarray
     eos_token_ids: tuple[int, ...]
-    """Those that end this request; none when it ignores them."""
+    """The end-of-sequence ids that end this request; () when it ignores them."""
     sizes: Sizes
 
 
 class LogitsProcessor(ABC):
-    """What a plugin registers as kind "logits_processor": one instance serves all rows, and keeps
-    nothing itself.
+    """A plugin registers a subclass as kind "logits_processor". One instance serves all rows and
+    has no state of its own.
 
-    All of a request's parameters, and whatever changes from token to token, are its row's fields:
-    arrays on the device that are written when the request gets its row. Requests name a processor
-    and its options (`SamplingParams.processors`), which the declaration's options model validates.
-    A step calls it only when one of its rows uses it, with all of them or with a few at a time
-    (`Platform.rows_at_once`), and rows that do not use it keep their logits, whatever comes back
-    for them: the core sees to both.
+    The parameters of a request, and all values that change from token to token, are *fields* of the
+    row: arrays on the device that are written when the request gets its row. Requests name a
+    processor and its options in `SamplingParams.processors`; the options model of the declaration
+    validates them. A step calls the processor only when one of its rows uses it, with all rows or
+    with a few at a time (`Platform.rows_at_once`). The core discards the results for rows that do
+    not use the processor.
 
-    Invariants (held by the conformance suite, enginebay_testing.processors): a row's result depends
-    on its own logits, fields, key, tokens, position and temperature only; it is finite or -inf,
-    what was -inf stays so, and some token stays possible wherever one was; with `keeps_argmax` the
-    first best token stays the first best. Fields of a row that does not use it may be anything: it
-    must end for them too. A processor that draws takes `position_keys` with a stream of its own.
+    Invariants (tested by the conformance suite, enginebay_testing.processors):
+
+    - A row's result depends only on its own logits, fields, key, tokens, position and temperature.
+    - The result is finite or -inf. A logit of -inf stays -inf. If some token was possible before,
+      some token is possible afterwards.
+    - With `keeps_argmax`, the first token with the highest logit stays the same.
+    - The computation ends for any field values: rows that do not use the processor have arbitrary
+      ones.
+    - A processor that draws random numbers uses `position_keys` with a stream number of its own.
     """
 
     keeps_argmax = False
-    """Whether the first best token stays the first best: then a row that takes it anyway does
-    without the processor.
+    """Whether the first token with the highest logit always stays the same. If so, rows that decode
+    greedily skip the processor.
     """
 
     reads_tokens = False
-    """Whether it looks at state.token_ids: the row's history is kept for those rows only that need
-    it.
-    """
+    """Whether the processor reads state.token_ids, which is kept only for rows that need it."""
 
     @abstractmethod
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The fields of a row, by name."""
+        """Return the fields of a row, by name."""
 
     @abstractmethod
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """A request's values of all fields, as NumPy takes them. RequestError for what cannot be
-        served: the request is not queued.
+        """Return a request's values of all fields, in any form that NumPy converts. RequestError
+        for a request that the processor cannot serve; the request is then not queued.
         """
 
     @abstractmethod
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """logits f32 [S, vocab] (-inf allowed) -> f32 [S, vocab]; traced inside the step. `state`
-        is that of the same rows.
+        """Return the new logits, f32 [S, vocab], for logits f32 [S, vocab], which may be -inf.
+        Traced inside the step. `processor_state` and `state` are of the same S rows.
         """
 
     def after(
@@ -110,48 +110,51 @@ class LogitsProcessor(ABC):
         processor_state: ProcessorState,
         state: SamplingState,
     ) -> ProcessorState:
-        """The fields after tokens int32 [S] were chosen, given the logits [S, vocab] that the
-        processor was given.
+        """Return the fields after tokens int32 [S] were chosen; fields that do not change may be
+        left out. `logits` [S, vocab] are those that the processor received.
 
-        Only of a processor that declares `evolves`; only the fields that change need be returned.
+        Called only when `evolves` is True.
         """
         raise NotImplementedError(f"{type(self).__name__} declares `evolves` and has no after()")
 
     evolves = False
-    """Whether fields change with each token, by `after`."""
+    """Whether the fields change with each token; `after` then computes the new values."""
 
 
 Processors = tuple[tuple[str, LogitsProcessor], ...]
-"""Processors by name, in the order in which they are applied."""
+"""Pairs of name and processor, in the order in which the processors are applied."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowValues:
-    """A processor's fields of one row on the host, without the axis of rows."""
+    """The values of one processor's fields for one row, on the host: arrays without a row axis."""
 
     name: str
     values: Mapping[str, np.ndarray]
 
 
 def row_values(name: str, processor: LogitsProcessor, options: Any, facts: RowFacts) -> RowValues:
-    """What a request's row has of a processor, each value of its field's dtype and shape. Raises
-    what `row` raises.
+    """Return the values of `processor.row` for a request, each converted to its field's dtype.
+
+    TypeError when a field is missing, is unknown or has the wrong shape; errors of `row` pass
+    through.
     """
     fields = processor.fields(facts.sizes)
     values = processor.row(options, facts)
     if set(values) != set(fields):
         raise TypeError(
-            f"logits processor {name!r} gives {sorted(values)} for its fields {sorted(fields)}"
+            f"logits processor {name!r}: row() returned the fields {sorted(values)}, but fields() "
+            f"declares {sorted(fields)}"
         )
     arrays = {n: np.asarray(values[n], field.dtype) for n, field in fields.items()}
     wrong = next((n for n, field in fields.items() if arrays[n].shape != field.shape), None)
     if wrong is not None:
         raise TypeError(
-            f"logits processor {name!r} gives {wrong} of shape {arrays[wrong].shape}, "
-            f"not {fields[wrong].shape}"
+            f"logits processor {name!r}: row() returned {wrong} of shape {arrays[wrong].shape}; "
+            f"fields() declares {fields[wrong].shape}"
         )
     return RowValues(name, arrays)
 
 
 IS_USED = "is_used"
-"""The field that the core adds to each processor's: whether the row uses it."""
+"""The field that the core adds to the fields of each processor: whether the row uses it."""

@@ -1,6 +1,4 @@
-"""How a model's weights are stored: plain arrays, or quantised ones and the methods that make
-them.
-"""
+"""How the weights of a model are stored: as plain arrays or as quantised ones."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from jax import tree_util
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """One array of a model: its shape and the logical axis of each dimension (None: never sharded).
+    """The shape of one weight, and the logical axis of each dimension (None: never sharded).
 
-    `num_inputs` is how many last dimensions the ops linear and embedding take as a row's inputs:
-    such a weight may be quantised. None: another op reads the weight, which stays a plain array.
+    `num_inputs`: the number of last dimensions that the ops linear and embedding treat as inputs; a
+    weight with it may be quantised. None: another op reads the weight, which is never quantised.
     """
 
     shape: tuple[int, ...]
@@ -32,7 +30,7 @@ class WeightSpec:
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """One array on the device, of a weight or of its quantised form."""
+    """Shape, axes and dtype of one stored array: a plain weight, or an array of a quantised one."""
 
     spec: WeightSpec
     dtype: str
@@ -45,13 +43,13 @@ class StoredArray:
 )
 @dataclasses.dataclass(frozen=True)
 class QuantizedArray:
-    """A weight [*outputs, *inputs] as (values - zero_points) * scales. Only the ops linear,
-    grouped_linear and embedding look inside.
+    """A quantised weight [*outputs, *inputs] = (values - zero_points) * scales. Only the ops
+    linear, grouped_linear and embedding read its parts.
 
-    values [*outputs, *inputs] of a small dtype. scales f32 and zero_points [*outputs, groups]:
-    each belongs to an equal share of the flattened inputs. zero_points None: all are 0. `method`
-    is the registered name of what made the array. The same record holds StoredArrays or NumPy
-    arrays where these describe or make one.
+    values: [*outputs, *inputs] of a small dtype. scales: f32 [*outputs, groups]; each scale is for
+    an equal share of the flattened inputs. zero_points: the same shape as scales, or None when all
+    are 0. method: the registered name of the quantisation. In the plan of an engine the parts are
+    StoredArrays, and NumPy arrays while a checkpoint is loaded.
     """
 
     values: Any
@@ -61,17 +59,17 @@ class QuantizedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight that it stands for."""
+        """Shape of the weight."""
         shape: tuple[int, ...] = self.values.shape
         return shape
 
     @property
     def ndim(self) -> int:
-        """Dimensions of the weight that it stands for."""
+        """Number of dimensions of the weight."""
         return len(self.shape)
 
     def dequantized(self) -> jax.Array:
-        """The weight in f32."""
+        """Return the weight in f32."""
         shares = self.values.reshape(*self.scales.shape, -1).astype(jnp.float32)
         if self.zero_points is not None:
             shares = shares - self.zero_points[..., None].astype(jnp.float32)
@@ -84,8 +82,8 @@ Weight = jax.Array | QuantizedArray
 @functools.partial(tree_util.register_dataclass, data_fields=["weight"], meta_fields=["axes"])
 @dataclasses.dataclass(frozen=True)
 class NamedWeight:
-    """A weight with the logical axis of each dimension, as a model split over devices passes it to
-    ops; implementations are called with the weight itself.
+    """A weight with the logical axis of each dimension. A model that is split over devices passes
+    it to ops; the op then calls the implementation with the plain weight.
     """
 
     weight: Weight
@@ -93,28 +91,30 @@ class NamedWeight:
 
 
 class Quantization(ABC):
-    """A method of storing weights in fewer bits, registered as kind "quantization"; made with no
-    arguments.
+    """A method that stores weights in fewer bits. A plugin registers a subclass as kind
+    "quantization"; its constructor takes no arguments.
 
-    Rows of the weight's first axis are quantised independently of one another, and the first axis
-    of each array counts them.
+    Rows along the first axis of a weight are quantised independently of one another, and each array
+    of the result has the same first axis.
     """
 
     name: str
 
     @abstractmethod
     def arrays(self, spec: WeightSpec) -> QuantizedArray:
-        """The StoredArrays of a weight with `num_inputs`."""
+        """Return the StoredArrays for a weight, whose spec has `num_inputs`."""
 
     @abstractmethod
     def quantize(self, rows: np.ndarray, num_inputs: int) -> QuantizedArray:
-        """The NumPy arrays of some rows of a weight, f32 and finite [rows, *outputs, *inputs]."""
+        """Quantise some rows of a weight, f32 [rows, *outputs, *inputs], all finite. Returns NumPy
+        arrays.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightFormat:
-    """How an engine stores its weights: the dtype of plain arrays, and the method of weights that
-    may be quantised.
+    """How an engine stores its weights: the dtype of plain arrays, and the quantisation of weights
+    that may be quantised (None: no weight is quantised).
     """
 
     dtype: str
@@ -124,15 +124,15 @@ class WeightFormat:
         return self.dtype if self.quantization is None else f"{self.quantization.name} {self.dtype}"
 
     def stored(self, spec: WeightSpec) -> StoredArray | QuantizedArray:
-        """What stands on the device for a weight: a StoredArray, or a QuantizedArray of them."""
+        """Return how a weight is stored: one StoredArray, or a QuantizedArray of StoredArrays."""
         if self.quantization is None or spec.num_inputs is None:
             return StoredArray(spec, self.dtype)
         return self.quantization.arrays(spec)
 
 
 def stored_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array as a device stores it: two int4 in a byte, where `nbytes` counts a byte
-    for each.
+    """Return the bytes that an array uses on a device. A device packs two int4 into one byte, while
+    `nbytes` counts a byte for each.
     """
     kind = jnp.dtype(dtype)
     bits = 8 * kind.itemsize

@@ -299,7 +299,7 @@ def test_steps_that_tell_none_say_so_when_asked() -> None:
         def read(self) -> np.ndarray:
             return np.zeros((1, 1), np.int32)
 
-    with pytest.raises(InternalError, match="Silent.read_logprobs was called"):
+    with pytest.raises(InternalError, match=r"Silent\.read_logprobs was called"):
         Silent().read_logprobs()
 
 
