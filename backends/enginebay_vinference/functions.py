@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from enginebay.cache import KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.model import Weights
-from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_executor.device import DeviceRows
-from enginebay_executor.step import Program, StepState, decode_step
+from enginebay_executor.step import Program, StepState, batches_of, decode_step
 
 Arrays = dict[str, Any]
 """What of a state the functions take over and give back.
@@ -68,7 +68,6 @@ class Recipe:
     shape: InferenceShape
     slots: CacheShape
     layouts: Mapping[str, KVLayout]
-    dtype: str
 
     def tables(self) -> dict[str, jax.Array]:
         """int32 [B, pages of a slot] per group: row i owns slot i."""
@@ -96,16 +95,15 @@ def prefill(
     prompt = arrays["tokens"][:, : shape.prefill_length]
     real = arrays["mask"][:, : shape.prefill_length] > 0
     lens = real.sum(axis=1, dtype=jnp.int32)
-    whole = shape.prompt_tokens <= shape.max_batched_tokens
-    last_hidden, cache = (_prefill_at_once if whole else _prefill_in_parts)(
-        recipe, weights, prompt, real, lens
-    )
+    last_hidden, cache = _prompts(recipe, weights, prompt, real, lens)
     finished = lens == 0
     rows = _device_rows(
         recipe, arrays | {"finished": finished, "position": lens[:, None] - 1}, keys
     )
     logits = recipe.program.model.logits(
-        weights, _ops(recipe, _bucket(recipe, "prefill")), last_hidden
+        weights,
+        recipe.program.make_ops(_bucket(recipe, "prefill"), recipe.layouts),
+        last_hidden,
     )
     sampled, _ = recipe.program.sample(logits, rows, {}, StepVariant.FULL)
     after = rows.advanced(sampled.tokens, ~finished)
@@ -143,19 +141,6 @@ def _bucket(recipe: Recipe, mode: Any) -> Bucket:
     return Bucket(tokens, shape.num_rows, slots.pages_per_slot, longest, context, mode)
 
 
-def _ops(recipe: Recipe, bucket: Bucket) -> Any:
-    return recipe.program.make_ops(bucket, recipe.layouts)
-
-
-def _batches(
-    recipe: Recipe, bucket: Bucket, q_lens: jax.Array, kv_lens: jax.Array, tables: Any
-) -> dict[str, AttnBatch]:
-    return {
-        g: derive_batch(q_lens, kv_lens, tables[g], layout.page_size, bucket)
-        for g, layout in recipe.layouts.items()
-    }
-
-
 def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: int) -> jax.Array:
     """int32 [num_tokens]: the rows' real tokens one after the other, row i from starts[i] on; 0
     behind them.
@@ -167,35 +152,20 @@ def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: i
     )
 
 
-def _prefill_at_once(
+def _prompts(
     recipe: Recipe, weights: Weights, prompt: jax.Array, real: jax.Array, lens: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """(hidden [B, H] of each prompt's last token, the cache)."""
-    bucket = _bucket(recipe, "prefill")
-    starts = jnp.cumsum(lens) - lens
-    token_ids = _packed(prompt, real, starts, bucket.tokens)
-    batches = _batches(recipe, bucket, lens, lens, recipe.tables())
-    ops = _ops(recipe, bucket)
-    hidden, cache = recipe.program.model.hidden(
-        weights, ops.in_step(batches), token_ids, recipe.empty_cache(), batches
-    )
-    return hidden[jnp.maximum(starts + lens - 1, 0)], cache
-
-
-def _prefill_in_parts(
-    recipe: Recipe, weights: Weights, prompt: jax.Array, real: jax.Array, lens: jax.Array
-) -> tuple[jax.Array, Any]:
-    """The same, max_batched_tokens of the packed prompts at a time: memory and work are those of
-    the real tokens.
+    """(hidden [B, H] of each prompt's last token, the cache), in parts of max_batched_tokens of the
+    packed prompts: memory and work are those of the real tokens.
     """
-    bucket = _bucket(recipe, "mixed")
-    num_rows, part = recipe.shape.num_rows, bucket.tokens
+    shape, model = recipe.shape, recipe.program.model
+    is_whole = shape.prompt_tokens <= shape.max_batched_tokens
+    bucket = _bucket(recipe, "prefill" if is_whole else "mixed")
+    num_rows, part = shape.num_rows, bucket.tokens
     ends = jnp.cumsum(lens)
     starts = ends - lens
-    num_parts = -(-recipe.shape.prompt_tokens // part)
-    packed = _packed(prompt, real, starts, num_parts * part)
-    tables = recipe.tables()
-    ops = _ops(recipe, bucket)
+    packed = _packed(prompt, real, starts, -(-shape.prompt_tokens // part) * part)
+    tables, ops = recipe.tables(), recipe.program.make_ops(bucket, recipe.layouts)
 
     def one(carry: tuple[jax.Array, jax.Array, Any]) -> tuple[jax.Array, jax.Array, Any]:
         index, last_hidden, cache = carry
@@ -203,37 +173,32 @@ def _prefill_in_parts(
         before = jnp.clip(low - starts, 0, lens)
         after = jnp.clip(low + part - starts, 0, lens)
         new = after - before
-        # AttnBatch wants single tokens after a prefix first, then rows without one, then the
-        # others, empty ones last.
+        # AttnBatch requires this order of rows: single tokens after a prefix, rows without a
+        # prefix, the other rows, and rows without tokens last.
         kind = jnp.where(new == 0, 3, jnp.where(before == 0, 1, jnp.where(new == 1, 0, 2)))
         order = jnp.argsort(kind, stable=True)
         q_lens, kv_lens = new[order], after[order]
-        first = (
-            jnp.cumsum(q_lens) - q_lens
-        )  # where each row's tokens stand in this part, in the new order
-        source = low + jnp.maximum(starts - low, 0)  # and in the packed prompts
+        # Where each row's tokens start in this part, in the new order, and in the packed prompts.
+        first = jnp.cumsum(q_lens) - q_lens
+        source = low + jnp.maximum(starts - low, 0)
         row = jnp.searchsorted(jnp.cumsum(q_lens), jnp.arange(part), side="right")
         row = jnp.minimum(row, num_rows - 1)
         token_ids = packed[
             jnp.clip(source[order][row] + jnp.arange(part) - first[row], 0, packed.shape[0] - 1)
         ]
         moved = {g: table[order] for g, table in tables.items()}
-        batches = _batches(recipe, bucket, q_lens, kv_lens, moved)
-        hidden, cache = recipe.program.model.hidden(
-            weights, ops.in_step(batches), token_ids, cache, batches
-        )
+        batches = batches_of(q_lens, kv_lens, moved, recipe.layouts, bucket)
+        hidden, cache = model.hidden(weights, ops.in_step(batches), token_ids, cache, batches)
         ended = jnp.where((q_lens > 0) & (kv_lens == lens[order]), order, num_rows)
-        last = hidden[jnp.maximum(first + q_lens - 1, 0)]
-        return index + 1, last_hidden.at[ended].set(last.astype(recipe.dtype), mode="drop"), cache
+        last = hidden[jnp.maximum(first + q_lens - 1, 0)].astype(last_hidden.dtype)
+        return index + 1, last_hidden.at[ended].set(last, mode="drop"), cache
 
-    def more(carry: tuple[jax.Array, jax.Array, Any]) -> jax.Array:
-        return carry[0] * part < ends[-1]
-
-    last_hidden = jnp.zeros((num_rows, recipe.program.model.info.hidden_size), recipe.dtype)
-    _, last_hidden, cache = jax.lax.while_loop(
-        more, one, (jnp.int32(0), last_hidden, recipe.empty_cache())
+    last_hidden = jnp.zeros((num_rows, model.info.hidden_size), model.info.hidden_dtype)
+    start = (jnp.int32(0), last_hidden, recipe.empty_cache())
+    done = (
+        one(start) if is_whole else jax.lax.while_loop(lambda c: c[0] * part < ends[-1], one, start)
     )
-    return last_hidden, cache
+    return done[1], done[2]
 
 
 def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:

@@ -224,7 +224,7 @@ class Programs:
         engine = self.engine
         slots = slot_shape(shape.num_rows, shape.width, engine.sizes.page_size)
         layouts = engine.parts.kv_layouts(dict.fromkeys(engine.sizes.whole, slots))
-        return Recipe(program or self._made.program, shape, slots, layouts, engine.parts.dtype)
+        return Recipe(program or self._made.program, shape, slots, layouts)
 
     def describe(
         self, shape: InferenceShape, kind: Kind
