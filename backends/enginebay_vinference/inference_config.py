@@ -20,6 +20,9 @@ from enginebay_vinference.partition import (
 )
 from enginebay_vinference.precompile import plain_int, vInferencePreCompileConfig
 
+_SIZES = ("max_new_tokens", "streaming_chunks")
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
 
 @dataclasses.dataclass(frozen=True)
 class vInferenceConfig:  # noqa: N801  # the name its users know
@@ -48,19 +51,10 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     sampling_params: SamplingParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_new_tokens",
-            "streaming_chunks",
-            "pad_token_id",
-            "bos_token_id",
-            "eos_token_id",
-        ):
+        for name in (*_SIZES, *_TOKENS):
             value = getattr(self, name)
-            plain = (
-                [plain_int(v) for v in value]
-                if isinstance(value, list | tuple)
-                else plain_int(value)
-            )
+            several = isinstance(value, list | tuple)
+            plain = [plain_int(v) for v in value] if several else plain_int(value)
             object.__setattr__(self, name, plain)
         self._check()
         if self._loop_rows is None:
@@ -73,19 +67,13 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
 
     def _check(self) -> None:
         """ConfigError for a value of another type or size."""
-        counts, eos = self.num_return_sequences, self.eos_token_id
+        counts = self.num_return_sequences
         several = counts if isinstance(counts, Mapping) else {0: 1 if counts is None else counts}
-        sizes = [
-            ("max_new_tokens", self.max_new_tokens),
-            ("streaming_chunks", self.streaming_chunks),
-        ]
+        sizes = [(name, getattr(self, name)) for name in _SIZES]
         sizes += [("num_return_sequences", count) for count in several.values()]
-        single = [
-            ("pad_token_id", self.pad_token_id),
-            ("bos_token_id", self.bos_token_id),
-            ("eos_token_id", eos),
-        ]
-        ids = [(n, v) for n, v in single if v is not None and not isinstance(v, list)]
+        tokens = [(name, getattr(self, name)) for name in _TOKENS]
+        ids = [(n, v) for n, v in tokens if v is not None and not isinstance(v, list)]
+        eos = self.eos_token_id
         ids += [("eos_token_id", one) for one in (eos if isinstance(eos, list) else [])]
         for wrong, allowed in (
             ([(n, v) for n, v in sizes if not _is_int(v) or v < 1], "counts of at least 1"),

@@ -137,12 +137,7 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
     batch, length = mask.shape
     max_tokens = int((mask > 0).sum(axis=1).max())
     own = vInferencePreCompileConfig(batch, min(length, fit.max_prefill_length), **vision)
-    wanted = tuple(own.extract()[name] for name in _VISION)
-    able = [
-        c
-        for c in fit.compiled
-        if c.batch_size >= batch and tuple(c.extract()[name] for name in _VISION) == wanted
-    ]
+    able = [c for c in fit.compiled if c.batch_size >= batch and _vision(c) == _vision(own)]
     fitting = [c for c in able if c.prefill_length >= length]
     if fitting:
         return min(fitting, key=_size)
@@ -166,13 +161,8 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
     return own
 
 
-_VISION = (
-    "vision_included",
-    "vision_batch_size",
-    "vision_channels",
-    "vision_height",
-    "vision_width",
-)
+def _vision(config: vInferencePreCompileConfig) -> dict[str, Any]:
+    return {name: v for name, v in config.extract().items() if name.startswith("vision")}
 
 
 def _size(config: vInferencePreCompileConfig) -> tuple[int, int]:

@@ -14,15 +14,6 @@ from enginebay.nesting import parse_json
 
 Props = Mapping[str, Mapping[str, Any]]
 
-DIMENSIONS = (
-    "batch_size",
-    "prefill_length",
-    "vision_batch_size",
-    "vision_channels",
-    "vision_height",
-    "vision_width",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
@@ -48,26 +39,17 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
     def __post_init__(self) -> None:
         for name, value in self.extract().items():
             object.__setattr__(self, name, _listed(value))
-        flags = (
-            self.vision_included
-            if isinstance(self.vision_included, list)
-            else [self.vision_included]
-        )
-        if not all(isinstance(flag, bool) for flag in flags):
-            given = f"vision_included = {self.vision_included!r}"
-            raise ConfigError(given, "True or False, or a list of them", "Correct it.")
-        for name in DIMENSIONS:
-            given = getattr(self, name)
+        for name, given in self.extract().items():
+            if name == "required_props":
+                continue
+            is_flag = name == "vision_included"
+            allowed = "True or False" if is_flag else "a count of at least 1"
             for value in given if isinstance(given, list) else [given]:
-                missing = value is None and name != "batch_size"
-                if not missing and (
-                    isinstance(value, bool) or not isinstance(value, int) or value < 1
-                ):
-                    raise ConfigError(
-                        f"{name} = {given!r}",
-                        "counts of at least 1, or lists of them",
-                        "Correct it.",
-                    )
+                is_unset = value is None and name not in ("batch_size", "vision_included")
+                is_count = type(value) is int and value >= 1
+                if not (is_unset or (type(value) is bool if is_flag else is_count)):
+                    todo = f"Pass such a value, or a list of them, as {name}."
+                    raise ConfigError(f"{name} = {given!r}", f"{allowed}, or a list", todo)
 
     def __hash__(self) -> int:
         return self.get_default_hash()
@@ -129,21 +111,13 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
                 "1 <= min_prefill_length <= max_prefill_length",
                 "Correct them.",
             )
-        lengths = []
-        length = min_prefill_length
-        while length < max_prefill_length:
-            lengths.append(length)
-            length *= 2
+        lengths = [min_prefill_length]
+        while lengths[-1] < max_prefill_length:
+            lengths.append(min(2 * lengths[-1], max_prefill_length))
         return cls(
-            batch_size,
-            [*lengths, max_prefill_length],
-            vision_included,
-            vision_batch_size,
-            vision_channels,
-            vision_height,
-            vision_width,
-            required_props,
-        )
+            batch_size, lengths, vision_included, vision_batch_size, vision_channels,
+            vision_height, vision_width, required_props,
+        )  # fmt: skip
 
     def replace(self, **changes: Any) -> vInferencePreCompileConfig:
         """This one with other values; TypeError for a field that there is not."""

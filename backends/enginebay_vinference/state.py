@@ -26,19 +26,6 @@ from enginebay_vinference.precompile import vInferencePreCompileConfig
 
 STORAGE = Storage("a state", {"$precompile": vInferencePreCompileConfig})
 
-_DATA = (
-    "current_length",
-    "sequences",
-    "running_token",
-    "is_sequence_finished",
-    "prng_key",
-    "model_kwargs",
-    "tokens_per_second",
-    "generated_tokens",
-    "padded_length",
-    "_time_spent_computing",
-)
-
 _TAKEN_OVER = (
     "current_length",
     "sequences",
@@ -49,9 +36,6 @@ _TAKEN_OVER = (
 """The fields whose arrays a step takes over."""
 
 
-@functools.partial(
-    tree_util.register_dataclass, data_fields=list(_DATA), meta_fields=["_compile_config"]
-)
 @dataclasses.dataclass(frozen=True, repr=False)
 class SampleState:
     """Everything that the rest of a generation depends on, for B rows (B is a batch times its
@@ -223,6 +207,13 @@ class SampleState:
                 "Store it with this version.",
             )
         return cls(**fields)
+
+
+tree_util.register_dataclass(
+    SampleState,
+    data_fields=[f.name for f in dataclasses.fields(SampleState) if f.name != "_compile_config"],
+    meta_fields=["_compile_config"],
+)
 
 
 def _is_deleted(value: Any) -> bool:

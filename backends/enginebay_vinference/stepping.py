@@ -93,26 +93,19 @@ class Stepper:
         it is a step of.
         """
         with use or self.programs.use() as held:
-            return self._run(held, kind, state, weights, function)
-
-    def _run(
-        self, use: Use, kind: Kind, state: SampleState, weights: Weights, function: Function | None
-    ) -> SampleState:
-        state.check_not_spent()
-        _check_stage(kind, state)
-        shape = self.shape_of(state)
-        arrays = self._pack(shape, kind, state)
-        if function is None:
-            function = getattr(use.get(shape), kind)
-        keys = jax.device_put(
-            row_keys(state.prng_key, shape.num_rows),
-            self.programs.engine.parts.placement.replicated,
-        )
-        start = time.perf_counter()
-        after, counts = function(weights, arrays, keys)
-        num_new, _ = np.asarray(counts).tolist()
-        seconds = time.perf_counter() - start
-        _spend(arrays, after)
+            state.check_not_spent()
+            _check_stage(kind, state)
+            shape = self.shape_of(state)
+            arrays = self._pack(shape, kind, state)
+            if function is None:
+                function = getattr(held.get(shape), kind)
+            replicated = self.programs.engine.parts.placement.replicated
+            keys = jax.device_put(row_keys(state.prng_key, shape.num_rows), replicated)
+            start = time.perf_counter()
+            after, counts = function(weights, arrays, keys)
+            num_new, _ = np.asarray(counts).tolist()
+            seconds = time.perf_counter() - start
+            _spend(arrays, after)
         spent = float(state._time_spent_computing) + (seconds if kind == "decode" else 0.0)
         rate = float(state.tokens_per_second)
         if kind == "decode" and spent > 0:

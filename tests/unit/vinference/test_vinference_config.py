@@ -54,7 +54,7 @@ def test_precompile_defaults() -> None:  # holds V10
     "wrong", [{"batch_size": 0}, {"prefill_length": [8, -1]}, {"batch_size": 1.5}]
 )
 def test_precompile_sizes_are_counts(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="counts of at least 1"):
+    with pytest.raises(ValueError, match="a count of at least 1"):
         PreCompile(**wrong)  # type: ignore[arg-type]
 
 
