@@ -46,7 +46,7 @@ PYTEST = (
     "-n",
     "0",
     "-m",
-    "not slow and not matrix",
+    "not slow and not matrix and not server",
 )
 OUTCOMES = ("killed", "timeout", "survived", "unfinished")
 """Killed: a test failed. Timeout: no test ended in the last third of the limit. Survived: all tests

@@ -96,6 +96,11 @@ class EngineLoop:
         """Number of requests with a row, as of now."""
         return len(self._requests.running)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes in no requests any more: it was closed, or the engine broke down."""
+        return self._inbox.is_closed
+
     def submit(
         self, requests: Sequence[Request], takes: Sequence[Take] | None = None
     ) -> list[Ticket]:

@@ -1,0 +1,1 @@
+"""The HTTP server: `enginebay serve` answers OpenAI's API over any engine."""

@@ -1,0 +1,96 @@
+"""The application: routes of OpenAI's API over served models. Nothing in it is global."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from enginebay import __version__
+from enginebay.errors import EnginebayError
+from enginebay_server.door import Door
+from enginebay_server.errors import ApiError, api_error
+from enginebay_server.limits import ConcurrencyLimit
+from enginebay_server.routes_generate import generate_routes
+from enginebay_server.routes_inform import inform_routes
+from enginebay_server.routes_tokens import token_routes
+from enginebay_server.served import ServedModel, ServedModels
+from enginebay_server.settings import ServerSettings
+from enginebay_server.state import AppState
+
+
+def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> FastAPI:
+    """An application that serves `models`, whose owner closes their LLMs after it.
+
+    `app.state.server` is its AppState. Two applications of one process share nothing, unless they
+    are given the same models.
+    """
+    settings = settings or ServerSettings()
+    state = AppState(
+        ServedModels(models),
+        settings,
+        ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s),
+    )
+    app = FastAPI(
+        title="enginebay",
+        version=__version__,
+        summary="OpenAI's API over models that enginebay serves",
+        docs_url=None,  # the pages need scripts from other hosts
+        redoc_url=None,
+    )
+    app.state.server = state
+    for make in (generate_routes, token_routes, inform_routes):
+        app.include_router(make(state))
+    handlers: dict[Any, Any] = {
+        ApiError: _on_error,
+        EnginebayError: _on_error,
+        RequestValidationError: _on_invalid,
+        HTTPException: _on_http,
+        Exception: _on_error,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Door, state=state)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+def as_response(error: ApiError) -> Response:
+    """The answer of an error."""
+    return Response(error.json, error.status, headers=error.headers, media_type="application/json")
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return as_response(api_error(error))
+
+
+async def _on_http(request: Request, error: HTTPException) -> Response:
+    """An unknown path, a wrong method, or a body that is no JSON."""
+    what = f"{request.method} {request.url.path}"
+    message = {
+        404: f"{what}: there is no such path. /openapi.json lists them.",
+        405: f"{what}: another method is needed. /openapi.json lists them.",
+    }.get(error.status_code, str(error.detail))
+    return as_response(ApiError(error.status_code, message))
+
+
+async def _on_invalid(_: Request, error: RequestValidationError) -> Response:
+    """A body whose fields are not as they are declared; the first wrong one is named."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return as_response(ApiError(400, f"a body that is no JSON: {first['msg']}"))
+    path = [str(part) for part in first["loc"] if part != "body"]
+    field = ".".join(path)
+    message = f"{field or 'the body'}: {first['msg']}. See /openapi.json for what is allowed."
+    return as_response(ApiError(400, message, param=field or None))

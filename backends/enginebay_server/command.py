@@ -1,0 +1,189 @@
+"""serve: the flags of the HTTP server, and the check that its extra is installed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enginebay.cli.command import Command
+from enginebay.errors import InputError, UnsupportedError
+from enginebay_cli.options import add_engine_arguments, config_from
+from enginebay_server.keys import read_keys
+from enginebay_server.settings import ServerSettings, UnknownFields, Warmup
+
+if TYPE_CHECKING:
+    from enginebay.config import EngineConfig
+
+NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client")
+DEFAULTS = ServerSettings()
+LIMITS = (
+    ("max_body_bytes", int, "N", "most bytes of a request's body"),
+    ("max_prompts", int, "N", "most prompts of a request"),
+    ("max_n", int, "N", "most completions of a prompt"),
+    ("max_logprobs", int, "N", "most best tokens with log-probabilities for each token"),
+    ("max_concurrency", int, "N", "HTTP requests that the engine has at the same time"),
+    ("max_queue", int, "N", "HTTP requests that wait beyond these; more are answered with 429"),
+    ("request_timeout", float, "SECONDS", "longest time for an answer"),
+    ("body_timeout", float, "SECONDS", "longest time for a request's body to arrive"),
+    ("drain_timeout", float, "SECONDS", "time that accepted requests have to end after SIGTERM"),
+)
+"""Settings that have a flag of their own: name, type, metavar and meaning."""
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Models, address, keys, limits, and the engine's flags."""
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="folder, hub id, or demo; several are served by one process",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="name for clients, once for each MODEL (default: the MODEL itself)",
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="Jinja file in place of the model's"
+    )
+    group = parser.add_argument_group("address")
+    group.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
+    )
+    group.add_argument("--port", type=int, default=8000, metavar="N", help="0: any that is free")
+    group.add_argument("--tls-cert", metavar="FILE", help="certificate chain in PEM, for HTTPS")
+    group.add_argument("--tls-key", metavar="FILE", help="private key in PEM, for HTTPS")
+    group.add_argument(
+        "--keep-alive",
+        type=int,
+        default=5,
+        metavar="SECONDS",
+        help="how long an idle connection stays open",
+    )
+    group.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="web site that browsers may send requests from; may be repeated",
+    )
+    _add_limits(parser)
+    add_engine_arguments(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("clients")
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys, one a line, of which a client must send one, besides that of the "
+        "environment variable ENGINEBAY_API_KEY (default: no key is needed)",
+    )
+    for name, kind, metavar, what in LIMITS:
+        default = _default(name)
+        shown = f"{default:g}" if kind is float else default
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=default,
+            metavar=metavar,
+            help=f"{what} (default: {shown})",
+        )
+    group.add_argument(
+        "--unknown-fields",
+        choices=typing.get_args(UnknownFields),
+        default=DEFAULTS.unknown_fields,
+        help="what happens with fields of a request that are unknown; ignored ones are named in "
+        "the header x-enginebay-ignored",
+    )
+    group.add_argument(
+        "--warmup",
+        choices=typing.get_args(Warmup),
+        default=DEFAULTS.warmup,
+        help="full: requests are answered when every program is compiled, and none is compiled "
+        "later; lazy: at once, and programs are compiled when a request needs them",
+    )
+
+
+def _default(name: str) -> int | float:
+    value: int | float = getattr(DEFAULTS, name if hasattr(DEFAULTS, name) else f"{name}_s")
+    return value
+
+
+def settings_from(args: argparse.Namespace) -> ServerSettings:
+    """The settings of the flags, and the keys of file and environment."""
+    limits = {
+        name if hasattr(DEFAULTS, name) else f"{name}_s": getattr(args, name) for name, *_ in LIMITS
+    }
+    return ServerSettings(
+        api_keys=read_keys(args.api_key_file),
+        unknown_fields=args.unknown_fields,
+        cors_origins=tuple(args.cors_origin),
+        warmup=args.warmup,
+        **limits,
+    )
+
+
+def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
+    """The configuration of each model, by the name that clients know. InputError for names that
+    do not fit the models.
+    """
+    if args.models and args.model:
+        raise InputError("MODEL and --model", "one of the two", "Leave --model out.")
+    given = [
+        config_from(argparse.Namespace(**{**vars(args), "model": model}))
+        for model in args.models or [args.model]
+    ]
+    names = args.served_model_name or [config.model for config in given]
+    if len(names) != len(given) or len(set(names)) != len(names) or not all(names):
+        raise InputError(
+            f"the names {', '.join(map(repr, names))} for {len(given)} models",
+            "a name of its own for each model",
+            "Pass --served-model-name once for each MODEL, in their order.",
+        )
+    return dict(zip(names, map(_for_serving, given, [args.warmup] * len(given)), strict=True))
+
+
+def _for_serving(config: EngineConfig, warmup: Warmup) -> EngineConfig:
+    """Nothing is compiled after a full warm-up, unless a shadow does."""
+    if warmup == "lazy" or config.shadow:
+        return config
+    return config.model_copy(update={"forbid_compiling": True})
+
+
+def read_template(path: str | None) -> str | None:
+    """The text of --chat-template."""
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise InputError(
+            f"--chat-template {path}: {why}", "a readable file in Jinja", "Pass its path."
+        ) from None
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    missing = [one for one in NEEDED if importlib.util.find_spec(one) is None]
+    if missing:
+        raise UnsupportedError(
+            f"enginebay serve without {', '.join(missing)}",
+            "an environment with the extra serve",
+            "Install it: pip install 'enginebay[serve]'",
+        )
+    settings, template = settings_from(args), read_template(args.chat_template)
+    configs = configs_from(args)
+    from enginebay_server.serving import Address, serve
+
+    address = Address(args.host, args.port, args.tls_cert, args.tls_key, args.keep_alive)
+    return serve(configs, address, settings, template)
+
+
+COMMAND = Command(add_arguments, run)

@@ -1,0 +1,179 @@
+"""The door: what every HTTP request passes before its route. Keys, sizes, draining, request ids
+and the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from enginebay_server.errors import ApiError
+from enginebay_server.keys import is_known
+from enginebay_server.state import AppState
+
+log = logging.getLogger("enginebay.server")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+PROBES = frozenset({"/health", "/liveness", "/readiness"})
+"""Paths that are answered without a key, and while the server drains."""
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class Door:
+    """Pure ASGI middleware. Reads the whole body, so that routes wait for nothing but the engine
+    and the client's leaving.
+    """
+
+    def __init__(self, app: App, state: AppState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        named = headers.get(b"x-request-id", b"")
+        request_id = named if REQUEST_ID.fullmatch(named) else uuid.uuid4().hex.encode()
+        began_s, status = time.monotonic(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        is_probe = scope["path"] in PROBES
+        if not is_probe:
+            self._state.num_open += 1
+        try:
+            self._check(scope["path"], headers)
+            body = await self._body(scope, headers, receive)
+            await self._app(scope, replaying(body, receive), send_named)
+        except ApiError as error:
+            await refuse(send_named, error)
+        finally:
+            if not is_probe:
+                self._state.num_open -= 1
+            log.info(
+                "id=%s method=%s path=%s status=%s ms=%.1f",
+                request_id.decode(),
+                scope["method"],
+                scope["path"],
+                status,
+                1000 * (time.monotonic() - began_s),
+            )
+
+    def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """ApiError for a request that may not come in."""
+        if path in PROBES:
+            return
+        settings = self._state.settings
+        if settings.api_keys and not is_known(given_key(headers), settings.api_keys):
+            raise ApiError(
+                401,
+                "no API key that is known here. Allowed: the header "
+                '"Authorization: Bearer KEY". Pass a key of this server.',
+                code="invalid_api_key",
+            )
+        if self._state.is_draining:
+            raise ApiError(
+                503,
+                "the server is ending and takes no requests",
+                code="server_draining",
+                retry_after_s=settings.retry_after_s,
+            )
+
+    async def _body(
+        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], receive: Receive
+    ) -> bytes:
+        """The whole body. ApiError 413, 408 or 415 for one that is too large, too slow or no
+        JSON.
+        """
+        settings = self._state.settings
+        too_large = ApiError(
+            413,
+            f"a body of more than {settings.max_body_bytes} bytes. Send less, or raise "
+            "--max-body-bytes.",
+            code="request_too_large",
+        )
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > settings.max_body_bytes:
+            raise too_large
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                while (message := await receive())["type"] == "http.request":
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > settings.max_body_bytes:
+                        raise too_large
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise ApiError(
+                408, f"a body that took more than {settings.body_timeout_s:g} s"
+            ) from None
+        if scope["method"] == "POST":
+            check_content_type(headers.get(b"content-type", b""))
+        return b"".join(parts)
+
+
+def check_content_type(given: bytes) -> None:
+    """ApiError 415 unless it is JSON."""
+    kind = given.partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not kind.endswith(b"+json"):
+        shown = given[:100].decode("latin-1") or "none"
+        raise ApiError(
+            415,
+            f"content type {shown}. Allowed: application/json. Pass the header "
+            '"Content-Type: application/json".',
+            code="unsupported_media_type",
+        )
+
+
+def given_key(headers: Mapping[bytes, bytes]) -> str:
+    """The key that a request has, "" for none: as a bearer token, or in x-api-key."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    found = key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+    return found.decode("latin-1")
+
+
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body that was read, and then what comes after it."""
+    is_given = False
+
+    async def again() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def refuse(send: Send, error: ApiError) -> None:
+    """Send an error as the whole answer."""
+    body = error.json
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **error.headers,
+    }
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not read
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,83 @@
+"""/v1/embeddings: pooled hidden states of the loaded model."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from enginebay.llm.reading import in_thread
+from enginebay.types import Pooling
+from enginebay_server.bodies import Body, TokenId
+from enginebay_server.completions import check_prompts
+from enginebay_server.errors import ApiError
+from enginebay_server.served import ServedModel
+from enginebay_server.state import AppState
+from enginebay_server.usage import Usage
+
+
+class EmbeddingBody(Body):
+    """Texts, or lists of token ids, to embed."""
+
+    input: str | list[str] | list[TokenId] | list[list[TokenId]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    pooling: Pooling | None = None
+    """The mean over a text's tokens (the default), or the last token's."""
+    normalize: bool | None = None
+    """Whether embeddings have length 1 (the default)."""
+
+
+async def embed(model: ServedModel, body: EmbeddingBody, state: AppState) -> dict[str, Any]:
+    """The body of the answer. ApiError or RequestError for an input that is refused."""
+    given = body.input
+    if isinstance(given, str) or (given and all(isinstance(one, int) for one in given)):
+        given = cast("list[str] | list[list[int]]", [given])
+    texts = cast("list[str | list[int]]", given)
+    check_prompts(texts, state.settings, "input")
+    size = model.llm.plan.model.info.hidden_size
+    if body.dimensions not in (None, size):
+        raise ApiError(
+            400,
+            f"dimensions = {body.dimensions}. Allowed: {size}, as the model has. Leave it out.",
+            param="dimensions",
+        )
+
+    def tokenised() -> list[list[int]]:
+        encode = model.llm.tokenizer.encode
+        return [encode(text) if isinstance(text, str) else text for text in texts]
+
+    await state.limit.enter()
+    try:
+        prompts = await in_thread(tokenised)
+        vectors = await model.llm.aembed(
+            prompts,
+            pooling=body.pooling or "mean",
+            normalize=body.normalize is not False,
+            tenant=body.user or None,
+        )
+    finally:
+        state.limit.leave()
+    usage = Usage(sum(map(len, prompts)))
+    is_base64 = body.encoding_format == "base64"
+    return {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": as_base64(vector) if is_base64 else vector.tolist(),
+            }
+            for index, vector in enumerate(vectors)
+        ],
+        "model": model.name,
+        "usage": {"prompt_tokens": usage.num_prompt, "total_tokens": usage.num_prompt},
+    }
+
+
+def as_base64(vector: np.ndarray) -> str:
+    """f32 [hidden_size], as little-endian bytes in base64."""
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

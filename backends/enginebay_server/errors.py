@@ -1,0 +1,101 @@
+"""Errors as clients see them: a status, and a body in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from enginebay.errors import (
+    CompilationError,
+    EnginebayError,
+    InputError,
+    StoppedError,
+    UnsupportedError,
+    error_line,
+)
+
+INVALID = "invalid_request_error"
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+"""The `type` of an error by its status; INVALID for other statuses below 500, `server_error`
+above.
+"""
+
+
+class ApiError(Exception):
+    """An answer other than success. `param` names the field of the request that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """The class of the error in the body."""
+        return TYPES.get(self.status, INVALID if self.status < 500 else "server_error")
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the answer, and the data of an error event within a stream."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that this answer has besides the usual ones."""
+        found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+    @property
+    def json(self) -> bytes:
+        """The body as it is sent."""
+        return orjson.dumps(self.body)
+
+
+FIELD = re.compile(r"(\w+) = ")
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The answer for an error of the engine or of the core; anything else is a fault of ours."""
+    if isinstance(error, ApiError):
+        return error
+    message = " ".join(str(error).split())
+    if isinstance(error, InputError | UnsupportedError) and not isinstance(error, CompilationError):
+        named = FIELD.match(message)
+        return ApiError(400, message, param=named[1] if named else None, code=_code_of(message))
+    if isinstance(error, StoppedError):
+        return ApiError(503, message, code="engine_stopped")
+    if isinstance(error, EnginebayError):
+        return ApiError(500, message, code="engine_error")
+    return ApiError(500, f"the server failed: {error_line(error)}", code="internal_error")
+
+
+def _code_of(message: str) -> str | None:
+    """OpenAI's code for a prompt that does not fit, which clients look for."""
+    return "context_length_exceeded" if message.startswith("a prompt of ") else None

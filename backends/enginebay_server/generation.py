@@ -1,0 +1,150 @@
+"""Generation: the engine's requests of one HTTP request, from their submission to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from enginebay.llm.events import AsyncEvents, Event, RequestEnded
+from enginebay.llm.prompts import Prompt
+from enginebay.llm.reading import in_thread
+from enginebay.llm.requests import RequestHandle
+from enginebay.outputs import RequestOutput
+from enginebay.types import SamplingParams
+from enginebay_server.errors import ApiError
+from enginebay_server.limits import ConcurrencyLimit
+from enginebay_server.served import ServedModel
+
+Result = TypeVar("Result")
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt and how it is completed. `turn` has the keywords of LLM.submit for its turn."""
+
+    prompt: Prompt
+    params: SamplingParams
+    turn: Mapping[str, Any]
+
+
+class Generation:
+    """Requests that are submitted, read and ended together. Belongs to one event loop.
+
+    Closing it ends what has not ended and frees what it held; every owner closes it once at least.
+    """
+
+    def __init__(self, model: ServedModel, limit: ConcurrencyLimit, prefix: str) -> None:
+        self.model = model
+        self.id = f"{prefix}{uuid.uuid4().hex}"
+        self.handles: Sequence[RequestHandle] = ()
+        self._limit = limit
+        self._has_place = False
+        self._events = AsyncEvents()
+        self._is_closed = False
+
+    async def start(self, make: Callable[[], Sequence[Job]], *, stream: bool) -> None:
+        """Wait for a place, then make the jobs and submit them on another thread.
+
+        ApiError 429 when too many wait; whatever `make` and the engine refuse is raised, and then
+        nothing is under way.
+        """
+        await self._limit.enter()
+        self._has_place = True
+        if self._is_closed:  # its client left meanwhile
+            self._leave()
+            raise client_left()
+        try:
+            self.handles = await in_thread(self._submit, make, stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def _submit(self, make: Callable[[], Sequence[Job]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
+        return [
+            self.model.llm.submit(
+                job.prompt,
+                job.params,
+                events=self._events,
+                request_id=f"{self.id}-{index}",
+                stream=stream,
+                **job.turn,
+            )
+            for index, job in enumerate(make())
+        ]
+
+    def place_of(self, event: Event) -> int:
+        """Which job an event belongs to."""
+        return int(event.request_id.rpartition("-")[2])
+
+    async def get(self) -> list[Event]:
+        """Wait for events; none once it is closed."""
+        return await self._events.get()
+
+    async def outputs(self) -> list[RequestOutput]:
+        """The whole outputs, in the order of the jobs; raises the error of the first that fails."""
+        found: dict[int, RequestOutput] = {}
+        while len(found) < len(self.handles):
+            events = await self.get()
+            if not events:
+                raise client_left()
+            for event in events:
+                assert isinstance(event, RequestEnded), "nothing was submitted for a stream"
+                found[self.place_of(event)] = output_of(event)
+        return [found[place] for place in range(len(found))]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(handle.prompt_token_ids) for handle in self.handles)
+
+    def close(self) -> None:
+        """End what has not ended, and give the place to whoever waits."""
+        self._is_closed = True
+        self._events.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._has_place:
+            self._has_place = False
+            self._limit.leave()
+
+
+def output_of(event: RequestEnded) -> RequestOutput:
+    """The output of a request that has ended. Raises its error; ApiError when it was aborted."""
+    if event.error is not None:
+        raise event.error
+    assert event.output is not None, "a request ends with an error or an output"
+    if any(one.finish_reason in ("abort", "error") for one in event.output.outputs):
+        raise ApiError(503, "the server ended the request", code="request_aborted")
+    return event.output
+
+
+async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """What `work` returns. As soon as the client leaves it is cancelled, and ApiError is raised."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.create_task(gone(receive))
+    watcher.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled():
+            raise client_left() from None
+        raise
+    finally:
+        watcher.cancel()
+        task.cancel()
+
+
+def client_left() -> ApiError:
+    """The end of a request that nobody waits for any more; this answer is not read."""
+    return ApiError(499, "the client left before the answer was complete")
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client has left, after its whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

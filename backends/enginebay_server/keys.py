@@ -1,0 +1,56 @@
+"""API keys: read from a file or the environment, and compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from enginebay.errors import InputError
+
+VARIABLE = "ENGINEBAY_API_KEY"
+MIN_LENGTH = 8
+
+
+def read_keys(path: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The keys of a file, one a line (empty lines and lines with # are left out), and that of
+    ENGINEBAY_API_KEY. InputError, which shows no key, for a file without a key that can be used.
+    """
+    lines: list[str] = []
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise InputError(
+                f"--api-key-file {path}: {why}",
+                "a readable file with one key a line",
+                "Write the keys into a file, and pass its path.",
+            ) from None
+        lines = [line.strip() for line in text.splitlines()]
+        lines = [line for line in lines if line and not line.startswith("#")]
+        if not lines:
+            raise InputError(
+                f"--api-key-file {path}, which has no key", "one key a line", "Add a key."
+            )
+    if environment.get(VARIABLE):
+        lines.append(environment[VARIABLE])
+    for number, key in enumerate(lines, start=1):
+        if len(key) < MIN_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+            raise InputError(
+                f"API key {number} of {path or VARIABLE}",
+                f"{MIN_LENGTH} or more printable ASCII characters without spaces",
+                "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            )
+    return tuple(dict.fromkeys(lines))
+
+
+def is_known(given: str, keys: Sequence[str]) -> bool:
+    """Whether a key is among those that are allowed; the time does not depend on where they
+    differ.
+    """
+    found = False
+    for key in keys:
+        found |= hmac.compare_digest(key.encode(), given.encode("utf-8", "replace"))
+    return found

@@ -1,0 +1,85 @@
+"""Messages of a chat as chat templates expect them: contents are texts, and arguments of tool
+calls are objects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.errors import shown
+from enginebay_server.errors import ApiError
+
+ROLES = {"developer": "system"}
+"""Roles that have another name in chat templates."""
+
+
+def as_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a chat template. ApiError, which names the field, for a malformed one."""
+    return [_message(place, one) for place, one in enumerate(given)]
+
+
+def _message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    role = given.get("role")
+    if not isinstance(role, str) or not role:
+        raise ApiError(
+            400,
+            f"message {place} with role {shown(role)}. Allowed: a name such as user, assistant, "
+            "system or tool. Pass one.",
+            param=f"messages.{place}.role",
+        )
+    message = {**given, "role": ROLES.get(role, role)}
+    message["content"] = _text(given.get("content"), f"messages.{place}.content")
+    if given.get("tool_calls"):
+        message["tool_calls"] = _calls(given["tool_calls"], f"messages.{place}.tool_calls")
+    return message
+
+
+def _text(content: Any, param: str) -> str:
+    """The text of a content: a text, null, or parts that have texts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        given = f"a {type(content).__name__}"
+        raise ApiError(
+            400, f"{param} is {given}. Allowed: a text, or parts of type text.", param=param
+        )
+    texts = []
+    for number, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str) or part.get("type") not in (
+            "text",
+            "input_text",
+            "output_text",
+        ):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise ApiError(
+                400,
+                f"{param}.{number} of type {shown(kind)}. Allowed: text. Models here read text "
+                "alone.",
+                param=f"{param}.{number}",
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _calls(given: Any, param: str) -> list[dict[str, Any]]:
+    """Tool calls whose arguments are objects: clients send them as JSON in a text."""
+    try:
+        calls = []
+        for call in given:
+            function = dict(call["function"])
+            if isinstance(function.get("arguments"), str):
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+            calls.append({**call, "function": function})
+    except (KeyError, TypeError, ValueError):
+        raise ApiError(
+            400,
+            f'{param} is malformed. Allowed: a list of {{"id": ..., "type": "function", '
+            '"function": {"name": ..., "arguments": JSON}}. Pass such a list.',
+            param=param,
+        ) from None
+    return calls

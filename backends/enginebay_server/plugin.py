@@ -1,0 +1,15 @@
+"""What this package offers: the command `serve`."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_commands(register: Register) -> None:
+    """serve."""
+    register(
+        "serve",
+        "enginebay_server.command:COMMAND",
+        summary="answer HTTP requests in the form of OpenAI's API",
+    )

@@ -1,0 +1,90 @@
+"""Routes that say what is served, how it is, and why it was chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from enginebay import __version__
+from enginebay_server.routes_generate import as_json
+from enginebay_server.served import ServedModel
+from enginebay_server.state import AppState
+
+
+def inform_routes(state: AppState) -> APIRouter:
+    """/v1/models, the probes, /version and /explain."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return as_json({"object": "list", "data": [model_record(one) for one in state.models]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return as_json(model_record(state.models.find(name)))
+
+    @router.get("/liveness")
+    async def liveness() -> Response:
+        return as_json({"status": "alive"})
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Whether the engines live."""
+        status = {model.name: "alive" if model.is_alive else "dead" for model in state.models}
+        return probe(state.is_alive, {"models": status})
+
+    @router.get("/readiness")
+    async def readiness() -> Response:
+        """Whether requests are answered without compiling first, or at all with warmup "lazy"."""
+        status = {model.name: model.status for model in state.models}
+        return probe(state.is_ready, {"draining": state.is_draining, "models": status})
+
+    @router.get("/version")
+    async def version() -> Response:
+        return as_json({"version": __version__})
+
+    @router.get("/explain")
+    async def explain() -> Response:
+        """The parts that run, and why."""
+        return as_json({model.name: explained(model) for model in state.models})
+
+    return router
+
+
+def probe(is_good: bool, record: dict[str, Any]) -> Response:  # noqa: FBT001
+    """200 or 503, with the same record."""
+    response = as_json({"status": "ok" if is_good else "unavailable", **record})
+    response.status_code = 200 if is_good else 503
+    return response
+
+
+def model_record(model: ServedModel) -> dict[str, Any]:
+    """A model as /v1/models lists it."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "enginebay",
+        "max_model_len": model.llm.config.max_model_len,
+    }
+
+
+def explained(model: ServedModel) -> dict[str, Any]:
+    """What was chosen for a model, and why; and the memory of its engine."""
+    plan = model.llm.plan
+    return {
+        "family": plan.model.info.family,
+        "choices": [
+            {
+                "setting": reason.setting,
+                "chosen": reason.chosen,
+                "why": reason.why,
+                "refused": [{"name": name, "reason": why} for name, why in reason.refused],
+            }
+            for reason in plan.reasons
+        ],
+        "memory": dataclasses.asdict(model.llm.engine.memory),
+    }

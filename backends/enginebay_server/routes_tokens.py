@@ -1,0 +1,97 @@
+"""Routes that count, encode and decode tokens, and run no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from enginebay.llm.reading import in_thread
+from enginebay_server.bodies import Body, TokenId, check_unknown
+from enginebay_server.chat import ChatBody, render_chat
+from enginebay_server.errors import ApiError
+from enginebay_server.routes_generate import as_json
+from enginebay_server.served import ServedModel
+from enginebay_server.state import AppState
+
+
+class TokenizeBody(Body):
+    """A text or a conversation to make tokens of."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Token ids to make a text of."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def token_routes(state: AppState) -> APIRouter:
+    """/tokenize, /detokenize and /v1/count_tokens."""
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        headers = check_unknown(body, state.settings)
+        model = state.models.find(body.model)
+        token_ids = await in_thread(token_ids_of, model, body)
+        record: dict[str, Any] = {
+            "count": len(token_ids),
+            "max_model_len": model.llm.config.max_model_len,
+            "tokens": token_ids,
+        }
+        if body.return_token_strs:
+            record["token_strs"] = [model.token_text(token_id) for token_id in token_ids]
+        return as_json(record, headers)
+
+    @router.post("/v1/count_tokens")
+    async def count_tokens(body: TokenizeBody) -> Response:
+        headers = check_unknown(body, state.settings)
+        model = state.models.find(body.model)
+        count = len(await in_thread(token_ids_of, model, body))
+        record = {"input_tokens": count, "max_model_len": model.llm.config.max_model_len}
+        return as_json(record, headers)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        headers = check_unknown(body, state.settings)
+        model = state.models.find(body.model)
+        size = model.llm.plan.model.info.vocab_size
+        wrong = next((token for token in body.tokens if token >= size), None)
+        if wrong is not None:
+            raise ApiError(
+                400, f"token id {wrong}. Allowed: 0 to {size - 1}. Use /tokenize.", param="tokens"
+            )
+        text = await in_thread(model.llm.tokenizer.decode, body.tokens)
+        return as_json({"prompt": text}, headers)
+
+    return router
+
+
+def token_ids_of(model: ServedModel, body: TokenizeBody) -> list[int]:
+    """The token ids of a body's text or conversation. ApiError unless it has one of the two."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(
+            400, "prompt and messages. Allowed: one of the two. Pass one.", param="prompt"
+        )
+    if body.prompt is not None:
+        is_special = body.add_special_tokens is not False
+        return model.llm.tokenizer.encode(body.prompt, add_special_tokens=is_special)
+    chat = ChatBody(
+        messages=body.messages or [],
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return render_chat(model, chat)

@@ -1,0 +1,132 @@
+"""Served models: each LLM of a server under its name, and whether its programs are compiled."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from enginebay.errors import EnginebayError, nearest, shown
+from enginebay.llm import LLM
+from enginebay_server.errors import ApiError
+
+log = logging.getLogger("enginebay.server")
+
+WarmupState = Literal["waiting", "compiling", "ready", "lazy", "failed"]
+
+
+class ServedModel:
+    """An LLM under the name by which clients ask for it. The owner of the LLM closes it.
+
+    `warmup` says how far compiling has come: "lazy" and "ready" models answer requests.
+    """
+
+    def __init__(self, name: str, llm: LLM, *, chat_template: str | None = None) -> None:
+        """`chat_template`: Jinja text in place of the model's own template."""
+        self.name = name
+        self.llm = llm
+        self.chat_template = chat_template
+        self.created_s = int(time.time())
+        self.warmup: WarmupState = "waiting"
+        self.progress = (0, 0)
+        self.failure: EnginebayError | None = None
+        self.token_text = functools.lru_cache(maxsize=65536)(self._token_text)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine takes in requests."""
+        return not self.llm.loop.is_closed
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered: the engine lives, and its programs are compiled, or are
+        compiled when they are needed.
+        """
+        return self.is_alive and self.warmup in ("ready", "lazy")
+
+    @property
+    def status(self) -> dict[str, object]:
+        """What /readiness shows of this model."""
+        done, total = self.progress
+        found: dict[str, object] = {"ready": self.is_ready, "warmup": self.warmup}
+        if self.warmup == "compiling":
+            found |= {"compiled": done, "programs": total}
+        if self.failure is not None:
+            found["error"] = str(self.failure)
+        return found
+
+    def compile_all(self) -> None:
+        """Compile every program, on the caller's thread; `warmup` and `progress` follow it."""
+        self.warmup = "compiling"
+
+        def report(_: str, done: int, total: int) -> None:
+            self.progress = done, total
+
+        try:
+            self.llm.warmup(report)
+        except EnginebayError as error:
+            self.warmup, self.failure = "failed", error
+            log.warning("the programs of %s were not compiled: %s", self.name, error)
+            return
+        self.warmup = "ready"
+
+    def compile_in_background(self) -> threading.Thread:
+        """compile_all() on a thread of its own, which is returned."""
+        thread = threading.Thread(target=self.compile_all, name="enginebay-warmup", daemon=True)
+        thread.start()
+        return thread
+
+    def _token_text(self, token_id: int) -> str:
+        """The text of one token, special tokens included."""
+        return self.llm.tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+class ServedModels:
+    """The models of one server, by name. The first one answers requests that name none."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        assert models, "a server has at least one model"
+        self.by_name = {model.name: model for model in models}
+        assert len(self.by_name) == len(models), "each model has a name of its own"
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self.by_name.values())
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of a name, ready or not. ApiError 404 for an unknown one."""
+        if name is None:
+            return next(iter(self.by_name.values()))
+        if name not in self.by_name:
+            near = nearest(name, self.by_name)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise ApiError(
+                404,
+                f"the model {shown(name)} is not served here. Served: "
+                f"{', '.join(self.by_name)}.{hint}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.by_name[name]
+
+    def ready(self, name: str | None, retry_after_s: int) -> ServedModel:
+        """The model of a name, to send it requests. ApiError 503 while it cannot answer any."""
+        model = self.find(name)
+        if not model.is_ready:
+            done, total = model.progress
+            if not model.is_alive:
+                raise ApiError(
+                    503, f"the engine of {model.name} has stopped", code="engine_stopped"
+                )
+            if model.failure is not None:
+                raise ApiError(503, f"{model.name}: {model.failure}", code="model_not_ready")
+            raise ApiError(
+                503,
+                f"the programs of {model.name} are being compiled ({done} of {total or '?'}). "
+                "Ask /readiness when they are done.",
+                code="model_not_ready",
+                retry_after_s=retry_after_s,
+            )
+        return model

@@ -1,0 +1,219 @@
+"""Serving: from configurations to a process that answers, drains and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+
+import uvicorn
+
+from enginebay.config import EngineConfig
+from enginebay.errors import InputError
+from enginebay.llm import LLM
+from enginebay_cli.show import progress
+from enginebay_server.app import create_app
+from enginebay_server.served import ServedModel
+from enginebay_server.settings import ServerSettings
+from enginebay_server.state import AppState
+
+log = logging.getLogger("enginebay.server")
+
+POLL_S = 0.05
+LAST_WORDS_S = 2.0
+"""After the drain timeout, requests have so long to send the error that ends them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens; with a certificate and its key by HTTPS."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    keep_alive_s: int = 5
+
+    def open(self) -> socket.socket:
+        """A socket of this address, which does not listen yet. InputError when it is taken."""
+        if not 0 <= self.port <= 65535:
+            raise InputError(f"--port {self.port}", "0 to 65535", "Pass another.")
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            opened = socket.socket(found[0], socket.SOCK_STREAM)
+        except OSError as error:
+            raise InputError(
+                f"--host {self.host}: {error.strerror}", "an address of this machine", "Pass one."
+            ) from None
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind(found[4])
+        except OSError as error:
+            opened.close()
+            raise InputError(
+                f"--port {self.port} at {self.host}, which cannot be opened ({error.strerror})",
+                "a port that is free, or 0 for any that is",
+                "Pass another --port, or end what uses it.",
+            ) from None
+        return opened
+
+    def check_tls(self) -> None:
+        """InputError unless there is neither of the two files, or both and they fit."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InputError("one of --tls-cert and --tls-key", "both or neither", "Pass both.")
+        if self.tls_cert is None:
+            return
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                self.tls_cert, self.tls_key
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(
+                f"--tls-cert {self.tls_cert} with --tls-key {self.tls_key}: {error}",
+                "a certificate chain and its private key in PEM",
+                "Pass two files that belong together.",
+            ) from None
+
+    def url(self, opened: socket.socket) -> str:
+        """How clients reach the socket."""
+        host, port = opened.getsockname()[:2]
+        scheme = "https" if self.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve(
+    configs: Mapping[str, EngineConfig],
+    address: Address,
+    settings: ServerSettings,
+    chat_template: str | None = None,
+) -> int:
+    """Load the models, by the names that clients know, and answer until SIGTERM or Ctrl-C. Returns
+    the exit code.
+
+    The address is opened before anything is loaded, so that a wrong one fails at once.
+    """
+    address.check_tls()
+    with contextlib.ExitStack() as opened:
+        at = opened.enter_context(address.open())
+        models = [
+            ServedModel(name, opened.enter_context(load(config)), chat_template=chat_template)
+            for name, config in configs.items()
+        ]
+        app = create_app(models, settings)
+        state: AppState = app.state.server
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=address.keep_alive_s,
+                timeout_graceful_shutdown=int(LAST_WORDS_S),
+                ssl_certfile=address.tls_cert,
+                ssl_keyfile=address.tls_key,
+                server_header=False,
+            )
+        )
+        thread = start_warmup(models, settings)
+        where = f"serving {', '.join(configs)} at {address.url(at)}/v1"
+        asyncio.run(run_until_drained(server, at, state, where))
+        for model in models:
+            model.llm.close()  # ends the compiling that is under way, too
+        thread.join()
+    return 0
+
+
+def load(config: EngineConfig) -> LLM:
+    """The engine of one model, with its progress shown."""
+    with progress() as report:
+        return LLM(config=config, progress=report)
+
+
+def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> threading.Thread:
+    """Compile the programs of all models, one after the other, on a thread of its own."""
+
+    def compile_each() -> None:
+        for model in models:
+            model.compile_all()
+        if all(model.is_ready for model in models):
+            print("ready: every program is compiled", flush=True)
+
+    if settings.warmup == "lazy":
+        for model in models:
+            model.warmup = "lazy"
+    thread = threading.Thread(
+        target=compile_each if settings.warmup == "full" else lambda: None,
+        name="enginebay-warmup",
+        daemon=True,
+    )
+    thread.start()
+    return thread
+
+
+async def run_until_drained(
+    server: uvicorn.Server, at: socket.socket, state: AppState, where: str
+) -> None:
+    """Answer requests until the first SIGTERM or Ctrl-C, then those that were accepted. A second
+    signal ends these too. `where` is printed when the server listens.
+    """
+    ending = asyncio.Event()
+    with handling(asyncio.get_running_loop(), server, ending):
+        serving = asyncio.create_task(server.serve(sockets=[at]))
+        draining = asyncio.create_task(drain(server, state, ending))
+        while not server.started and not serving.done():
+            await asyncio.sleep(POLL_S)
+        print(where, flush=True)
+        try:
+            await serving
+        finally:
+            draining.cancel()
+
+
+@contextlib.contextmanager
+def handling(
+    loop: asyncio.AbstractEventLoop, server: uvicorn.Server, ending: asyncio.Event
+) -> Iterator[None]:
+    """Within the block signals set `ending`; uvicorn asks for its handler when it starts."""
+
+    def on_signal(_: int, __: FrameType | None) -> None:
+        if ending.is_set():
+            server.should_exit = server.force_exit = True
+        loop.call_soon_threadsafe(ending.set)
+
+    server.handle_exit = on_signal  # type: ignore[method-assign,assignment]
+    before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+async def drain(server: uvicorn.Server, state: AppState, ending: asyncio.Event) -> None:
+    """When the server is to end, refuse new requests and wait for the accepted ones; what takes
+    longer than the drain timeout ends with an error that its client gets.
+    """
+    await ending.wait()
+    state.is_draining = True
+    log.warning("ending: %d requests are under way", state.num_open)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(state.settings.drain_timeout_s):
+            while state.num_open:
+                await asyncio.sleep(POLL_S)
+    if state.num_open:
+        log.warning("the drain timeout ends %d requests", state.num_open)
+        for model in state.models:
+            await asyncio.to_thread(model.llm.close)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while state.num_open:
+                    await asyncio.sleep(POLL_S)
+    server.should_exit = True

@@ -1,0 +1,62 @@
+"""The settings of a server: keys, limits, timeouts and what it does with unknown fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from enginebay.errors import ConfigError
+from enginebay.types import MAX_LOGPROBS
+
+UnknownFields = Literal["refuse", "ignore"]
+Warmup = Literal["full", "lazy"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How one server treats its clients. ConfigError for a value out of its range."""
+
+    api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    """Keys of which a client must send one; without any, everybody may send requests."""
+    max_body_bytes: int = 8 * 2**20
+    max_prompts: int = 128
+    """Most prompts of one HTTP request."""
+    max_n: int = 16
+    """Most completions of one prompt."""
+    max_logprobs: int = MAX_LOGPROBS
+    max_concurrency: int = 256
+    """HTTP requests that the engine has at the same time."""
+    max_queue: int = 1024
+    """HTTP requests that wait until the engine has fewer; one more is answered with 429."""
+    retry_after_s: int = 1
+    """The Retry-After header of answers 429 and 503."""
+    request_timeout_s: float = 600.0
+    """From the body of a request to the end of its answer."""
+    body_timeout_s: float = 30.0
+    """From the head of a request to the end of its body."""
+    unknown_fields: UnknownFields = "refuse"
+    cors_origins: tuple[str, ...] = ()
+    warmup: Warmup = "full"
+    drain_timeout_s: float = 30.0
+    """After SIGTERM accepted requests have so long to end."""
+
+    def __post_init__(self) -> None:
+        for name, lowest in (
+            ("max_body_bytes", 1),
+            ("max_prompts", 1),
+            ("max_n", 1),
+            ("max_logprobs", 0),
+            ("max_concurrency", 1),
+            ("max_queue", 0),
+            ("retry_after_s", 1),
+            ("request_timeout_s", 0.001),
+            ("body_timeout_s", 0.001),
+            ("drain_timeout_s", 0),
+        ):
+            value = getattr(self, name)
+            if not value >= lowest:
+                raise ConfigError(f"{name} = {value}", f"{lowest} or more", "Pass a larger value.")
+        if self.max_logprobs > MAX_LOGPROBS:
+            raise ConfigError(
+                f"max_logprobs = {self.max_logprobs}", f"0 to {MAX_LOGPROBS}", "Pass less."
+            )

@@ -1,0 +1,108 @@
+"""Server-sent events: an answer that is sent while its tokens are made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from enginebay.errors import EnginebayError
+from enginebay.llm.events import RequestEnded
+from enginebay.outputs import StreamChunk
+from enginebay_server.errors import ApiError, api_error
+from enginebay_server.generation import Generation, gone
+
+log = logging.getLogger("enginebay.server")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class StreamWriter(ABC):
+    """Makes the bytes of one stream. Belongs to one event loop."""
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """What is sent before the first token."""
+
+    @abstractmethod
+    def write(self, place: int, chunk: StreamChunk) -> bytes:
+        """The events of a chunk of the job at `place`; b"" when it shows nothing."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """What is sent after the end of the last job."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> bytes:
+        """The event of an error, after which nothing follows."""
+
+
+class EventStream(Response):
+    """Sends the events of a generation that was submitted for a stream, and closes it at the end.
+
+    An error becomes an event, and the stream ends. When the client leaves, the generation is closed
+    at once.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        writer: StreamWriter,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            None,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})},
+        )
+        del self.headers["content-length"]
+        self._generation = generation
+        self._writer = writer
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(gone(receive))
+        watcher.add_done_callback(lambda _: self._generation.close())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with asyncio.timeout(self._timeout_s):
+                last = await self._send_events(send)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        except TimeoutError:
+            error = ApiError(504, f"the request took more than {self._timeout_s:g} s")
+            last = self._writer.fail(error)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            watcher.cancel()
+            self._generation.close()
+
+    async def _send_events(self, send: Send) -> bytes:
+        """Send all but the last bytes, which are returned."""
+        left = len(self._generation.handles)
+        writer, place_of = self._writer, self._generation.place_of
+        ready = [writer.begin()]
+        try:
+            while left:
+                events = await self._generation.get()
+                if not events:
+                    return b""  # the client left
+                for event in events:
+                    if isinstance(event, RequestEnded):
+                        left -= 1
+                        if event.error is not None:
+                            raise event.error
+                    else:
+                        ready.append(writer.write(place_of(event), event))
+                body = b"".join(ready)
+                ready = []
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            return writer.end()
+        except (ApiError, EnginebayError) as error:
+            log.warning("request %s failed in its stream: %s", self._generation.id, error)
+            return b"".join(ready) + writer.fail(api_error(error))

@@ -1,0 +1,44 @@
+"""Usage: the tokens of a request, counted as they come."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from enginebay.outputs import RequestMetrics, RequestOutput, StreamChunk
+
+
+@dataclasses.dataclass(slots=True)
+class Usage:
+    """Tokens of the prompts, those of them that the prefix cache had, and new tokens."""
+
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_new: int = 0
+
+    def add(self, chunk: StreamChunk) -> None:
+        """Count the tokens of a chunk."""
+        self.num_new += len(chunk.delta_token_ids)
+        if chunk.index == 0:
+            self._add_cached(chunk.metrics)
+
+    def add_output(self, output: RequestOutput) -> None:
+        """Count the tokens of a whole output and of its prompt."""
+        self.num_prompt += len(output.prompt_token_ids)
+        self.num_new += output.num_generated_tokens
+        self._add_cached(output.metrics)
+
+    def _add_cached(self, metrics: RequestMetrics | None) -> None:
+        """Metrics come with the end of a completion; the first completion's count the prompt."""
+        if metrics is not None:
+            self.num_cached += metrics.num_cached_tokens
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As in OpenAI's answers."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_new,
+            "total_tokens": self.num_prompt + self.num_new,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }

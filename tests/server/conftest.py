@@ -1,0 +1,54 @@
+"""Tests of the HTTP server: one model for all, and a skip where the server's extra is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from enginebay import LLM
+    from tests.server.asking import Asker
+
+HERE = Path(__file__).parent
+NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client", "httpx", "openai")
+SIZES: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, and skip them where a library is missing."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    skip = pytest.mark.skip(
+        reason=f"{', '.join(missing)} is not installed; `make test-serve` runs this in an "
+        "environment with the extras serve and serve-test"
+    )
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.server)
+            if missing:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def llm() -> Iterator[LLM]:
+    """The demo model, each of whose steps has one size: few programs."""
+    from enginebay import LLM
+    from tests.pool import few_sizes
+
+    with few_sizes(), LLM("demo", **SIZES) as made:
+        yield made
+
+
+@pytest.fixture
+def asker(llm: LLM) -> Iterator[Asker]:
+    """A client of an application with default settings; nothing is left allocated at its end."""
+    from tests.server.asking import Asker
+
+    yield Asker(llm)
+    llm.run_on_engine(llm.engine.ledger.check)
+    assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0
+    counts = llm.counts()
+    assert (counts.waiting, counts.running) == (0, 0)
