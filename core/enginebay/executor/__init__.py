@@ -1,3 +1,3 @@
-"""The contract of an executor: commands, the keys of steps, the parts of an engine, and
-where its arrays lie. `assemble` makes commands of plans.
+"""The executor contract: commands, the keys of compiled steps, the parts of an engine, the
+placement of arrays. `assemble` makes commands from step plans.
 """

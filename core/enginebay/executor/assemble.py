@@ -1,4 +1,6 @@
-"""From the rows of a StepPlan to commands: rows sorted and padded, changed pages found."""
+"""Makes commands from the rows of a StepPlan: sorts and pads rows, finds changed page-table
+entries.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from enginebay.types import FrozenSampling, Request, StepVariant
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
-    """Indices that bring rows into AttnBatch's order: single tokens after a prefix, rows without
-    one, the others.
+    """Indices that sort rows into AttnBatch's order: single tokens with a prefix, then rows without
+    a prefix, then the others.
     """
     kinds = [
         0 if r.num_tokens == 1 and r.num_computed else 1 if not r.num_computed else 2 for r in rows
@@ -29,22 +31,22 @@ def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
 
 
 class SentTables:
-    """The page tables as an executor has them, to send it the entries that have changed."""
+    """A copy of the page tables that the executor has, to find the entries that have changed."""
 
     def __init__(self, ledger: Ledger, num_rows: int, widths: Mapping[str, int]) -> None:
-        """`widths`: pages of a row at most, by cache group."""
+        """`widths`: the largest number of pages per row, by cache group."""
         self._ledger, self._num_rows, self._widths = ledger, num_rows, widths
         self.forget()
 
     def forget(self) -> None:
-        """The executor's tables are new: all entries are 0."""
+        """The executor has new tables: all their entries are 0."""
         self._sent = {g: np.zeros((self._num_rows, w), np.int32) for g, w in self._widths.items()}
 
     def changes(self, leases: Sequence[Lease], num_pages: int) -> dict[str, np.ndarray]:
-        """Entries (row, column, page) int32 [n, 3] of the first `num_pages` pages of leases, by
-        group; no group without one. They count as sent.
+        """Changed entries (row, column, page), int32 [n, 3] by group, among the first `num_pages`
+        pages of each lease. Groups without changes are left out. The entries count as sent.
 
-        What lies behind a row's pages need not be 0: a step looks at the pages of its tokens only.
+        Entries after a row's pages need not be 0: a step reads only the pages of its tokens.
         """
         row_ids = [lease.row for lease in leases]
         changes = {}
@@ -68,7 +70,7 @@ class SentTables:
 def prefill_command(
     rows: Sequence[RowPlan], key: StepKey, table: RowTable, sent: SentTables, hidden_size: int
 ) -> Step:
-    """The prefill of `rows` by the program of a key."""
+    """The Step that prefills `rows` with the program `key`."""
     bucket, order = key.bucket, sorted_for_attention(rows)
     token_ids = np.zeros(bucket.tokens, np.int32)
     ints, floats = columns.empty_plan(bucket.seqs, table.max_num_reqs)
@@ -104,8 +106,11 @@ def prefill_command(
 def prompt_targets(
     rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: RowTable
 ) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
-    """Of a prefill whose rows lie in `order` among num_tokens tokens: the prompt's next token after
-    each, int32 [num_tokens], -1 where no request needs it, and (start, count) of each row's.
+    """Target tokens of a prefill with prompt log-probabilities, whose rows lie in `order` among
+    `num_tokens` tokens.
+
+    Returns the prompt's next token after each position, int32 [num_tokens], -1 where no request
+    needs it, and the (start, count) of each row's targets.
     """
     targets = np.full(num_tokens, -1, np.int32)
     spans = [(0, 0)] * len(rows)
@@ -113,7 +118,7 @@ def prompt_targets(
     for index in order:
         row = rows[index]
         if row.returns_prompt:
-            # The last token of the prompt is followed by a sampled one.
+            # The token after the last prompt token is sampled, so it is no target.
             end = min(row.num_computed + row.num_tokens, int(table.num_prompt_tokens[row.row]) - 1)
             own = table.token_ids[row.row, row.num_computed + 1 : end + 1]
             targets[start : start + len(own)] = own
@@ -123,17 +128,17 @@ def prompt_targets(
 
 
 def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:
-    """Whether one of the rows is told of the whole vocabulary."""
-    telling = table.returns_logprobs
-    return bool(telling.any()) and any(
-        telling[row.row] and table.request(row.row).sampling.returns_all for row in rows
+    """Whether the request of any row asks for full-vocabulary log-probabilities."""
+    has_logprobs = table.returns_logprobs
+    return bool(has_logprobs.any()) and any(
+        has_logprobs[row.row] and table.request(row.row).sampling.returns_all for row in rows
     )
 
 
 def _embeds(
     rows: Sequence[RowPlan], order: np.ndarray, shape: tuple[int, int], table: RowTable
 ) -> np.ndarray:
-    """The embeddings among the tokens of a prefill, f32 [tokens, hidden_size]; 0 for tokens."""
+    """The embeddings of a prefill's positions, f32 [tokens, hidden_size]; 0 at token positions."""
     values, start = np.zeros(shape, np.float32), 0
     for index in order:
         row = rows[index]
@@ -145,21 +150,21 @@ def _embeds(
 
 
 def takes_embeds(row: RowPlan, table: RowTable) -> bool:
-    """Whether embeddings are among the tokens of a row's part of a prefill."""
+    """Whether a row's part of a prefill has positions with embeddings."""
     embeds = table.request(row.row).embeds
     return embeds is not None and embeds.touch(row.num_computed, row.num_tokens)
 
 
 def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
-    """What a prefill of `rows` needs to be written before it."""
+    """What must be written to rows before a prefill of `rows`."""
     used = tuple(_used(row, table) for row in rows if row.samples and not row.decodes)
     updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.decodes and row.update)
     return WriteRows(_known(rows, table), used, updates)
 
 
 def _used(row: RowPlan, table: RowTable) -> RowUpdate:
-    """What a row's request uses of logits processors, with the plan's own values where it
-    has some.
+    """The logits processors of a row's request, with their values; values of the plan replace the
+    request's.
     """
     values = {
         value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)
@@ -172,7 +177,7 @@ def _reads_tokens(sampling: FrozenSampling) -> bool:
 
 
 def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
-    """The least that serves rows."""
+    """The smallest step variant, and the logits processors, that rows need."""
     variant = StepVariant(int(table.variants[rows].max()))
     if variant is not StepVariant.FULL:
         return StepNeeds(variant)
@@ -181,8 +186,8 @@ def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
 
 
 def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
-    """The tokens that a row's first chunk does not bring since the cache has them, for rows whose
-    sampling counts them.
+    """The first tokens of rows whose first chunk starts after a cached prefix, when the sampling
+    reads past tokens.
     """
     return tuple(
         KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy())
@@ -218,7 +223,7 @@ def decode_command(
     table: RowTable,
     sent: SentTables,
 ) -> Step:
-    """The decode of `rows`, each at its place in the bucket, by the program of a key."""
+    """The Step that decodes `rows`, each at its place in the bucket, with the program `key`."""
     if key.full_vocab and num_steps > 1:
         raise InternalError(
             f"{num_steps} steps of a decode that returns full-vocabulary log-probabilities"
@@ -238,7 +243,7 @@ def decode_command(
 def verify_command(
     rows: Sequence[RowPlan], key: StepKey, most: int, table: RowTable, sent: SentTables
 ) -> Step:
-    """The step that verifies the drafts of `rows`, up to `most` of each."""
+    """The Step that verifies the drafts of `rows`, at most `most` per row."""
     places = np.arange(len(rows), dtype=np.int32)
     step = decode_command(rows, key, places, 1, table, sent)
     draft_ids = np.full((key.bucket.seqs, most), -1, np.int32)

@@ -1,4 +1,4 @@
-"""Buckets: the few sizes that step shapes are rounded up to, so that few programs are compiled."""
+"""Bucket sizes: step shapes are rounded up to a few sizes, so that few programs are compiled."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def doubling(low: int, high: int) -> tuple[int, ...]:
 
 
 def finer(low: int, high: int) -> tuple[int, ...]:
-    """doubling(low, high) with sizes between: multiples of four from 8, of a quarter of the power
-    of two from 32.
+    """doubling(low, high) with sizes between: multiples of 4 from 8 on, multiples of a quarter of
+    the power of two from 32 on.
     """
     sizes = doubling(low, high)
     between = (
@@ -34,19 +34,19 @@ def finer(low: int, high: int) -> tuple[int, ...]:
 
 
 def round_up(sizes: Sequence[int], needed: int) -> int:
-    """The smallest of ascending `sizes` that is at least `needed`."""
+    """The smallest of the ascending `sizes` that is at least `needed`."""
     for size in sizes:
         if size >= needed:
             return size
     raise InternalError(
-        f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop asked for too "
-        "much"
+        f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop plans too "
+        "large a step"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class BucketSizes:
-    """Sizes in ascending order: rows of a decode step, rows and tokens of a prefill step, context
+    """Ascending sizes: rows of a decode step, rows and tokens of a prefill step, context
     lengths.
     """
 
@@ -58,11 +58,11 @@ class BucketSizes:
     def prefill_shape(
         self, num_rows: int, num_tokens: int, *, no_prefix: bool, is_rare: bool
     ) -> tuple[int, int, bool]:
-        """(rows, tokens, whether no row has a prefix) of the program for such a prefill.
+        """(rows, tokens, whether no row has a prefix) of the program for a prefill.
 
-        Rare shapes come in every other size only: fewer programs for a little more padding. Where
-        prefills of all numbers of rows share their programs, those without a prefix do, and at the
-        sizes between them take the programs for rows with one.
+        Rare shapes use only every other size: fewer programs, a little more padding. With a single
+        size of prefill rows, programs without a prefix also come in every other size only; prefills
+        between these sizes use the program for rows with a prefix.
         """
         every, seqs = self.prefill_tokens, round_up(self.prefill_rows, num_rows)
         coarse = every[::-2][::-1]
@@ -73,9 +73,7 @@ class BucketSizes:
 
     @property
     def verify_rows(self) -> tuple[int, ...]:
-        """Rows of a step that verifies drafts: every other size of a decode step's, the smallest
-        among them.
-        """
+        """Rows of a verify step: every other size of a decode step, always with the smallest."""
         largest = round_up(self.decode_rows, min(MAX_VERIFIED_ROWS, self.decode_rows[-1]))
         sizes = [size for size in self.decode_rows if size <= largest]
         return tuple(sorted({sizes[0], *sizes[::-2]}))
@@ -90,10 +88,11 @@ def default_sizes(
     ragged_decode: bool = False,
     one_prefill_width: bool = False,
 ) -> BucketSizes:
-    """Powers of two: decode rows from min_rows, prefill tokens from 16, contexts from 256.
+    """Powers of two: decode rows from `min_rows`, prefill tokens from 16, contexts from 256.
 
-    With `ragged_decode` the context does not matter, so there is one, and rows come in finer steps.
-    With `one_prefill_width` (see Platform) all prefills have room for max_num_seqs rows.
+    With `ragged_decode` programs do not depend on the context, so there is one context length, and
+    rows come in finer sizes. With `one_prefill_width` (see Platform) all prefills have room for
+    `max_num_seqs` rows.
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     return BucketSizes(

@@ -1,4 +1,4 @@
-"""The columns of a prefill plan's arrays int32 and f32, which have one row per row of the step."""
+"""The columns of a prefill's int32 and f32 arrays, which have one row per row of the step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from enginebay.types import MAX_STOP_TOKENS
     PARAMS,
 ) = range(11)
 DECODES = 2
-"""In the column SAMPLES: the row goes on from the token that it sampled last. 1: its prompt
-ends.
+"""In the column SAMPLES: the row decodes, from the token that it sampled last. 1: the row's prompt
+ends in this step.
 """
 STOP_IDS = PARAMS + len(INTS)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
@@ -30,8 +30,8 @@ NUM_FLOAT_COLUMNS = len(FLOATS)
 
 
 def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """A plan's columns int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS] of padding,
-    whose row id is `num_rows`.
+    """Columns of padding, int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS], with row
+    id `num_rows`.
     """
     floats, values = neutral_columns(size)
     ints = np.zeros((size, NUM_INT_COLUMNS), np.int32)

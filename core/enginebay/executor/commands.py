@@ -1,7 +1,8 @@
-"""Commands: everything that changes the device, as flat records of NumPy arrays, numbers and names.
+"""Commands: every change of the device's state, as a flat record of NumPy arrays, numbers and
+names.
 
-An engine makes commands; an executor runs them in order. They need no pickle:
-`enginebay_executor.codec` turns a command into bytes, and back in any process.
+An engine makes commands, and an executor runs them in order. They need no pickle:
+`enginebay_executor.codec` turns a command into bytes, and the bytes into a command in any process.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Command(Generic[Result_co]):
-    """One command of the closed set COMMANDS; an executor that runs it returns a Result."""
+    """A command; one of COMMANDS. An executor that runs it returns a `Result`."""
 
     __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownTokens:
-    """The first tokens of a row, int32, which no chunk brings."""
+    """The first tokens of a row, int32, that no prefill chunk brings because their keys and values
+    are cached.
+    """
 
     row: int
     token_ids: np.ndarray
@@ -47,30 +50,31 @@ class RowUpdate:
 class Step(Command[Pending]):
     """Run one compiled step.
 
-    `inputs` are the program's arrays: of a prefill token_ids, ints, floats and, for full-vocabulary
-    log-probabilities, targets (see `prefill_step`); of a decode row_ids and num_steps, of a verify
-    step row_ids and draft_ids. `places` int32 [n]: where each row of the plan lies in the bucket;
-    results come in their order. `spans` (start, count) of each row's targets.
+    `inputs` are the program's arrays. Of a prefill: token_ids, ints, floats and, with
+    full-vocabulary log-probabilities, targets (see `prefill_step`). Of a decode: row_ids and
+    num_steps. Of a verify step: row_ids and draft_ids. `places` int32 [n] is the position of each
+    row of the plan in the bucket; results are returned in the plan's order. `spans` is the (start,
+    count) of each row's targets.
     """
 
     program: StepKey
     inputs: tuple[np.ndarray, ...]
     places: np.ndarray
     tables: Mapping[str, np.ndarray]
-    """By cache group, int32 [n, 3]: entries of the page table that changed, as row, column,
-    page.
-    """
+    """By cache group, int32 [n, 3]: changed entries of the page table, as row, column, page."""
     returns_logprobs: bool = False
-    """A row asks for log-probabilities, which are sent to the host with the tokens."""
+    """Whether a row asks for log-probabilities; then they are copied to the host with the
+    tokens.
+    """
     returns_all: bool = False
-    """A row that samples asks for the log-probabilities of the whole vocabulary."""
+    """Whether a row that samples asks for full-vocabulary log-probabilities."""
     spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteRows(Command[None]):
-    """Write into rows what no step brings: `known` tokens of their history, `used`, all that a row
-    has of logits processors from now on, and `updates` of single fields.
+    """Write to rows what no step brings: `known` tokens of their history; `used`, all logits
+    processors that a row uses from now on; `updates` of single fields.
     """
 
     known: tuple[KnownTokens, ...] = ()
@@ -80,7 +84,7 @@ class WriteRows(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetTables(Command[None]):
-    """Change entries of page tables; the same as in a Step, without a step."""
+    """Change entries of page tables, as a Step does, without running a step."""
 
     tables: Mapping[str, np.ndarray]
 
@@ -94,7 +98,7 @@ class CopyPages(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageOut(Command[Mapping[str, np.ndarray]]):
-    """Read pages int32 [n] of each cache group to the host: all arrays of all layers, by
+    """Read pages int32 [n] of each cache group to the host. Returns all arrays of all layers by
     "group/layer/array", as the device stores them.
     """
 
@@ -103,7 +107,7 @@ class PageOut(Command[Mapping[str, np.ndarray]]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageIn(Command[None]):
-    """Write into pages int32 [n] of each cache group what a PageOut has returned."""
+    """Write what a PageOut has returned to pages int32 [n] of each cache group."""
 
     pages: Mapping[str, np.ndarray]
     arrays: Mapping[str, np.ndarray]
@@ -111,8 +115,8 @@ class PageIn(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Make(Command[None]):
-    """Load the weights if need be, and allocate an empty cache of these sizes and rows without
-    requests.
+    """Load the weights if they are not loaded, and allocate an empty cache of these sizes and rows
+    without requests.
     """
 
     shapes: Mapping[str, CacheShape]
@@ -120,7 +124,7 @@ class Make(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grow(Command[None]):
-    """Give the cache larger arrays of these sizes, with what is in it."""
+    """Enlarge the cache's arrays to these sizes; their content is kept."""
 
     shapes: Mapping[str, CacheShape]
 
@@ -132,8 +136,8 @@ class Drop(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Take(Command[RowState]):
-    """Read a row's state to the host: pages int32 [n] by cache group hold its keys and values, and
-    token_ids int32 [tokens] are its tokens. Without pages only what its sampling needs is read.
+    """Read a row's state to the host. `pages` int32 [n] by cache group hold its keys and values;
+    `token_ids` int32 [tokens] are its tokens. Without pages, only its sampling state is read.
     """
 
     row: int
@@ -143,9 +147,7 @@ class Take(Command[RowState]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Put(Command[None]):
-    """Write a row's state into a row, and its keys and values into pages int32 [n] by cache
-    group.
-    """
+    """Write a row's state to a row, and its keys and values to pages int32 [n] by cache group."""
 
     row: int
     pages: Mapping[str, np.ndarray]
@@ -154,9 +156,9 @@ class Put(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetParts(Command[None]):
-    """Run steps with other parts than those that the executor was made of: registered names or
-    import paths by setting, such as {"attention.decode": "xla", "sampler":
-    "package.module:sample"}. Without names, the parts before the latest SetParts come back.
+    """Run steps with other parts from now on: registered names or import paths by setting, such as
+    {"attention.decode": "xla", "sampler": "package.module:sample"}. Without names, the parts before
+    the latest SetParts return.
     """
 
     names: Mapping[str, str]
@@ -164,7 +166,7 @@ class SetParts(Command[None]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetWeights(Command[None]):
-    """Replace weights by path, each by an array of the same shape and dtype."""
+    """Replace weights by path, each with an array of the same shape and dtype."""
 
     weights: Mapping[str, np.ndarray | jax.Array]
 
@@ -184,11 +186,13 @@ COMMANDS: tuple[type[Command[object]], ...] = (
     SetParts,
     SetWeights,
 )
-"""Every command there is."""
+"""All commands."""
 
 
 def values_of(saved: RowState) -> list[RowValues]:
-    """The fields of logits processors among a row's columns, which are called "processor/field"."""
+    """The logits processors' fields in a saved row state, whose columns are named
+    "processor/field".
+    """
     processor_state: dict[str, dict[str, np.ndarray]] = {}
     for column, value in saved.sampling.items():
         name, _, field = column.rpartition("/")

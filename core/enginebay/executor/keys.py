@@ -1,4 +1,4 @@
-"""StepKey: what one compiled step is for, and which other steps its program can serve."""
+"""StepKey: identifies a compiled step, and decides which other steps its program can serve."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 
 Kind = Literal["prefill", "decode", "compact", "verify", "forward", "sample"]
-"""The last two are the programs that a prefill is made of; see `StepKey.parts`."""
+"""A prefill is compiled as two programs, "forward" and "sample"; see `StepKey.parts`."""
 
 
 def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
-    """The shapes of a step for so many rows of at most so many drafts each."""
+    """The shapes of a verify step for `num_rows` rows with at most `num_drafts` drafts each."""
     width = num_drafts + 1
     return Bucket(num_rows * width, num_rows, pages_per_seq, width, max_kv_len, "mixed")
 
@@ -29,7 +29,9 @@ def draft_rows(bucket: Bucket) -> Bucket:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepNeeds:
-    """The least that serves a step's rows: a variant and, for FULL, names of logits processors."""
+    """The smallest variant that serves a step's rows and, for FULL, the logits processors that they
+    use.
+    """
 
     variant: StepVariant
     names: frozenset[str] = frozenset()
@@ -37,12 +39,12 @@ class StepNeeds:
 
 @dataclasses.dataclass(frozen=True)
 class StepKey:
-    """What one compiled step is for. "compact" decodes on a copy of the rows' cache.
+    """Identifies one compiled step. The kind "compact" decodes on a compact copy of the rows'
+    cache.
 
-    `full_vocab`: it returns log-probabilities of the whole vocabulary too; a decode then has one
-    token a row. `names`: its
-    logits processors, None for all. `pools`: a prefill that returns each row's hidden states,
-    pooled. `embeds`: a prefill whose tokens may be embeddings.
+    `full_vocab`: it also returns full-vocabulary log-probabilities; a decode then makes one token
+    per row. `names`: its logits processors, None for all of the engine's. `pools`: a prefill that
+    returns pooled hidden states of each row. `embeds`: a prefill that accepts embeddings.
     """
 
     kind: Kind
@@ -64,8 +66,8 @@ class StepKey:
     def attention(
         self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
     ) -> AttentionProblem:
-        """The bucket and the layouts that its attention sees: those of the copy, if there is one;
-        `by_rows`: drafts are rows.
+        """The bucket and the layouts that its attention sees: those of the compact copy, if it
+        makes one. `by_rows`: a verify step sees each draft as a row.
         """
         if self.kind != "compact":
             return draft_rows(
@@ -80,9 +82,11 @@ class StepKey:
 
     @property
     def parts(self) -> tuple[StepKey, ...]:
-        """The programs of a step. A prefill has one that runs the model, the same for whatever rows
-        ask of sampling, and after it one that samples: for a single row, or for as many as it has.
-        So what is compiled for sampling is compiled once for prefills of any number of tokens.
+        """The programs of a step.
+
+        A prefill has several: one runs the model, and is the same for all sampling parameters; the
+        others sample, for one row or for all. So the sampling programs are compiled once for
+        prefills of any number of tokens.
         """
         if self.kind != "prefill":
             return (self,)
@@ -99,17 +103,19 @@ class StepKey:
     def name(
         self, layouts: Mapping[str, CacheLayout]
     ) -> tuple[StepKey, tuple[tuple[str, CacheLayout], ...]]:
-        """What its program is kept as: one that samples serves caches of any size."""
+        """The key of its program among compiled programs. A "sample" program serves caches of any
+        size, so it has no layouts.
+        """
         return self, () if self.kind == "sample" else tuple(layouts.items())
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Tokens, rows and context: programs in this order cost more and more."""
+        """Tokens, rows and context: sorts programs by increasing cost."""
         b = self.bucket
         return b.tokens, b.seqs, b.max_kv_len, int(b.mode == "mixed")
 
     def covers(self, other: StepKey) -> bool:
-        """Whether this program serves every step that `other` is for, with more padding."""
+        """Whether this program serves every step that `other` serves, with more padding."""
         mine, its = self.bucket, other.bucket
         alike = replace(self, bucket=its) == other
         if self.kind == "prefill":

@@ -1,4 +1,6 @@
-"""EngineParts: what the composition root hands to an engine. Executor: what runs its commands."""
+"""EngineParts: what composition passes to an engine. Executor: the contract of what runs its
+commands.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,23 @@ Layouts = Mapping[str, CacheLayout]
 """The cache layout of each group."""
 
 OpsFactory = Callable[[Bucket, Layouts], Ops]
-"""The chosen ops for a step's bucket and layouts; called while the step is traced."""
+"""Returns the chosen ops for a step's bucket and layouts; called while the step is traced."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFacts:
-    """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they
-    are chosen by these sizes.
+    """What the sizes of an engine's steps depend on. They are known before kernels are chosen,
+    because the choice depends on the sizes.
 
-    Three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`), the one after them
-    is the platform's. `states` are the model's, of which attention knows nothing.
+    `compact_decode`, `ragged_decode` and `drafts_are_rows` are declared by the decode kernel
+    (`enginebay.ops.caps.Caps`), `one_prefill_width` by the platform. `states` are the model's state
+    groups, which attention does not use.
     """
 
     config: EngineConfig
     groups: tuple[CacheGroup, ...]
     attention: Mapping[str, AttnSpec]
-    """Per group name, of the whole model."""
+    """By group name, of the whole model."""
     layout: str
     layout_type: type[KVLayout]
     min_rows: int
@@ -63,7 +66,7 @@ class StepFacts:
 
     @property
     def sizes(self) -> BucketSizes:
-        """The usual sizes of steps."""
+        """The default sizes of steps."""
         config = self.config
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
         return default_sizes(
@@ -89,8 +92,8 @@ def make_layouts(
 
 
 AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
-"""What an engine's capability `attention_problems` names: from the facts and the engine's options
-to its steps' problems.
+"""The function that an engine's capability `attention_problems` names: returns the attention
+problems of the engine's steps, from the facts and the engine's options.
 """
 
 
@@ -104,10 +107,10 @@ def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ShadowParts:
-    """A candidate for an op: its name, the share of steps, the ops that have it, and the phases it
-    is for.
+    """A shadow candidate for an op: its name, the share of steps on which it runs, and ops that use
+    it.
 
-    `compact_decode`: attention that wants decode steps on one page a row. `chosen` are the names of
+    `compact_decode`: attention that wants decode steps with one page per row. `chosen`: names of
     the chosen implementations by phase.
     """
 
@@ -117,114 +120,118 @@ class ShadowParts:
     ops: OpsFactory
     compact_decode: bool
     chosen: Mapping[str, str]
-    """Only the phases in which the candidate is compared."""
+    """Only of the phases in which the candidate is compared."""
 
 
 Result = TypeVar("Result")
 
 Report = Callable[[int, int, str], None]
-"""Called after each program that is compiled: how many there are now, of how many, and its name."""
+"""Called after each compiled program with (number of programs so far, total number, name of the
+program).
+"""
 
 
 class Executor(ABC):
-    """Runs an engine's commands. `run` never waits for the device, but for commands that return
-    what the device holds (Take, PageOut) and for arrays that are made.
+    """Runs an engine's commands. `run` does not wait for the device, except for commands that
+    return data of the device (Take, PageOut) and for allocation.
     """
 
     compilations: Compilations
 
     @abstractmethod
     def run(self, command: Command[Result]) -> Result:
-        """Run a command after all before it."""
+        """Run a command after all earlier commands."""
 
     @abstractmethod
     def swap(self, parts: EngineParts) -> Callable[[], None]:
-        """Run steps with the ops and the sampler of other parts, which have no names for SetParts:
-        they stay in this process. The function that comes back returns to the former ones.
+        """Run steps with the ops and the sampler of other parts, which have no names and so cannot
+        be sent as SetParts. Returns a function that restores the former ones.
         """
 
     @abstractmethod
     def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
-        """The program that a Step for `key` should name: one that is compiled, if any serves."""
+        """The program that a Step for `key` should use: a compiled one, if any serves it."""
 
     @abstractmethod
     def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
-        """Compile all programs for these steps that are missing, and those of the other commands;
-        how many there are. `copies`: there will be CopyPages.
+        """Compile all missing programs for these steps and for the other commands. Returns their
+        total number. `copies`: CopyPages will be used.
         """
 
     @abstractmethod
     def compile_first(
         self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
     ) -> Background:
-        """Compile the fewest programs that serve all these steps; what comes back compiles the
-        others once it is started.
+        """Compile the fewest programs that serve all these steps. Returns a Background that
+        compiles the others once it is started.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free weights, cache and programs, for good."""
+        """Free weights, cache and programs for good."""
 
     @property
     def shadow_report(self) -> ShadowReport | None:
-        """What shadow mode has found so far; None without it."""
+        """The comparisons that shadow mode has made so far; None without shadow mode."""
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineParts:
-    """What the composition root hands to an engine."""
+    """What composition passes to an engine."""
 
     config: EngineConfig
     model: Model
     load_weights: Callable[[], Weights]
-    """Loads them; an engine calls it once, after its memory plan has passed."""
+    """Loads the weights. An engine calls it once, after its memory plan was accepted."""
     ops: OpsFactory
     sampler: Sampler
     platform: Platform
     placement: Placement
     make_executor: Callable[[EngineParts], Executor]
-    """What runs the engine's commands, of these parts."""
+    """Makes the executor of the engine, from these parts."""
     layout: str
     layout_type: type[KVLayout]
     dtype: str
     weight_format: WeightFormat
     changed: Callable[[Mapping[str, object]], EngineParts]
-    """These parts with others by setting, as `Engine.swap` takes them."""
+    """These parts with others by setting, as in `Engine.swap`."""
     compact_decode: bool = False
     ragged_decode: bool = False
     drafts_are_rows: bool = False
-    """Whether steps that verify drafts do it by the attention of decode steps, each draft as a row
-    of its own.
+    """Whether verify steps use the attention of decode steps, with each draft as a row of its
+    own.
     """
     kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Names of the chosen kernels by op, attention's by phase ("attention.decode"), and of the
+    """Names of the chosen kernels by op, of attention by phase ("attention.decode"), and of the
     layout.
     """
     custom_calls: tuple[str, ...] = ()
-    """The functions outside XLA that they call."""
+    """Functions outside XLA that the kernels call."""
     shadow: ShadowParts | None = None
-    """What is compared with the chosen kernels on live steps."""
+    """The shadow candidate that is compared with the chosen kernels on live steps."""
     returns_logits: bool = False
-    """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not
-    count.
+    """Whether steps return all their logits (`Pending.read_logits`). The memory plan does not count
+    them.
     """
     has_greedy: bool = False
-    """Whether steps of rows that all want the first best token may do without the sampler."""
+    """Whether steps whose rows all take the first best token may skip the sampler."""
     processors: Processors = ()
-    """Logits processors that requests may use, in the order in which they are applied."""
+    """Logits processors that requests may use, in the order of their application."""
 
     @property
     def title(self) -> str:
-        """Engine and attention kernels, for whoever waits for them."""
+        """Engine and attention kernels, for progress messages."""
         return engine_title(self.config, self.kernels)
 
     def kv_layouts(self, shapes: Mapping[str, CacheShape]) -> dict[str, KVLayout]:
-        """The layouts of the groups with attention in a cache of these sizes."""
+        """The layouts of the groups with attention, in a cache of these sizes."""
         return make_layouts(self.model.info.attention, self.layout_type, shapes)
 
     def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, CacheLayout]:
-        """The layouts of a cache of these sizes, by group; none of a state without a size."""
+        """The layouts of a cache of these sizes, by group. State groups without a size are left
+        out.
+        """
         states = {
             one.name: one.make_layout(shapes[one.name])
             for one in self.model.info.states
@@ -233,8 +240,8 @@ class EngineParts:
         return {**self.kv_layouts(shapes), **states}
 
     def make_rows(self, page_size: int) -> RowTable:
-        """An empty row table with pages of so many tokens in every cache group, and one page a row
-        in groups with a state.
+        """An empty row table. Groups with keys and values have pages of `page_size` tokens, groups
+        with a state one page per row.
         """
         config, info = self.config, self.model.info
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
@@ -276,10 +283,10 @@ def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:
 def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache.
 
-    16 f32 activations a token, logits four times (penalties count tokens), the history of the rows'
-    tokens twice, and the fields of logits processors twice. A step that verifies drafts has logits
-    for each of one pass. Of quantised weights the largest one once more, in the computation's
-    dtype.
+    It counts 16 f32 activations per token; the logits four times (penalties count tokens); the
+    token history of the rows twice; the fields of logits processors twice. A verify step has logits
+    for every draft of one pass. Of quantised weights it counts the largest once more, in the dtype
+    of the computation.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

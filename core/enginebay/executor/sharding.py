@@ -1,6 +1,4 @@
-"""How logical axes reach the mesh: the sharding of weights, of cache arrays and of everything
-small.
-"""
+"""Placement: how logical axes map to the device mesh, and the sharding of weights and cache."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from enginebay.weights import WeightSpec, stored_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mesh (None: one device) and the rules that map logical axes to its axes."""
+    """A mesh (None: one device), and the rules that map logical axes to mesh axes."""
 
     mesh: Mesh | None
     rules: Mapping[str, str | None]
@@ -30,14 +28,14 @@ class Placement:
         return PartitionSpec(*(self.rules.get(a) if a else None for a in axes))
 
     def sharding(self, axes: Sequence[str | None]) -> Sharding:
-        """Where an array with these logical axes lies."""
+        """The sharding of an array with these logical axes."""
         if self.mesh is None:
             return jax.sharding.SingleDeviceSharding(self.device)
         return NamedSharding(self.mesh, self.spec(axes))
 
     def weight(self, path: str, spec: WeightSpec) -> Sharding:
-        """Where a weight, or an array of a quantised one, lies; ConfigError when a dimension does
-        not divide by its mesh axis.
+        """The sharding of a weight, or of an array of a quantised weight. ConfigError for a
+        dimension that its mesh axis does not divide.
         """
         for size, axis in zip(spec.shape, spec.axes, strict=True):
             shards = self.num_shards(axis)
@@ -46,22 +44,22 @@ class Placement:
                     explain(
                         f"weight {path!r} has {size} along {axis!r}, split over {shards} devices",
                         f"a mesh axis that divides {size}",
-                        "Change mesh or axis_rules.",
+                        f"Pass --mesh {self.rules.get(axis)}=1, or change axis_rules.",
                     )
                 )
         return self.sharding(spec.axes)
 
     def num_shards(self, axis: str | None) -> int:
-        """Over how many devices a logical axis is split."""
+        """The number of devices that a logical axis is split over."""
         mesh_axis = self.rules.get(axis) if axis else None
         return 1 if self.mesh is None or mesh_axis is None else self.mesh.shape[mesh_axis]
 
     def cache(self, layout: CacheLayout) -> dict[str, Sharding]:
-        """Where each array of one layer of the cache lies."""
+        """The sharding of each array of one cache layer."""
         return {name: self.sharding(axes) for name, axes in layout.logical_axes().items()}
 
     def cache_bytes(self, layout: CacheLayout) -> int:
-        """Bytes of one layer of the cache on each device."""
+        """Bytes of one cache layer on each device."""
         axes = layout.logical_axes()
         return sum(
             stored_bytes(s.shape, s.dtype) // math.prod(map(self.num_shards, axes[name]))
@@ -70,20 +68,20 @@ class Placement:
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """All devices of the mesh, or the one."""
+        """All devices of the mesh, or the single device."""
         return (self.device,) if self.mesh is None else tuple(self.mesh.devices.flat)
 
     @property
     def replicated(self) -> Sharding:
-        """Whole on every device."""
+        """The sharding of an array that every device has whole."""
         return self.sharding(())
 
 
 def make_placement(
     devices: Sequence[jax.Device], mesh: Mapping[str, int], rules: Mapping[str, str | None]
 ) -> Placement:
-    """The placement on the first devices, as the configuration's mesh names them; {} or all ones
-    means one device.
+    """The placement on the first of `devices` for the mesh sizes of the configuration. {} and sizes
+    of 1 mean one device. ConfigError when there are too few devices.
     """
     sizes = {axis: size for axis, size in mesh.items() if size > 1}
     total = int(np.prod(list(sizes.values()))) if sizes else 1
@@ -91,8 +89,8 @@ def make_placement(
         raise ConfigError(
             explain(
                 f"mesh {dict(mesh)} needs {total} devices",
-                f"{len(devices)} here",
-                "Make the mesh smaller.",
+                f"at most {len(devices)}, the devices of this machine",
+                "Pass a smaller --mesh.",
             )
         )
     if total == 1:

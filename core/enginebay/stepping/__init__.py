@@ -1,1 +1,1 @@
-"""StepEngine, the engine of a ledger, a geometry and an executor, and the sizes of its steps."""
+"""StepEngine: an engine made of a ledger, step sizes and an executor."""

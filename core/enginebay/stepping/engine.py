@@ -1,4 +1,4 @@
-"""StepEngine: the engine of a ledger, the sizes of its cache, and an executor of commands."""
+"""StepEngine: an engine made of a ledger, the sizes of its cache, and an executor of commands."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ NO_DEMAND = Demand()
 
 
 class StepEngine(Engine):
-    """Makes commands of plans; the executor runs them.
+    """Turns step plans into commands, which its executor runs.
 
     An engine plugin supplies the ledger, which writes its pages to the page tables of `rows`, and
-    the sizes. The arrays hold what the ledger has promised before a step that needs it.
+    the sizes. Before a step runs, the arrays grow to hold everything that the ledger has promised
+    to its rows.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class StepEngine(Engine):
         return f"{parts.config.model} {dtypes} {self._num_updates}"
 
     def set_weights(self, weights: Mapping[str, np.ndarray | jax.Array]) -> None:
-        """Replace weights by path, each by an array of the same shape and dtype; no row may be
-        running. Of what the former ones have computed nothing is found again.
+        """Replace weights by path, each with an array of the same shape and dtype. No row may be
+        running. Cached prefixes of the former weights are not found any more.
         """
         self.executor.run(SetWeights(weights))
         self._num_updates += 1
@@ -108,9 +109,7 @@ class StepEngine(Engine):
             self._has_arrays = False
 
     def _set_shapes(self, shapes: Shapes) -> None:
-        """Take note of the size of the arrays that there are from now on, and of new page
-        tables.
-        """
+        """Record new array sizes; the page tables are new too."""
         self._shapes, self.geometry = shapes, self.sizes.geometry(shapes)
         self.ledger.resized(shapes)
         self._sent.forget()
@@ -121,8 +120,8 @@ class StepEngine(Engine):
             self._set_shapes(shapes)
 
     def _catch_up(self, leases: Sequence[Lease], demand: Demand = NO_DEMAND) -> None:
-        """Allocate what the ledger has given out and what is needed for leases and a demand, and
-        copy what is to be copied.
+        """Grow the arrays to what the ledger, the leases and the demand need, and make the copies
+        that the ledger has ordered.
         """
         self._grow(self.sizes.wanted(self._shapes, leases, demand, self.ledger))
         copies = self.ledger.take_copies()
@@ -141,7 +140,7 @@ class StepEngine(Engine):
         full_vocab = any(row.returns_prompt for row in rows) or wants_all(
             [row for row in rows if row.samples], table
         )
-        # Of rows that do not sample too: FULL keeps their history.
+        # Rows that do not sample count too: FULL records their history.
         needs = needs_of(table, [row.row for row in rows])
         pools = any(row.pools for row in rows)
         embeds = any(takes_embeds(row, table) for row in rows)
@@ -178,8 +177,8 @@ class StepEngine(Engine):
         return self.executor.compile_first(self._whole_steps(), progress, copies=self.ledger.forks)
 
     def _whole_steps(self) -> list[StepKey]:
-        """All steps of the whole cache, which is there from now on and never starts smaller again:
-        what is compiled is compiled for it.
+        """All steps over the whole cache. The cache has its whole size from now on, so that the
+        compiled programs fit it.
         """
         self._first = self.sizes.whole
         self._grow(self._first)

@@ -1,4 +1,4 @@
-"""Geometry: which bucket each step falls into. CacheSizes: how large the cache behind it is."""
+"""Geometry: the bucket of each step. CacheSizes: the size of the cache, and how it grows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from enginebay.memory import MemoryPlan
 from enginebay.ops.spec import Bucket
 
 ONE_PAGE_LAYOUTS = ("hnd",)
-"""Layouts in which a slot is a single page: their kernels take pages of any size."""
+"""Layouts in which a slot is a single page: their kernels accept pages of any size."""
 
 Shapes = Mapping[str, CacheShape]
 """The sizes of a cache's arrays, by group."""
@@ -30,7 +30,7 @@ Shapes = Mapping[str, CacheShape]
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Which program a step needs over a cache of one size.
+    """Which program a step uses, over a cache of one size.
 
     A step's page table is as wide as its longest context needs.
     """
@@ -38,19 +38,21 @@ class Geometry:
     sizes: BucketSizes
     page_size: int
     capacity: int
-    """The most tokens of a row."""
+    """The largest number of tokens per row."""
     compact_decode: bool
     num_drafts: int = 0
-    """Drafts of a row that one pass of the model verifies at most; 0: steps verify none."""
+    """The largest number of drafts per row that one pass of the model verifies; 0: no verify
+    steps.
+    """
     num_slots: int | None = None
-    """Row i owns the i-th of so many equal runs of pages; None: rows share the pages."""
+    """Row i owns the i-th of this many equal runs of pages; None: rows share the pages."""
 
     def prefill_bucket(self, num_rows: int, num_tokens: int, *, no_prefix: bool) -> Bucket:
-        """`no_prefix`: no row has a prefix. Rows with one come in one context length only, the
-        longest.
+        """The bucket of a prefill. `no_prefix`: no row has a prefix. Rows with a prefix have one
+        context length only, the longest.
         """
-        # Where prefixes are found, what is left of one prompt is not rare: coarse sizes would lose
-        # half of what that saves.
+        # With a prefix cache, short rests of prompts are common: coarse sizes would waste half of
+        # what the cache saves.
         seqs, tokens, no_prefix = self.sizes.prefill_shape(
             num_rows,
             num_tokens,
@@ -64,8 +66,8 @@ class Geometry:
     def decode_key(self, num_rows: int, longest: int) -> StepKey:
         """The program that decodes `num_rows` rows of up to `longest` tokens.
 
-        All slots at their full length are used as they lie. Otherwise the rows are copied first,
-        where that was asked for, or reached through the page tables.
+        When all slots decode at full length, attention reads the cache in place. Otherwise the rows
+        are first copied (compact_decode), or read through page tables.
         """
         seqs = round_up(self.sizes.decode_rows, num_rows)
         kv_len = min(round_up(self.sizes.kv_lens, min(longest, self.capacity)), self.capacity)
@@ -75,7 +77,7 @@ class Geometry:
         return StepKey("compact" if self.compact_decode and not whole else "decode", bucket)
 
     def verify_key(self, num_rows: int) -> StepKey:
-        """The program that verifies the drafts of `num_rows` rows, in one context length only, the
+        """The program that verifies drafts of `num_rows` rows. It has one context length only, the
         longest.
         """
         seqs = round_up(self.sizes.verify_rows, num_rows)
@@ -99,16 +101,16 @@ class Geometry:
     def problems(
         self, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool
     ) -> list[AttentionProblem]:
-        """What attention sees of these steps over a cache of these layouts."""
+        """The attention problems of these steps, over a cache of these layouts."""
         return [key.attention(layouts, by_rows=drafts_are_rows) for key in self.all_steps()]
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheSizes(ABC):
-    """The sizes that a cache begins with and ends with, and when it grows.
+    """The first and the largest size of a cache, and when it grows.
 
-    Where allocating clears memory, as a CPU's does, a large cache takes seconds: a program that
-    serves one short request need not wait for them. Each size has programs of its own.
+    Where allocation clears memory, as on a CPU, a large cache takes seconds: a short-lived service
+    need not wait for it. Each size has programs of its own.
     """
 
     steps: BucketSizes
@@ -126,12 +128,12 @@ class CacheSizes(ABC):
     def wanted(
         self, shapes: Shapes, leases: Sequence[Lease], demand: Demand, ledger: Ledger
     ) -> Shapes:
-        """The size that a step of these leases needs of a cache that has `shapes`."""
+        """The size that a step of these leases needs, for a cache that has `shapes`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolSizes(CacheSizes):
-    """Rows share pools of pages. The cache grows once, from its first pages to all."""
+    """Rows share pools of pages. The cache grows once, from its first size to the whole."""
 
     @staticmethod
     def of(facts: StepFacts, page_size: int, shapes: Shapes) -> PoolSizes:
@@ -157,15 +159,15 @@ class PoolSizes(CacheSizes):
 
 @dataclasses.dataclass(frozen=True)
 class SlotSizes(CacheSizes):
-    """Every row owns a slot. Slots become more and longer in the steps of the bucket sizes. Those
-    of groups with a state, `states`, have one page of the full length.
+    """Every row owns a slot. The cache grows by more slots and by longer slots, in the sizes of the
+    buckets. Slots of `states`, the groups with a state, have one page of the full length.
     """
 
     groups: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
 
     def shapes_of(self, shape: CacheShape) -> dict[str, CacheShape]:
-        """The sizes of all groups, where slots of keys and values have this one."""
+        """The sizes of all groups, where slots of keys and values have the given shape."""
         place = CacheShape(shape.num_slots, 1, self.steps.kv_lens[-1])
         return {**dict.fromkeys(self.groups, shape), **dict.fromkeys(self.states, place)}
 
@@ -207,13 +209,15 @@ def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[Atte
 
 
 def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
-    """So many slots of at least `capacity` tokens, in pages of at most page_size tokens."""
+    """The shape of `num_slots` slots of at least `capacity` tokens, in pages of at most `page_size`
+    tokens.
+    """
     page_size = min(page_size, capacity)
     return CacheShape(num_slots, pages_for(capacity, page_size), page_size)
 
 
 def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSizes:
-    """The sizes of a cache of slots; `grow`: it begins with one that holds a short request."""
+    """The sizes of a cache of slots. `grow`: its first size holds one short request."""
     steps = facts.sizes
     if facts.layout in ONE_PAGE_LAYOUTS:
         page_size = steps.kv_lens[-1]
@@ -233,7 +237,7 @@ def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSi
 
 
 def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
-    """Bytes per device of weights, the whole cache, and room for one step."""
+    """Bytes per device of weights, the whole cache, and the workspace of one step."""
     return MemoryPlan(
         weights_bytes=weight_bytes(parts.model, parts.placement, parts.weight_format),
         cache_bytes=shape_bytes(parts, sizes.whole),
@@ -253,8 +257,8 @@ def shape_bytes(parts: EngineParts, shapes: Shapes) -> int:
 
 
 def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
-    """Bytes on each device for the largest step, with the copy that a compact decode makes of its
-    rows' cache.
+    """Bytes on each device for the largest step, including the copy of the rows' cache that a
+    compact decode makes.
     """
     compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
     num_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
