@@ -1,5 +1,5 @@
 """The executor that runs commands in this process: compiled steps over arrays on the device.
 
 `local` runs each command, `runner` launches steps, `step`, `prefill` and `verify` are the pure step
-functions, `device` holds the rows' state.
+functions, `device` is the state of the rows.
 """

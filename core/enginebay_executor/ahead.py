@@ -1,6 +1,4 @@
-"""compile_ahead: compiles several programs on a few threads, and ends early when its caller is
-interrupted.
-"""
+"""compile_ahead: compiles several programs at a time, on a few threads."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ def compile_ahead(
     compile_lowered: Callable[[Key, Any], Any],
     keep: Callable[[Key, Any], None],
 ) -> None:
-    """Lower each key on this thread, compile it on one of two others, and call `keep` here with it
-    and its program, in order.
+    """Lower each key on this thread, compile it on one of COMPILE_THREADS threads, and call `keep`
+    on this thread with the key and its program, in order.
 
-    What any of the three functions raises ends it: programs that are being compiled end first,
-    those that no thread has begun are left out.
+    When any of the three functions raises, the programs that are being compiled finish first, and
+    the others are not compiled.
     """
 
     def compiled(key: Key, lowered: Any) -> Any:
@@ -40,8 +38,8 @@ def compile_ahead(
     try:
         for key in keys:
             running.append((key, pool.submit(compiled, key, lower(key))))
-            # None is lowered before a thread is free: a program of unrolled layers takes tens of
-            # MB until it is compiled.
+            # The next key is lowered only when a thread is free: a lowered program of unrolled
+            # layers takes tens of MB until it is compiled.
             if len(running) >= COMPILE_THREADS:
                 ready, program = running.popleft()
                 keep(ready, program.result())
@@ -53,7 +51,9 @@ def compile_ahead(
 
 
 def release_memory() -> None:
-    """Give the system back what the compiler has freed, which glibc keeps: tens of MB a program."""
+    """Return memory that the compiler has freed to the system; glibc would keep it, tens of MB per
+    program.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # musl has no such function
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,8 +1,8 @@
-"""Commands as bytes, versioned and without pickle: a JSON header, then the arrays as they lie.
+"""Commands as bytes, versioned and without pickle: a JSON header, then the bytes of the arrays.
 
 A record is ``magic, version, header length`` (4, 2 and 4 bytes), the header in UTF-8, and the
-arrays' bytes one after the other. The header holds the record's fields in the order of its class;
-an array stands in it as its dtype and shape.
+arrays' bytes one after the other. The header has the record's fields in the order of its class,
+with the dtype and shape in the place of each array.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def encode(command: Command[Any]) -> bytes:
 
 
 def decode(data: bytes) -> Command[Any]:
-    """The command of these bytes. InputError for bytes that `encode` of this version never
-    writes.
+    """The command in these bytes. InputError for bytes that `encode` of this version does not
+    write.
     """
     try:
         magic, version, length = HEAD.unpack_from(data)
@@ -83,7 +83,7 @@ def decode(data: bytes) -> Command[Any]:
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
-    """What JSON can hold of a value; its arrays are appended to `arrays`."""
+    """A value as JSON can hold it; its arrays are appended to `arrays`."""
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         arrays.append(np.asarray(value))
         return [value.dtype.name, *value.shape]
@@ -103,7 +103,7 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
 
 @dataclasses.dataclass
 class _Arrays:
-    """The arrays that follow a header, taken one after the other."""
+    """Reads the arrays after a header, one after the other."""
 
     data: bytes
     offset: int
@@ -138,7 +138,7 @@ def _record(plain: Any, names: tuple[str, ...], arrays: _Arrays) -> Any:
 
 
 def _value(plain: Any, hint: Any, arrays: _Arrays) -> Any:
-    """The value of a type that a field declares. ValueError for any other."""
+    """The value of a field with the type `hint`. ValueError when `plain` has another type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return None if plain is None else _value(plain, args[0], arrays)

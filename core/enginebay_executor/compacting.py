@@ -1,4 +1,4 @@
-"""A copy of the rows of a step as a cache with one page a row."""
+"""compact_rows: a copy of the cache of a step's rows, with one page per row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from enginebay.cache import CacheArrays, KVLayout
 def compact_rows(
     layout: KVLayout, cache: CacheArrays, table: jax.Array, num_tokens: int
 ) -> tuple[KVLayout, dict[str, jax.Array]]:
-    """A copy of the rows' first `num_tokens` positions as a cache with one page a row, and that
-    cache's layout.
+    """Copy the first `num_tokens` positions of rows into a cache with one page per row. Returns
+    (layout of the copy, copy).
 
     table int32 [rows, pages_per_row]. `num_tokens` must not exceed pages_per_row * page_size.
     """

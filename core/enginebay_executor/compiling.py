@@ -1,6 +1,4 @@
-"""StepCompiler: makes the programs of a runner's steps from what the runner has when it is
-asked.
-"""
+"""StepCompiler: compiles the programs of a runner's steps."""
 
 from __future__ import annotations
 
@@ -38,13 +36,13 @@ STEPS: dict[Kind, Callable[..., Any]] = {
 
 
 Programs = MutableMapping[tuple[StepKey, tuple[tuple[str, CacheLayout], ...]], Any]
-"""Compiled steps by key and by the layouts of the cache; a prefill beside its parts."""
+"""Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefill:
-    """A prefill as one call: its forward program, then the least of its `samplers` (by number of
-    rows) that serves the rows whose prompt ends here, if any does.
+    """A prefill as one call: runs its forward program, then the smallest of its `samplers` (by
+    number of rows) that holds the rows whose prompt ends here, if there are any.
     """
 
     forward: Callable[..., Any]
@@ -80,15 +78,15 @@ class Prefill:
 
 
 class StepCompiler:
-    """Lowers and compiles steps, and keeps the programs where the runner looks them up.
+    """Lowers and compiles steps, and stores the programs where the runner looks them up.
 
-    It holds what the runner had when it was made: the program, the layouts, and the shapes of
-    weights and state. What the runner is given later, such as the ops of an override, and arrays
-    that are dropped, do not change what it makes. So it may be used on another thread.
+    It copies what it needs of the runner when it is made: the program, the layouts, the shapes of
+    weights and state. Later changes of the runner, such as the ops of an override or dropped
+    arrays, do not affect it. So it may be used on another thread.
     """
 
     def __init__(self, runner: RunnerView, programs: Programs) -> None:
-        """`programs`: where the runner looks for them."""
+        """`programs`: the runner's compiled programs, which this adds to."""
         self._program, self._placement = runner.program, runner.placement
         self._layouts = dict(runner.layouts)
         self._max_steps, self._options = runner.max_steps, runner.compile_options
@@ -97,13 +95,13 @@ class StepCompiler:
         self._programs = programs
 
     def make(self, key: StepKey) -> Any:
-        """Lower, compile and keep the program of a step."""
+        """Lower, compile and store the program of a step."""
         for part in self._missing([key]):
             self._keep(part, self._compile(part, self._lower(part)))
         return self._joined(key)
 
-    def make_all(self, keys: Sequence[StepKey], told: Callable[[StepKey], None]) -> None:
-        """Make the programs of these steps, two at a time, and call `told` after each; see
+    def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
+        """Compile the programs of these steps, two at a time, and call `report` after each; see
         `compile_ahead`.
         """
         waiting = collections.deque(keys)
@@ -115,20 +113,20 @@ class StepCompiler:
         def join() -> None:
             while waiting and not self._missing([waiting[0]]):
                 self._joined(waiting[0])
-                told(waiting.popleft())
+                report(waiting.popleft())
 
         join()
         compile_ahead(self._missing(keys), self._lower, self._compile, keep)
 
-    def make_missing(self, key: StepKey, told: Callable[[StepKey], None]) -> None:
-        """Make the program of a step, if nobody has made it meanwhile."""
+    def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
+        """Compile the program of a step, unless it was compiled meanwhile."""
         if key.name(self._layouts) not in self._programs:
             self.make(key)
             release_memory()
-            told(key)
+            report(key)
 
     def _missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
-        """The parts of steps that are to be compiled."""
+        """The parts of steps that are not compiled."""
         parts = dict.fromkeys(part for key in keys for part in key.parts)
         return [part for part in parts if part.name(self._layouts) not in self._programs]
 
@@ -137,7 +135,7 @@ class StepCompiler:
         self._compilations.add()
 
     def _joined(self, key: StepKey) -> Any:
-        """The program of a step whose parts are there."""
+        """The program of a step whose parts are all compiled."""
         forward, *samplers = (self._programs[part.name(self._layouts)] for part in key.parts)
         if not samplers:
             return forward
@@ -153,7 +151,7 @@ class StepCompiler:
         return compiled
 
     def _lower(self, key: StepKey) -> Any:
-        """The program of a key, traced. The caller's thread does all of it."""
+        """The traced program of a key. Runs on the caller's thread only."""
         processors = tuple(
             (name, one)
             for name, one in self._program.processors
@@ -176,12 +174,11 @@ class StepCompiler:
         )
         if key.kind != "sample":
             step = on_tables(step, key.kind, self._layouts, key.bucket)
-        # partial objects have no name; this one is what profiles and compile logs show
+        # A partial object has no name; profiles and compile logs show this one.
         step.__name__ = f"enginebay_{key.kind}"
         outputs = None
-        if (
-            self._placement.mesh is not None
-        ):  # donated arrays are reused only when they come back as they went
+        # Donated arrays are reused only when they are returned with the same sharding.
+        if self._placement.mesh is not None:
             state = jax.tree.map(lambda a: a.sharding, held)
             others = (self._placement.replicated,) * (2 if key.kind == "forward" else 1)
             outputs = (state, *others)
@@ -190,7 +187,7 @@ class StepCompiler:
         return jitted.lower(self._held[0], held, *args)
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
-        """What the program of a key changes, and the shapes of its other arguments."""
+        """The state that a program changes, and the shapes of its other arguments."""
         bucket, kind, info = key.bucket, key.kind, self._program.model.info
         num, state = bucket.seqs, self._held[1]
 

@@ -1,4 +1,4 @@
-"""DeviceRows: each row's decoding state on the device."""
+"""DeviceRows: the decoding state of each row, on the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OWN = (
 )
 
 COLUMNS = (*_OWN, *ROW_VALUES)
-"""The columns of DeviceRows by name, the history of tokens left out."""
+"""The columns of DeviceRows by name, without the token history."""
 
 ADVANCED = ("last_token", "length", "finished")
 """The columns that sampling a token changes."""
@@ -44,19 +44,18 @@ NEUTRAL = {"finished": True, "stop_ids": -1, "num_logprobs": -1} | {
 )
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
-    """Decoding state of R rows, donated to every step and indexed by row id, so that steps can be
-    launched ahead.
+    """Decoding state of R rows, indexed by row id. It is donated to every step, so that steps can
+    be launched ahead.
 
-    last_token int32 [R]: sampled, not yet in the cache. length int32 [R]: tokens so far, last_token
-    included. max_length int32 [R]: length at which the row is finished. finished bool [R]. keys
+    last_token int32 [R]: sampled, not yet in the cache. length int32 [R]: tokens so far, including
+    last_token. max_length int32 [R]: length at which the row is finished. finished bool [R]. keys
     uint32 [R, 2]: the request's key, folded with its completion index. params: the declared
-    sampling parameters (enginebay.types.RowParams), an array [R] for each. stop_ids int32 [R,
-    MAX_STOP_TOKENS]: token ids that finish the row, -1 where there is none. prompt_length int32
-    [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many of the best tokens
-    get a log-probability beside the sampled token; -1: no token gets one. token_ids int32 [R, L]:
-    the row's tokens by absolute position, for penalties; from `length` on they mean nothing. Of a
-    row without penalties parts may be missing: what it found in the cache, and what steps of greedy
-    rows alone have processed.
+    sampling parameters (enginebay.types.RowParams), an array [R] each. stop_ids int32 [R,
+    MAX_STOP_TOKENS]: token ids that finish the row, -1 for none. prompt_length int32 [R]: tokens of
+    the prompt. num_logprobs int32 [R]: number of best tokens that get a log-probability beside the
+    sampled token; -1: no log-probabilities. token_ids int32 [R, L]: the row's tokens by absolute
+    position, for penalties; undefined from `length` on. In rows without penalties, tokens may be
+    missing: those of a cached prefix, and those that GREEDY steps have processed.
     """
 
     last_token: jax.Array
@@ -72,7 +71,7 @@ class DeviceRows:
 
     @staticmethod
     def empty(num_rows: int, max_model_len: int) -> DeviceRows:
-        """Rows that are all finished, with room for max_model_len tokens each."""
+        """Finished rows, with room for max_model_len tokens each."""
 
         def zeros(dtype: type, *more: int) -> jax.Array:
             return jnp.zeros((num_rows, *more), dtype)
@@ -94,7 +93,7 @@ class DeviceRows:
 
     @staticmethod
     def of(columns: Mapping[str, jax.Array], token_ids: jax.Array) -> DeviceRows:
-        """Rows of all COLUMNS and a history."""
+        """Rows made of all COLUMNS and a token history."""
         params = DeviceParams(**{name: columns[name] for name in ROW_VALUES})
         return DeviceRows(
             **{name: columns[name] for name in _OWN}, params=params, token_ids=token_ids
@@ -106,12 +105,12 @@ class DeviceRows:
         return values | {name: getattr(self.params, name) for name in ROW_VALUES}
 
     def history(self, row_ids: jax.Array, num_tokens: int) -> jax.Array:
-        """int32 [S, min(num_tokens, L)], the rows' first tokens; zeros for an id past the end."""
+        """The rows' first tokens, int32 [S, min(num_tokens, L)]; zeros for an id past the end."""
         width = min(num_tokens, self.token_ids.shape[1])
         return self.token_ids.at[row_ids, :width].get(mode="fill", fill_value=0)
 
     def take(self, row_ids: jax.Array, num_tokens: int) -> DeviceRows:
-        """The rows with these ids [S] and their first num_tokens tokens; an id past the end is a
+        """The rows with these ids [S] and their first num_tokens tokens. An id past the end gives a
         neutral, finished row.
         """
         values = {
@@ -123,8 +122,8 @@ class DeviceRows:
     def put(
         self, row_ids: jax.Array, rows: DeviceRows, names: Sequence[str] = COLUMNS
     ) -> DeviceRows:
-        """These rows with the columns `names` of `rows` at ids [S], and as many of their tokens as
-        those have; an id past the end is dropped.
+        """These rows with the columns `names` of `rows` written at ids [S], and the token history
+        of `rows` as far as it reaches. Ids past the end are dropped.
         """
         values, new = self.columns(), rows.columns()
         for name in names:
@@ -134,7 +133,7 @@ class DeviceRows:
         return DeviceRows.of(values, token_ids)
 
     def where(self, keeps: jax.Array, others: DeviceRows) -> DeviceRows:
-        """These rows where `keeps` bool [R], and `others` elsewhere; both without a history."""
+        """These rows where `keeps` bool [R] is true, `others` elsewhere; both without a history."""
 
         def chosen(own: jax.Array, other: jax.Array) -> jax.Array:
             return jnp.where(keeps.reshape(-1, *(1,) * (own.ndim - 1)), own, other)
@@ -142,10 +141,10 @@ class DeviceRows:
         return jax.tree.map(chosen, self, others)
 
     def record(self, row_ids: jax.Array, positions: jax.Array, token_ids: jax.Array) -> DeviceRows:
-        """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row
-        past the end is dropped.
+        """These rows with token_ids int32 [T] written to the history of rows [T] at positions [T].
+        Rows past the end are dropped.
 
-        Rows without room for a history stay as they are.
+        Rows without room for a history are returned unchanged.
         """
         if not self.token_ids.shape[1]:
             return self
@@ -153,7 +152,9 @@ class DeviceRows:
         return dataclasses.replace(self, token_ids=history)
 
     def sampling_state(self) -> SamplingState:
-        """What sampling each row's next token depends on; its position is the row's length."""
+        """The state that sampling of each row's next token depends on; the token's position is the
+        row's length.
+        """
         return SamplingState(
             keys=self.keys,
             positions=self.length,
@@ -163,8 +164,8 @@ class DeviceRows:
         )
 
     def advanced(self, token_ids: jax.Array, active: jax.Array) -> DeviceRows:
-        """The rows after token_ids int32 [S] were sampled where `active`; stop conditions are
-        masked in.
+        """The rows after token_ids int32 [S] were sampled where `active`; rows that meet a stop
+        condition are finished.
         """
         length = self.length + active
         stopped = (token_ids[:, None] == self.stop_ids).any(axis=1) | (length >= self.max_length)
@@ -178,7 +179,7 @@ class DeviceRows:
 
 
 def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> DeviceRows:
-    """Rows as a prefill plan's columns describe them: `length` is the context, nothing is sampled
+    """The rows that a prefill plan's columns describe: `length` is the context, no token is sampled
     yet.
 
     token_ids int32 [S, L]: their tokens so far.

@@ -1,5 +1,5 @@
-"""What a compiled step is, written into a folder: its text before and after XLA, and the memory it
-takes.
+"""dump_program: writes a compiled step to a folder: its text before and after XLA, and its memory
+use.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MEMORY_FIGURES = (
 def dump_program(
     folder: Path, title: str, layouts: Mapping[str, CacheLayout], lowered: Any, compiled: Any
 ) -> None:
-    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json, where NAME follows from the title and
-    the cache's size.
+    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json; NAME is made of the title and the
+    cache's size.
 
-    The JSON has the title, the cache of each group, and XLA's memory analysis in bytes for each
-    device, None where the platform has none. Bytes that are aliased belong to arguments and outputs
-    both: that is the cache, updated in place.
+    The JSON has the title, the cache size of each group, and XLA's memory analysis in bytes per
+    device, null where the platform has none. Aliased bytes count as arguments and as outputs: they
+    are the cache, which is updated in place.
     """
     sizes = {name: f"{at.num_pages}x{at.page_size}" for name, at in layouts.items()}
     name = re.sub(

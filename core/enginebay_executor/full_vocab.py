@@ -1,5 +1,5 @@
-"""Full-vocabulary log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps
-that return them are programs of their own.
+"""Full-vocabulary log-probabilities, and log-probabilities of prompts. Steps that return them are
+separate programs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from jax import lax, tree_util
 from enginebay_executor.logprobs import Logprobs, logprobs_of
 
 BLOCK = 64
-"""Tokens of a prompt whose logits are there at once: a chunk's together may be larger than the
-cache.
+"""Prompt tokens whose logits exist at the same time. The logits of a whole chunk could take more
+memory than the cache.
 """
 
 
@@ -36,8 +36,8 @@ class FullVocab:
 
 
 def log_softmax(logits: jax.Array) -> jax.Array:
-    """f32 [..., vocab]; what is lost of a probability near 1 is lost before the sum, not
-    after it.
+    """f32 [..., vocab]. The largest logit is subtracted before the exponentials are summed, so that
+    log-probabilities near 0 keep their precision.
     """
     logits = logits.astype(jnp.float32)
     shifted = logits - logits.max(axis=-1, keepdims=True)
@@ -50,10 +50,10 @@ def prompt_logprobs(
     targets: jax.Array,
     vocab_size: int,
 ) -> Logprobs:
-    """hidden [T, width], targets int32 [T] (-1: nobody asks) -> [T, W], of each target and of the
-    best tokens.
+    """Log-probabilities [T, W] of each target and of the best tokens, from hidden [T, width] and
+    targets int32 [T] (-1: not requested).
 
-    Logits are made for BLOCK tokens at a time, and for none of a block in which nobody asks.
+    Logits are computed for BLOCK tokens at a time, and not at all for a block without targets.
     """
     num = targets.shape[0]
     size = min(BLOCK, num)
@@ -65,10 +65,10 @@ def prompt_logprobs(
         own, ids = block
         asks = ids >= 0
 
-        def told() -> Logprobs:
+        def of_asked() -> Logprobs:
             return logprobs_of(logits_of(own).astype(jnp.float32), jnp.maximum(ids, 0), asks)
 
-        return lax.cond(asks.any(), told, lambda: Logprobs.empty((size,), vocab_size))
+        return lax.cond(asks.any(), of_asked, lambda: Logprobs.empty((size,), vocab_size))
 
-    told = lax.map(of_block, (blocks, wanted))
-    return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], told)
+    found = lax.map(of_block, (blocks, wanted))
+    return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], found)

@@ -1,4 +1,4 @@
-"""LaunchedStep: a step on its way, and what of it comes to the host."""
+"""LaunchedStep: a launched step, and reading its results to the host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from enginebay_executor.step import Sampled
 
 
 class LaunchedStep(Pending):
-    """What a launched step sampled; the copy to the host is begun at once, of log-probabilities
+    """The results of a launched step. Their copy to the host begins at once, of log-probabilities
     only when the step asks for them.
 
-    Not on a CPU: the host reads its arrays where they lie, and to begin a copy costs a tenth of a
-    millisecond.
+    On a CPU no copy is begun: the host reads the arrays in place, and beginning a copy costs 0.1
+    ms.
     """
 
     def __init__(self, sampled: Sampled, step: Step) -> None:
@@ -47,24 +47,24 @@ class LaunchedStep(Pending):
         return np.asarray(self._full_vocab().rows)[self._places[row]]
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
-        told = self._full_vocab().prompt
-        if told is None or not self._spans:
+        found = self._full_vocab().prompt
+        if found is None or not self._spans:
             raise InternalError(
-                "a prompt's log-probabilities are read of a step that does not tell them"
+                "prompt log-probabilities are read from a step that does not return them"
             )
         start, count = self._spans[row]
         span = slice(start, start + count)
-        return TokenLogprobs(np.asarray(told.token_ids)[span], np.asarray(told.values)[span])
+        return TokenLogprobs(np.asarray(found.token_ids)[span], np.asarray(found.values)[span])
 
     def read_hidden(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         if self._sampled.hidden is None:
-            raise InternalError("hidden states are read of a step that does not return them")
+            raise InternalError("hidden states are read from a step that does not return them")
         total, last = np.asarray(self._sampled.hidden)[self._places[row]]
         return total, last
 
     def read_logits(self) -> np.ndarray:
         if self._sampled.logits is None:
-            raise InternalError("logits are read of a program that does not tell them")
+            raise InternalError("logits are read from a program that does not return them")
         logits = np.asarray(self._sampled.logits)
         return logits if logits.ndim == 2 else logits[self._places[0]]
 

@@ -104,8 +104,8 @@ class LocalExecutor(Executor):
 
 
 def runner_of(owner: Engine | Executor) -> Runner:
-    """What an executor, or that of an engine, holds in this process, for faces that share its
-    weights and programs. UnsupportedError when it holds nothing here.
+    """The Runner of an executor, or of an engine's executor, for faces that share its weights and
+    programs. UnsupportedError when the executor has no Runner in this process.
     """
     executor = getattr(owner, "executor", owner)
     runner = getattr(executor, "runner", None)
@@ -113,6 +113,6 @@ def runner_of(owner: Engine | Executor) -> Runner:
         raise UnsupportedError(
             f"the weights and programs of a {type(executor).__name__}",
             "an engine whose executor runs commands in this process",
-            "Make the engine with a LocalExecutor.",
+            "Pass --executor local.",
         )
     return runner

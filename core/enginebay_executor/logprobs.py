@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, inside the compiled step and only where a row of it asks."""
+"""Log-probabilities of sampled tokens, inside the compiled step, for the rows that ask for them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from enginebay_numerics.rows import update_rows
 )
 @dataclasses.dataclass(frozen=True)
 class Logprobs:
-    """Tokens and their log-probabilities, W = MAX_LOGPROBS + 1 for each token that was sampled, or
-    fewer with a small vocabulary: first the sampled one, then the best ones, best first.
+    """Tokens and their log-probabilities: W = MAX_LOGPROBS + 1 per sampled token, or fewer with a
+    small vocabulary. The sampled token is first, then the best tokens, best first.
 
-    token_ids int32 [..., W], values f32 [..., W]; both mean nothing where no row asked.
+    token_ids int32 [..., W], values f32 [..., W]; both are undefined where no row asked.
     """
 
     token_ids: jax.Array
@@ -37,34 +37,33 @@ class Logprobs:
 
 
 def num_best(vocab_size: int) -> int:
-    """How many best tokens are told of a vocabulary."""
+    """How many best tokens are returned, for a vocabulary of this size."""
     return min(MAX_LOGPROBS, vocab_size)
 
 
 def logprobs_of(
     logits: jax.Array, sampled: jax.Array, asks: jax.Array, *, rows_at_once: int | None = None
 ) -> Logprobs:
-    """logits f32 [S, vocab] as the model gave them, sampled int32 [S], asks bool [S] -> [S, W].
+    """Log-probabilities [S, W] from logits f32 [S, vocab] of the model, sampled int32 [S] and asks
+    bool [S].
 
-    The values are log_softmax(logits) in f32. What it costs is what the rows that ask cost: see
+    The values are log_softmax(logits) in f32. The cost depends on the rows that ask, see
     `update_rows`.
     """
     empty = Logprobs.empty(sampled.shape, logits.shape[-1])
-    told: Logprobs = update_rows(asks, _told, empty, (logits, sampled), rows_at_once=rows_at_once)
-    return told
+    found: Logprobs = update_rows(
+        asks, _of_rows, empty, (logits, sampled), rows_at_once=rows_at_once
+    )
+    return found
 
 
-def _told(_: Logprobs, given: tuple[jax.Array, jax.Array]) -> Logprobs:
+def _of_rows(_: Logprobs, given: tuple[jax.Array, jax.Array]) -> Logprobs:
     logits, sampled = given
     best, best_ids = lax.top_k(logits, num_best(logits.shape[-1]))
-    largest = logits.max(
-        axis=-1, keepdims=True
-    )  # a second slice of top_k would make XLA:CPU sort all
+    # Not best[:, :1]: a second slice of top_k would make XLA:CPU sort the whole vocabulary.
+    largest = logits.max(axis=-1, keepdims=True)
     own = jnp.take_along_axis(logits, sampled[:, None], axis=-1)
     log_sum = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
-    return Logprobs(
-        jnp.concatenate([sampled[:, None], best_ids], axis=-1),
-        jnp.concatenate([own, best], axis=-1)
-        - largest
-        - log_sum,  # so that nothing is lost of one near 0
-    )
+    # Subtracting `largest` first keeps the precision of log-probabilities near 0.
+    values = jnp.concatenate([own, best], axis=-1) - largest - log_sum
+    return Logprobs(jnp.concatenate([sampled[:, None], best_ids], axis=-1), values)

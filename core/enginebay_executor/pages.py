@@ -1,4 +1,4 @@
-"""PageMover: copies pages within the cache, and moves them to the host and back."""
+"""PageMover: copies pages within the cache, and moves pages to the host and back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
 
 
 def copy_page(cache: Cache, pages: Mapping[str, jax.Array]) -> Cache:
-    """The cache with a page copied in every array of each group, by pages[group] int32 (from, to);
-    axis 0 of each array counts pages. Pages are named by group, since a trace sorts the groups.
+    """The cache with one page copied in every array of each group; pages[group] is int32 (from,
+    to). Axis 0 of each array counts pages. Pages are given by group name, because tracing sorts the
+    groups.
     """
     return {
         group: jax.tree.map(lambda a, pair=pages[group]: a.at[pair[1]].set(a[pair[0]]), layers)
@@ -41,14 +42,14 @@ def _write_pages(array: jax.Array, pages: jax.Array, values: jax.Array) -> jax.A
 
 
 class PageMover:
-    """One copy is one launch: in order with the steps, and with the copies before it."""
+    """Each copy is one launch, so copies run in order with the steps and with each other."""
 
     def __init__(self, runner: RunnerView) -> None:
         self._runner = runner
         self._programs: dict[tuple[CacheLayout, ...], Any] = {}
 
     def compile(self) -> Any:
-        """The program that copies a page of each group, for the cache as it is; compiled once."""
+        """The program that copies one page of each group, for the current cache; compiled once."""
         runner = self._runner
         key = tuple(runner.layouts.values())
         if key in self._programs:
@@ -60,7 +61,7 @@ class PageMover:
         pages = dict.fromkeys(cache, jax.ShapeDtypeStruct((2,), jnp.int32))
         outputs = None
         if runner.placement.mesh is not None:
-            # Donated arrays are reused only when they come back as they went.
+            # Donated arrays are reused only when they are returned with the same sharding.
             outputs = jax.tree.map(lambda a: a.sharding, cache)
         copier = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs)
         lowered = copier.lower(described, pages)
@@ -74,8 +75,8 @@ class PageMover:
         self._programs.clear()
 
     def copy(self, command: CopyPages) -> None:
-        """Launch copies. A launch makes one in each group; a group that has none left copies its
-        first page onto itself.
+        """Launch copies. Each launch copies one page in every group; a group without further pages
+        copies page 0 onto itself.
         """
         runner = self._runner
         if tuple(runner.layouts.values()) not in self._programs and runner.compilations.forbidden:
@@ -102,7 +103,7 @@ class PageMover:
         }
 
     def page_in(self, command: PageIn) -> None:
-        """Write such content into other pages."""
+        """Write the result of a page_out to pages."""
         state = self._runner.state
         cache = {group: [dict(layer) for layer in layers] for group, layers in state.cache.items()}
         for place, values in command.arrays.items():

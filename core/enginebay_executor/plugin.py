@@ -1,4 +1,4 @@
-"""What this package offers: the executor that runs commands in this process, and shadow mode."""
+"""The plugins of this package: the executor that runs commands in this process, and shadow mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_executors(register: Register) -> None:
-    """The one of this process."""
+    """Register `local`."""
     register(
         "local", "enginebay_executor.local:LocalExecutor", summary="runs commands in this process"
     )
@@ -15,7 +15,7 @@ def register_executors(register: Register) -> None:
 
 @hookimpl
 def register_revisions(register: Register) -> None:
-    """shadow."""
+    """Register `shadow`."""
     register(
         "shadow",
         "enginebay_executor.shadowing:with_shadow",

@@ -1,4 +1,4 @@
-"""A prefill: the model runs over chunks of prompts, and then rows whose prompt ends are sampled."""
+"""A prefill step: runs the model over chunks of prompts, then samples rows whose prompt ends."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def prefill_step(
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here:
-    `forward_step` and `sample_step` in one.
+    `forward_step`, then `sample_step`.
 
-    Returns one token a row, -1 where none was sampled.
+    Returns one token per row, -1 where none was sampled.
     """
     state, last, sampled = forward_step(
         program, layouts, bucket, weights, state, token_ids, ints, floats, tables, *more
@@ -71,15 +71,19 @@ def forward_step(
     tables: Mapping[str, jax.Array],
     *more: jax.Array,
 ) -> tuple[StepState, jax.Array, Sampled]:
-    """Run the model over chunks of prompts; the rows whose prompt ends here are left unfinished.
+    """Run the model over chunks of prompts. Rows whose prompt ends here are not yet sampled.
 
-    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
-    `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
-    Rows that decode (see `columns.DECODES`) go on from their own last token and length.
-    The tokens go into the rows' history. `more`: for a full-vocabulary program targets int32 [T],
-    whose log-probabilities are returned, see `prompt_logprobs`; for one that takes embeddings
-    these, f32 [T, hidden_size], in place of tokens with an id past the vocabulary. Returns the
-    hidden values of each row's last token [S, width], and -1 as the token of each row [S, 1].
+    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] with
+    the columns of `enginebay.executor.columns`, padding rows with row id R and lengths 0; tables
+    int32 [S, P] per group. The tokens are written to the rows' history. Rows that decode (see
+    `columns.DECODES`) use their own last token and length instead.
+
+    `more`: of a full-vocabulary program targets int32 [T], whose log-probabilities are returned
+    (see `prompt_logprobs`); of a program that takes embeddings f32 [T, hidden_size], used at
+    positions whose token id is past the vocabulary.
+
+    Returns the state, the hidden values of each row's last token [S, width], and results with -1 as
+    the token of each row [S, 1].
     """
     ops = program.make_ops(bucket, layouts)
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
@@ -109,8 +113,10 @@ def forward_step(
     logits_of = functools.partial(model.logits, weights, ops)
     sampled = program.nothing_sampled((bucket.seqs, 1))
     if sampled.full_vocab is not None and len(more) > program.takes_embeds:
-        told = prompt_logprobs(logits_of, hidden, more[0], model.info.vocab_size)
-        sampled = dataclasses.replace(sampled, full_vocab=FullVocab(sampled.full_vocab.rows, told))
+        logprobs = prompt_logprobs(logits_of, hidden, more[0], model.info.vocab_size)
+        sampled = dataclasses.replace(
+            sampled, full_vocab=FullVocab(sampled.full_vocab.rows, logprobs)
+        )
     if program.returns_logits:
         sampled = dataclasses.replace(sampled, logits=logits_of(hidden))
     last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(model.info.hidden_dtype)
@@ -120,8 +126,8 @@ def forward_step(
 
 
 def _pooled(hidden: jax.Array, last: jax.Array, seq_ids: jax.Array) -> jax.Array:
-    """f32 [S, 2, width]: of hidden [T, width] the sum over each row's tokens, and `last` [S,
-    width]. seq_ids int32 [T], S on padding, whose hidden states may be anything.
+    """f32 [S, 2, width]: the sum of hidden [T, width] over each row's tokens, and `last` [S,
+    width]. seq_ids int32 [T], S on padding, whose hidden states may have any value.
     """
     num_rows = last.shape[0]
     own = jnp.where((seq_ids < num_rows)[:, None], hidden.astype(jnp.float32), 0.0)
@@ -147,11 +153,11 @@ def sample_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[SampleState, Sampled]:
-    """Sample a token for each of N rows after a `forward_step` of S rows, whose `last` [S, width]
-    and `sampled` these are.
+    """Sample a token for each of N rows, after a `forward_step` of S rows that has returned `last`
+    [S, width] and `sampled`.
 
-    row_ids int32 [N]; places int32 [N]: where in S each row stands, S for none. Returns `sampled`
-    with the rows' tokens.
+    row_ids int32 [N]; places int32 [N]: the index of each row in S, or S for padding. Returns
+    `sampled` with the rows' tokens.
     """
     whole, fields = state
     num = places.shape[0]

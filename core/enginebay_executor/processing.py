@@ -1,4 +1,4 @@
-"""Logits processors within a step: the fields of rows, applied and evolved for the rows that use
+"""Logits processors inside a step: their fields are applied and updated for the rows that use
 them.
 """
 
@@ -18,7 +18,7 @@ from enginebay_numerics.rows import update_rows
 def empty_rows(
     processors: Processors, num_rows: int, sizes: Sizes
 ) -> dict[str, dict[str, jax.Array]]:
-    """Fields by processor of rows that use none."""
+    """Fields by processor, for rows that use no processor."""
     return {
         name: {IS_USED: jnp.zeros(num_rows, bool)}
         | {
@@ -37,11 +37,10 @@ def process(
     *,
     rows_at_once: int | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """logits f32 [S, vocab] after the processors, one after the other, and by name what each that
-    evolves was given.
+    """Apply the processors to logits f32 [S, vocab], one after the other. Returns the logits, and
+    by name the logits that each evolving processor received.
 
-    A processor costs what the rows cost that use it, `rows_at_once` at a time, or all when one
-    does: see `update_rows`.
+    A processor's cost depends on the rows that use it, see `update_rows`.
     """
     given: dict[str, jax.Array] = {}
     for name, processor in processors:

@@ -1,4 +1,4 @@
-"""CacheMaker: allocates a runner's cache and rows, gives the cache another size, and frees both."""
+"""CacheMaker: allocates, resizes and frees the cache and the rows of a runner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from enginebay_executor.step import StepState
 
 
 class CacheMaker:
-    """Makes the arrays of a runner's step state."""
+    """Allocates the arrays of a runner's step state."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def make(self, command: Make) -> None:
-        """Allocate an empty cache, and rows that are all finished; load the weights the
-        first time.
+        """Allocate an empty cache and rows that are all finished. The first time, also load the
+        weights.
         """
         runner = self._runner
         if not runner.weights:
@@ -48,8 +48,8 @@ class CacheMaker:
         runner.writer.forget()
 
     def grow(self, command: Grow) -> None:
-        """Give the cache larger arrays, one after the other, so that only one exists twice. The
-        page tables begin anew.
+        """Replace the cache's arrays by larger ones, one after the other, so that only one exists
+        twice. All entries of the page tables become 0.
         """
         runner = self._runner
         state, old_shapes, old_layouts = runner.state, runner.shapes, runner.layouts
@@ -91,8 +91,8 @@ class CacheMaker:
 def _resized(
     array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int | None
 ) -> jax.Array:
-    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size. None:
-    no axis counts the tokens of a page.
+    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size.
+    offset_axis None: no axis counts the tokens of a page.
     """
     slots = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
     padding = [(0, 0)] * slots.ndim

@@ -1,5 +1,5 @@
-"""Taking a row's state out of the step state and putting one in: the way of resuming, moving and
-storing.
+"""Reading a row's state from the step state, and writing one: for resuming, moving and storing
+rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from enginebay_executor.runner import Runner
 
 
 def take_row(runner: Runner, command: Take) -> RowState:
-    """The state of a row, read to the host. A step has computed some of its tokens."""
+    """Read the state of a row to the host. Some of the row's tokens must have been computed."""
     state, row = runner.state, command.row
     columns = {f: np.array(np.asarray(c)[row]) for f, c in state.rows.columns().items()}
     processor_state = {
         f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()
     }
-    # The last token of a row is not in the cache. A row in the middle of its prompt has none.
+    # A row's last sampled token is not in the cache. In the middle of a prompt there is none.
     num_cached = int(columns["length"])
     num_cached -= num_cached >= len(command.token_ids)
     groups: dict[str, GroupState] = {}
@@ -85,15 +85,15 @@ def _slots(layout: KVLayout, page_ids: np.ndarray, first: int, end: int) -> jax.
 
 
 def put_row(runner: Runner, command: Put) -> None:
-    """Write a state into a row and its pages; InputError when it is from a model of another shape
-    or other constants, or too long.
+    """Write a state to a row and its pages. InputError for a state that is too long, or from a
+    model of another shape or with other constants.
     """
     row, saved = command.row, command.state
     if saved.constants != runner.info.constants:
         raise InputError(
             explain(
                 "row state of a model with another rotary embedding, activation or epsilon",
-                "that of this engine, which of some checkpoints depends on max_model_len",
+                "the constants of this engine, which for some checkpoints depend on max_model_len",
                 "Resume in an engine of the same model with the same max_model_len.",
             )
         )
@@ -143,7 +143,7 @@ def _put_place(array: jax.Array, place: int, values: jax.Array) -> jax.Array:
 
 
 def _check_group(runner: Runner, group: CacheGroup | StateGroup, saved: RowState) -> None:
-    """InputError when a state does not have what a cache group needs."""
+    """InputError when a state does not have the arrays that a cache group needs."""
     first = saved.num_cached
     if isinstance(group, StateGroup):
         wanted = {(group.num_layers, *one.shape) for one in group.arrays}
@@ -163,4 +163,4 @@ def _check_group(runner: Runner, group: CacheGroup | StateGroup, saved: RowState
         )
 
 
-_put = jax.jit(DeviceRows.put)  # one program, instead of some for each column
+_put = jax.jit(DeviceRows.put)  # a single program instead of several per column

@@ -1,5 +1,5 @@
-"""RowWriter: puts into the rows on the device what no step brings: their first tokens, and the
-fields of logits processors.
+"""RowWriter: writes to rows what no step brings: known first tokens, and fields of logits
+processors.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from enginebay_executor import device
 from enginebay_executor.view import RunnerView
 
 HISTORY = "history"
-"""The program that writes a row's history; the others have the names of processors."""
+"""The program that writes a row's token history; the others are named after processors."""
 
 
 class RowWriter:
-    """Writes single rows of a runner's step state, each by a small compiled program that is
+    """Writes single rows of a runner's step state, each with a small compiled program that is
     launched like a step.
 
-    Rows whose requests use no processor cost nothing: only what was written is taken back, when the
-    row is another request's.
+    Rows without processors cost nothing: fields are reset only when they were written and the row
+    belongs to another request.
     """
 
     def __init__(self, runner: RunnerView) -> None:
@@ -46,7 +46,7 @@ class RowWriter:
                 self._write(value.name, update.row, value.values, is_used=True)
 
     def _write_known(self, known: KnownTokens) -> None:
-        """Write the first tokens of a row into its history."""
+        """Write the first tokens of a row to its history."""
         padded = np.zeros(self._runner.max_model_len, np.int32)
         padded[: len(known.token_ids)] = known.token_ids
         state = self._runner.state
@@ -54,7 +54,7 @@ class RowWriter:
         self._runner.state = dataclasses.replace(state, rows=rows)
 
     def write_all(self, row: int, values: Iterable[RowValues]) -> None:
-        """Have a row use these processors, with these fields, and no others."""
+        """Make a row use these processors with these fields, and no others."""
         used = frozenset(value.name for value in values)
         for name in self._used.get(row, frozenset()) - used:
             processor_state = self._runner.state.processor_state[name]
@@ -83,11 +83,11 @@ class RowWriter:
         )
 
     def forget(self) -> None:
-        """The arrays are new: no row uses anything."""
+        """The arrays are new: no row uses any processor."""
         self._used.clear()
 
     def compile_all(self) -> int:
-        """Compile every program, and return how many there are."""
+        """Compile every program. Returns their number."""
         names = [HISTORY, *(name for name, _ in self._runner.program.processors)]
         for name in names:
             self._program(name, ahead=True)
@@ -99,7 +99,7 @@ class RowWriter:
         state = self._runner.state
         if name not in state.processor_state:
             raise InternalError(
-                f"a row uses the logits processor {name!r}, which the engine was made without"
+                f"a row uses the logits processor {name!r}, which is none of the engine's"
             )
         whole = {**values, IS_USED: np.bool_(is_used)}
         processor_state = self._program(name)(state.processor_state[name], np.int32(row), whole)
@@ -142,5 +142,5 @@ class RowWriter:
 def write_fields(
     processor_state: ProcessorState, row_id: jax.Array, values: ProcessorState
 ) -> ProcessorState:
-    """A processor's fields [R, ...] with `values` as those of one row."""
+    """A processor's fields [R, ...], with `values` written to one row."""
     return {name: array.at[row_id].set(values[name]) for name, array in processor_state.items()}

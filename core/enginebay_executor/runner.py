@@ -31,7 +31,7 @@ from enginebay_startup.folders import make_writable
 
 
 class Runner:
-    """Owns weights and step state on the device. Not thread-safe: one thread launches."""
+    """Owns weights and step state on the device. Not thread-safe: one thread launches steps."""
 
     def __init__(self, parts: EngineParts, compilations: Compilations) -> None:
         config = parts.config
@@ -55,14 +55,12 @@ class Runner:
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, CacheLayout], ...]], Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
-        """What `choose` has found for the layouts and the program that there are."""
+        """Results of `choose` for the current layouts and program."""
         self._scoping = Scoping(has_greedy=self.program.has_greedy)
         self._background = Background()
 
     def set_layouts(self, shapes: Mapping[str, CacheShape]) -> None:
-        """Take note of the sizes of the cache from now on, and begin the page tables anew: all
-        their entries are 0.
-        """
+        """Record the cache's sizes; all entries of the page tables become 0."""
         self.shapes, self.layouts = shapes, dict(self.parts.layouts(shapes))
         self.tables.forget({g: s.page_size for g, s in shapes.items()}, self.max_model_len)
         self._chosen.clear()
@@ -76,22 +74,23 @@ class Runner:
     def state(self) -> StepState:
         """The step state; an error when the arrays were dropped."""
         if self._state is None:
-            raise InternalError("the engine's arrays were dropped and not made again before a step")
+            raise InternalError("a step without arrays: they were dropped and not made again")
         return self._state
 
     @state.setter
     def state(self, state: StepState | None) -> None:
+        """The step state. InternalError when the arrays were dropped."""
         self._state = state
 
     @property
     def has_state(self) -> bool:
-        """Whether the arrays are there."""
+        """Whether the arrays are allocated."""
         return self._state is not None
 
     @property
     def programs(self) -> list[StepKey]:
-        """What is compiled, for caches of any size; within the block of an override(), for its
-        steps.
+        """Keys of the compiled steps, for caches of any size; inside an override() block, only of
+        its steps.
         """
         return [key for key, _ in list(self._programs) if key.kind not in ("forward", "sample")]
 
@@ -122,30 +121,31 @@ class Runner:
         return LaunchedStep(sampled, step)
 
     def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
-        """The program for a step of `key`: the least that serves `need` and is compiled, or what is
-        to be compiled. While others are compiled in the background, a larger one that is there.
+        """The program for a step of `key`: the smallest compiled one that serves `need`, or the one
+        to compile. While programs are compiled in the background, a larger compiled one may be
+        chosen.
         """
         found = self._chosen.get((key, need))
         if found is not None:
             return found
-        hand = key
+        base = key
         if not self._background.is_done:
-            hand = self._at_hand(replace(key, full_vocab=False, pools=False, embeds=False))
-            hand = replace(hand, full_vocab=key.full_vocab, pools=key.pools, embeds=key.embeds)
+            base = self._at_hand(replace(key, full_vocab=False, pools=False, embeds=False))
+            base = replace(base, full_vocab=key.full_vocab, pools=key.pools, embeds=key.embeds)
         for variant, names in self._scoping.serving(need):
-            serves = replace(hand, variant=variant, names=names)
+            serves = replace(base, variant=variant, names=names)
             if self._cache_key(serves) in self._programs:
                 if self._background.is_done:
                     self._chosen[key, need] = serves
                 return serves
         variant, names = self._scoping.to_compile(need)
-        return replace(hand, variant=variant, names=names)
+        return replace(base, variant=variant, names=names)
 
     def swap(self, program: Program) -> Callable[[], None]:
-        """Compile and run steps of another program from now on; the function that comes back
-        returns to the former one.
+        """Compile and run steps of another program from now on. Returns a function that restores
+        the former one.
 
-        Until then a shadow rests: what it is compared with is not there.
+        Until then a shadow is off, because the implementation that it compares with is not in use.
         """
         before = self.program, self._programs, self.shadow
         self.shadow = None
@@ -160,50 +160,51 @@ class Runner:
         return swap_back
 
     def compile_all(self, keys: Sequence[StepKey], progress: Report | None = None) -> int:
-        """Compile the programs that are missing, two at a time, and return how many there are,
-        those that write rows included.
+        """Compile the missing programs, two at a time. Returns the number of all programs,
+        including those that write rows.
 
-        What `progress` raises ends it, after the programs that are being compiled.
+        When `progress` raises, the programs that are being compiled finish first, and the others
+        are not compiled.
         """
         num_writers = self.writer.compile_all()
-        goes_on = self._background.stop()
+        was_running = self._background.stop()
         keys = _warmed(keys, self.parts.config)
         missing = [key for key in keys if self._cache_key(key) not in self._programs]
         try:
             StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
         finally:
-            if goes_on:  # with what is left, which is nothing unless ops were swapped
+            if was_running:  # to compile the rest; without a swap of ops there is none
                 self._background.start()
         return len({part for key in keys for part in key.parts}) + num_writers
 
     def compile_first(self, keys: Sequence[StepKey], progress: Report | None = None) -> Background:
         """Compile the fewest programs that together serve every step, and those that write rows.
-        What comes back compiles the others, from its start() on.
+        Returns a Background that compiles the others after its start().
 
-        Until the others are compiled, `choose` finds a program for each step. `progress` counts
-        all programs; for the others it is called on their thread.
+        Until the others are compiled, `choose` finds a larger program for each step. `progress`
+        counts all programs; for the others it is called on their thread.
         """
         self.writer.compile_all()
         self._background.stop()
         keys = _warmed(keys, self.parts.config)
         first = set(covering(keys))
         missing = [key for key in keys if self._cache_key(key) not in self._programs]
-        told = _counted(progress, len(missing))
+        report = _counted(progress, len(missing))
         compiler = StepCompiler(self, self._programs)
-        compiler.make_all([key for key in missing if key in first], told)
+        compiler.make_all([key for key in missing if key in first], report)
         others = [key for key in missing if key not in first]
         others.sort(key=lambda key: (*key.size, key.full_vocab))
-        jobs = [functools.partial(compiler.make_missing, key, told) for key in others]
+        jobs = [functools.partial(compiler.make_missing, key, report) for key in others]
         self._background = Background(jobs, "enginebay-compile")
         return self._background
 
     def _at_hand(self, key: StepKey) -> StepKey:
-        """The smallest program that serves a step and is compiled, while others are compiled in the
-        background; `key` itself when it is compiled, or when none serves.
+        """The smallest compiled program that serves a step, while others are compiled in the
+        background. `key` itself when it is compiled, or when none serves.
         """
 
         def is_warm(one: StepKey) -> bool:
-            # All that is compiled ahead for steps of this size is there.
+            # Whether all programs of this size are compiled that warmup() would compile.
             wanted = _warmed([one], self.parts.config)
             return all(self._cache_key(each) in self._programs for each in wanted)
 
@@ -232,7 +233,7 @@ class Runner:
 
 
 def _can_be_watched(step: Step) -> bool:
-    """Whether a shadow can run a step again: its tokens are in the step, or in the rows."""
+    """Whether a shadow can repeat a step: its tokens are in the step's inputs or in the rows."""
     if step.program.kind == "prefill":
         return not (
             step.program.embeds or (step.inputs[1][:, columns.SAMPLES] == columns.DECODES).any()
@@ -241,7 +242,9 @@ def _can_be_watched(step: Step) -> bool:
 
 
 def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
-    """The keys, and those of the same steps that return what the configuration says besides."""
+    """The keys, and the keys of the same steps with the additional results that the configuration
+    enables.
+    """
     every = list(keys)
     if config.full_vocab_logprobs:
         every += [replace(key, full_vocab=True) for key in every if key.kind != "verify"]
@@ -253,11 +256,13 @@ def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
 
 
 def _counted(progress: Report | None, total: int) -> Callable[[StepKey], None]:
-    """What calls `progress` with the number of a program, the total and the program's name."""
+    """A function that calls `progress` with the program's number, the total, and the program's
+    name.
+    """
     done = itertools.count(1)
 
-    def told(key: StepKey) -> None:
+    def report(key: StepKey) -> None:
         if progress:
             progress(next(done), total, str(key))
 
-    return told
+    return report

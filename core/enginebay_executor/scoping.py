@@ -1,5 +1,5 @@
-"""Which program serves a step: the variant and the logits processors that its rows need, and what
-is compiled for them.
+"""Scoping: which programs serve a step, by its variant and logits processors, and which to
+compile.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from enginebay.types import StepVariant
 
 
 class Scoping:
-    """Remembers what requests have asked of sampling so far, and what steps are to be compiled for.
+    """Remembers the variants and logits processors that requests have needed so far.
 
-    A step is compiled for all of that, since what came once comes again. So a bucket is compiled
-    anew only when something is asked for the first time, and a service of greedy requests never
-    compiles a sampler.
+    A new program is compiled for all of these, because what was needed once is needed again. So a
+    bucket is compiled again only when a request needs something for the first time, and a service
+    of greedy requests never compiles a sampler.
 
-    Both methods return a variant and the names of its logits processors; None for all that the
-    engine was made with, which is what warmup() compiles.
+    Both methods return a variant and the names of its logits processors. None means all processors
+    of the engine, as warmup() compiles them.
     """
 
     def __init__(self, *, has_greedy: bool) -> None:
@@ -26,14 +26,14 @@ class Scoping:
         self._sets: list[frozenset[str]] = [frozenset()]
 
     def serving(self, need: StepNeeds) -> Iterator[tuple[StepVariant, frozenset[str] | None]]:
-        """What serves, from the least to the largest: any of these that is compiled will do."""
+        """The variants that serve a step, smallest first: any compiled one will do."""
         full = StepVariant.FULL
         yield from ((v, frozenset[str]()) for v in StepVariant if need.variant <= v < full)
         yield from ((full, names) for names in self._sets if names >= need.names)
         yield full, None
 
     def to_compile(self, need: StepNeeds) -> tuple[StepVariant, frozenset[str]]:
-        """What to compile when none of them is: for this, and all that was asked for before."""
+        """The variant to compile when none of these is compiled: it serves all needs so far."""
         self._largest = max(self._largest, need.variant)
         if not need.names <= self._sets[-1]:
             self._sets.append(self._sets[-1] | need.names)

@@ -1,11 +1,12 @@
-"""Shadow mode: a candidate runs on copies beside the chosen implementation, on a share of the live
-steps.
+"""Shadow mode: on a share of the live steps, a candidate runs on copies beside the chosen
+implementation.
 
-Nothing that the live step reads or gives is touched: before a sampled step is launched, a program
-of its own computes the queries, keys and values of each layer; then, layer by layer, both
-implementations attend to them over a copy of the pages of the step's rows, one after the other and
-timed. Of another op a program compares both at every call of the model; then the model runs with
-the one and with the other, timed. The live step is the same program as ever.
+It does not change what the live step reads or returns. Before a sampled step is launched, a
+separate program computes the queries, keys and values of each layer. Then, layer by layer, both
+implementations attend to them over a copy of the pages of the step's rows, one after the other, and
+are timed. For another op, a program compares both implementations at every call of the model; then
+the model runs with each of them, and is timed. The live step runs the same program as without
+shadow mode.
 """
 
 from __future__ import annotations
@@ -43,26 +44,24 @@ from enginebay_executor.view import RunnerView
 log = logging.getLogger("enginebay_executor")
 
 MAX_TIMES = 1024
-"""The last so many steps are what medians are taken of."""
+"""Medians are taken of this many latest steps."""
 
 
 class _Phase:
-    """What is counted of one phase."""
+    """Counts and times of one phase."""
 
     def __init__(self) -> None:
         self.num_steps = self.num_compared = 0
         self.times: collections.deque[tuple[float, float]] = collections.deque(maxlen=MAX_TIMES)
 
     def median(self, side: int) -> float:
-        """Of the seconds that one side's steps took."""
+        """The median of the seconds that one side's steps took."""
         times = list(self.times)
         return statistics.median(pair[side] for pair in times) if times else math.nan
 
 
 class Shadow:
-    """Compares a candidate with the chosen implementation. Belongs to the runner, and to its
-    thread.
-    """
+    """Compares a candidate with the chosen implementation. Belongs to the runner's thread."""
 
     def __init__(self, parts: ShadowParts) -> None:
         self.parts = parts
@@ -74,10 +73,10 @@ class Shadow:
         self._error: str | None = None
 
     def watch(self, runner: RunnerView, step: Step, tables: Mapping[str, np.ndarray]) -> None:
-        """Called before a step is launched, with the page tables of its rows int32 [S, P] by group:
-        the first of each phase is sampled, and then every 1/share-th.
+        """Called before a step is launched, with the page tables of its rows, int32 [S, P] by
+        group. The first step of each phase is sampled, and then every 1/share-th.
 
-        A sampled step waits for the device. Whatever goes wrong is told in the report, and that
+        A sampled step waits for the device. An error is reported in the ShadowReport, and that
         program is not tried again.
         """
         key = step.program
@@ -92,14 +91,14 @@ class Shadow:
             return
         try:
             self._compare(runner, step, tables, phase)
-        except Exception as error:  # nothing that a candidate does may end the live step
+        except Exception as error:  # a candidate's error must not end the live step
             log.info("shadow %s failed on %s", self.parts.name, key, exc_info=True)
             self._failed.add(key)
             self._num_failed += 1
             self._error = self._error or f"{key}: {error_line(error)}"
 
     def report(self) -> ShadowReport:
-        """What was found so far. May be called from any thread."""
+        """The comparisons so far. Any thread may call this."""
         phases = tuple(
             ShadowPhase(
                 name, self.parts.chosen[name], p.num_steps, p.num_compared, p.median(0), p.median(1)
@@ -165,7 +164,7 @@ class Shadow:
         given: tuple[Any, ...],
         phase: _Phase,
     ) -> None:
-        """Both implementations at each call of the model, and the model's time with each."""
+        """Compare both implementations at each call of the model, and time the model with each."""
         op, mode = self.parts.op, copies[1].bucket.mode
         comparing = functools.partial(compare_calls, op, model, *factories, *copies)
         (calls, num_tokens), _ = run("compare", comparing, given)
@@ -187,7 +186,7 @@ class Shadow:
         args: tuple[Any, ...],
         donated: tuple[int, ...] = (),
     ) -> tuple[Any, float]:
-        """The function's result and the seconds that it took; compiled once for each key and
+        """The function's result and its seconds. The function is compiled once per key and
         `what`.
         """
         program = self._programs.get((key, what))
@@ -209,7 +208,7 @@ class Shadow:
 
 
 def _arrays(step: Step) -> tuple[jax.Array, ...]:
-    """What `capture` takes of a step's host arrays."""
+    """The host arrays of a step that `capture` needs."""
     if step.program.kind != "prefill":
         return (jnp.asarray(step.inputs[0]),)
     token_ids, ints = step.inputs[:2]

@@ -1,5 +1,5 @@
-"""What a shadow compiles: a step of the model again over copies of its rows' pages, and comparisons
-of what two implementations of an op return there.
+"""Programs of a shadow: repeating a step of the model over copies of its rows' pages, and comparing
+the results of two implementations of an op.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from enginebay_executor.compacting import compact_rows
 from enginebay_executor.step import StepState
 
 QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, Mapping[str, jax.Array | None]]
-"""q, k and v of a layer, and its sinks and slopes by name; no k and v where it shares the cache of
-another.
+"""q, k and v of a layer, and its sinks and slopes by name; k and v are None where the layer shares
+the cache of another layer.
 """
 
 Captured = Mapping[str, tuple[QKV, ...]]
-"""What each layer gives attention, by cache group."""
+"""The attention inputs of each layer, by cache group."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a copy of the rows' pages lies: one page a row, or as many as the step's tables have; and
-    the step's bucket for it.
+    """The layouts of a copy of the rows' pages, and the step's bucket for it. The copy has one page
+    per row (`compact`), or as many as the step's tables.
     """
 
     layouts: Layouts
@@ -59,7 +59,7 @@ class Form:
     def copy(
         self, layouts: Layouts, group: str, cache: CacheArrays, table: jax.Array
     ) -> dict[str, jax.Array]:
-        """One layer's pages of the rows, in the order of the table int32 [S, P]."""
+        """Copy one layer's pages of the rows, in the order of the table int32 [S, P]."""
         layout = layouts[group]
         if self.compact and isinstance(layout, KVLayout):
             return compact_rows(layout, cache, table, self.bucket.max_kv_len)[1]
@@ -82,8 +82,8 @@ def run_model(
     inputs: tuple[jax.Array, ...],
     tables: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, Captured, jax.Array, jax.Array]:
-    """The first token's worth of a step again: the hidden states [T, hidden], q, k, v of every
-    layer, and the rows' q_lens and kv_lens int32 [S].
+    """Repeat the first token of a step. Returns the hidden states [T, hidden], the attention inputs
+    of every layer, and the rows' q_lens and kv_lens int32 [S].
 
     inputs: (token_ids, q_lens, kv_lens) of a prefill, (row_ids,) of a decode. The cache is only
     read.
@@ -112,7 +112,7 @@ def run_model(
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         group = groups[spec]
-        if rope is not None:  # both implementations are given the same rotated vectors
+        if rope is not None:  # both implementations receive the same rotated vectors
             q = rotate(q, batch.positions, spec=rope)
             k = None if k is None else rotate(k, batch.positions, spec=rope)
         per_head = {"sinks": sinks, "slopes": slopes}
@@ -141,8 +141,11 @@ def capture(*args: Any) -> tuple[Captured, jax.Array, jax.Array]:
 def compare_calls(
     op: str, model: Model, chosen: OpsFactory, candidate: OpsFactory, *args: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """(differences f32 [calls, 3] of an op in a step, new tokens of the step): the largest, that
-    over the largest value, and values not finite. `args` are the others of `run_model`.
+    """Compare two implementations of an op at each call in a step.
+
+    Returns (differences f32 [calls, 3], number of new tokens of the step). The three differences
+    are the largest, the largest relative to the largest value, and the number of values that are
+    not finite. `args` are the other arguments of `run_model`.
     """
     found: list[jax.Array] = []
 
@@ -161,13 +164,13 @@ def compare_calls(
     q_lens = run_model(model, make_ops, *args)[2]
     if not found:
         given = f"shadow.{op}: the model's layers do not call op {op!r}"
-        raise UnsupportedError(given, "an op that they call", "Name another op.")
+        raise UnsupportedError(given, "an op that they call", "Set shadow for another op.")
     return jnp.stack(found), q_lens.sum()
 
 
 def difference(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """f32 (largest difference, that over the largest value, values of `got` that are not
-    finite).
+    """f32 (largest difference, the same relative to the largest value, number of values of `got`
+    that are not finite).
     """
     want, mine = wanted.astype(jnp.float32), got.astype(jnp.float32)
     bad = ~jnp.isfinite(mine)
@@ -187,15 +190,15 @@ def attend(
     q_lens: jax.Array,
     kv_lens: jax.Array,
 ) -> tuple[CacheArrays, tuple[jax.Array, ...]]:
-    """One layer's attention over a copy, which is donated: (copy, (out, new keys, new values,
-    whether a token is real)).
+    """One layer's attention over a copy, which is donated. Returns (copy, (output, new keys, new
+    values, whether each token is real)).
     """
     batch = form.batch(group, q_lens, kv_lens)
     out, after, _ = make_ops(form.bucket, form.layouts).named("attention")(
         *qkv[:3], copy, batch, spec=spec, **qkv[3]
     )
     layout = form.layouts[group]
-    assert isinstance(layout, KVLayout), "attention is given groups of keys and values"
+    assert isinstance(layout, KVLayout), "attention runs on groups of keys and values"
     k, v = layout.read_tokens(after, jnp.maximum(batch.slots, 0))
     return after, (out, k, v, batch.seq_ids < form.bucket.seqs)
 
@@ -204,8 +207,8 @@ def attend(
 def compare(
     chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
-    """(largest difference, that over the largest value, values not finite, tokens with other keys
-    or values, tokens).
+    """(largest difference, the same relative to the largest value, number of values that are not
+    finite, number of tokens with other keys or values, number of tokens).
     """
     out, k, v, real = chosen
     mine = real[:, None, None]
@@ -219,5 +222,5 @@ def compare(
 
 
 def hidden_states(*args: Any) -> jax.Array:
-    """`run_model`'s hidden states alone."""
+    """The hidden states of `run_model` alone."""
     return run_model(*args)[0]

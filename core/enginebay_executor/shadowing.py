@@ -1,6 +1,4 @@
-"""Choosing what shadow mode runs beside the chosen kernels: a candidate for an op, and the phases
-that it can serve.
-"""
+"""Choosing the candidate of shadow mode, and the phases in which it is compared."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ from enginebay_byhand.import_paths import refuse_uncallable, with_import_paths
 
 @dataclasses.dataclass(frozen=True)
 class ChosenShadow:
-    """The candidate in the place of the op's chosen implementation, the phases in which it is
-    compared, and why not in others.
+    """The chosen kernels with the candidate in place of the op's implementation, the phases in
+    which it is compared, and the reasons why not in the others.
     """
 
     op: str
@@ -38,7 +36,7 @@ class ChosenShadow:
     reason: Reason
 
     def parts(self, chosen: ChosenKernels, info: ModelInfo, placement: Placement) -> ShadowParts:
-        """What the runner makes of it."""
+        """The ShadowParts for the runner."""
         return ShadowParts(
             self.op,
             self.name,
@@ -69,11 +67,11 @@ def choose_shadow(
     info: ModelInfo,
     placement: Placement,
 ) -> ChosenShadow | None:
-    """The shadow that `config` asks for, or None. It is not checked first: how wrong it is, is what
-    it will tell.
+    """The shadow that `config` asks for, or None. The candidate is not checked first: shadow mode
+    reports how wrong it is.
 
-    UnknownNameError for a name that nobody has, UnsupportedError for a candidate that can serve no
-    phase here.
+    UnknownNameError for a name that is not registered, UnsupportedError for a candidate that can
+    serve no phase of this model here.
     """
     for op, choice in config.shadow.items():
         if op == ATTENTION:
@@ -90,7 +88,9 @@ def _choose_plain(
     choice: ShadowChoice,
 ) -> ChosenShadow:
     if op not in kernels.plain:
-        raise unknown_name("op to shadow", op, [ATTENTION, *kernels.plain], "Name one of these.")
+        raise unknown_name(
+            "op to shadow", op, [ATTENTION, *kernels.plain], "Set shadow for one of these."
+        )
     extended = _extended(registry, config, kernels, (op, choice.name))
     is_sharded = kernels.is_sharded and not kernels.ops[op].partition
     able = candidates(extended, op, kernels.env, is_sharded=is_sharded, layout=kernels.layout)
@@ -98,7 +98,11 @@ def _choose_plain(
     what = f"shadow.{op} = {choice.name!r}"
     if found.unavailable is not None:
         given = f"{what} cannot be used here ({found.unavailable})"
-        raise UnsupportedError(given, "one that can serve here", "Choose another.")
+        raise UnsupportedError(
+            given,
+            "a kernel that can run here",
+            "List kernels with `enginebay plugins --kind kernel`.",
+        )
     refuse_uncallable(kernels.ops[op], found.impl, what)
     shadowed = dataclasses.replace(kernels, plain={**kernels.plain, op: found.impl})
     reason = Reason(f"shadow.{op}", choice.name, f"on {choice.share:g} of the steps")
@@ -112,29 +116,31 @@ def _choose_attention(
     found = _find(candidates(extended, ATTENTION, kernels.env), ATTENTION, choice.name)
     refused: dict[str, str] = {}
     for phase in PHASES:
-        reason = found.unavailable or kernels.why_not(
+        why_not = found.unavailable or kernels.why_not(
             found.impl, phase, kernels.problems(found.impl)
         )
-        if reason is not None:
-            refused[phase] = reason
+        if why_not is not None:
+            refused[phase] = why_not
     phases = tuple(phase for phase in PHASES if phase not in refused)
     if not phases:
         raise UnsupportedError(
             f"shadow.attention = {choice.name!r} cannot be used here ({refused['decode']})",
-            f"one that serves this model on layout {kernels.layout}",
-            "Choose another candidate, or the layout that it has.",
+            f"a kernel that serves this model on layout {kernels.layout}",
+            "Set another candidate, or pass --layout with the candidate's layout.",
         )
     attention: dict[str, Any] = dict.fromkeys(phases, found.impl)
     shadowed = dataclasses.replace(kernels, attention={**kernels.attention, **attention})
     why = f"on {choice.share:g} of the steps, in {', '.join(phases)}"
-    told = Reason("shadow.attention", choice.name, why, tuple(refused.items()))
-    return ChosenShadow(ATTENTION, choice.name, choice.share, shadowed, phases, told)
+    reason = Reason("shadow.attention", choice.name, why, tuple(refused.items()))
+    return ChosenShadow(ATTENTION, choice.name, choice.share, shadowed, phases, reason)
 
 
 def _extended(
     registry: Registry, config: EngineConfig, kernels: ChosenKernels, candidate: tuple[str, str]
 ) -> Registry:
-    """The registry with the import paths of a configuration, and the candidate's if it is one."""
+    """The registry with the import paths of a configuration, and the candidate's if it is an import
+    path.
+    """
     more = [candidate] if is_import_path(candidate[1]) else []
     paths = list(dict.fromkeys([*import_paths_in(config), *more]))
     return with_import_paths(registry, paths, kernels.layout) if paths else registry
@@ -146,5 +152,5 @@ def _find(able: Sequence[Candidate], op: str, name: str) -> Candidate:
             return candidate
     names = [candidate.name for candidate in able]
     raise unknown_name(
-        f"kernel of op {op}", name, names, "`enginebay plugins` lists what is installed."
+        f"kernel of op {op}", name, names, "List kernels with `enginebay plugins --kind kernel`."
     )

@@ -1,4 +1,6 @@
-"""The step functions: pure, traced once per bucket, with cache and rows donated."""
+"""The decode steps, and what all steps share: pure functions, traced once per bucket, with donated
+state.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from enginebay_executor.processing import evolve, process
 from enginebay_numerics.sampling import first_best
 
 PENALTIES = "penalties"
-"""The logits processor that applies penalties; in an engine without it the sampler does."""
+"""The logits processor that applies penalties; in an engine without it the sampler applies them."""
 
 
 @functools.partial(
@@ -35,11 +37,12 @@ PENALTIES = "penalties"
 )
 @dataclasses.dataclass(frozen=True)
 class StepState:
-    """All that a step changes, donated whole: the cache's arrays per group and layer, and the rows.
+    """Everything that a step changes, donated as a whole: the cache's arrays per group and layer,
+    and the rows.
 
-    `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
+    `processor_state`: the fields of logits processors by name, arrays [R, ...]
     (enginebay_executor.processing.empty_rows). `tables`: the rows' page tables int32 [R, P] by
-    group, which the steps of an executor read (`enginebay_executor.tables`).
+    group (`enginebay_executor.tables`).
     """
 
     cache: ModelCache
@@ -55,14 +58,13 @@ class StepState:
 )
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """What a step gives besides its state, for S rows and N tokens each.
+    """The results of a step, beside its state, for S rows and N tokens each.
 
-    tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens
-    of -1, and where all rows that were sampled with have a num_logprobs of -1. logits f32 where the
-    program tells them: of a prefill [T, vocab], those after each of its tokens, of a decode [S, N,
-    vocab], those that each token was sampled from. full_vocab: where the program tells it. hidden
-    f32 [S, 2, hidden_size], of a prefill that pools: the sum of the final hidden states of each
-    row's tokens, and that of its last token.
+    tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W], undefined for tokens of -1,
+    and when all sampled rows have a num_logprobs of -1. logits f32, if the program returns them: of
+    a prefill [T, vocab], after each of its tokens; of a decode [S, N, vocab], from which each token
+    was sampled. full_vocab, if the program returns it. hidden f32 [S, 2, hidden_size], of a prefill
+    that pools: the sum of the final hidden states of each row's tokens, and that of its last token.
     """
 
     tokens: jax.Array
@@ -73,40 +75,44 @@ class Sampled:
 
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, ProcessorState], Sampled]
-"""Steps done, and what they have made so far."""
+"""Number of steps done, and their results so far."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a compiled step is made of, besides its bucket."""
+    """What a compiled step is made of, apart from its bucket."""
 
     model: Model
     make_ops: OpsFactory
     sampler: Sampler
     returns_logits: bool = False
-    """Whether its steps give all their logits too, for measuring: they take much memory."""
+    """Whether its steps also return all their logits, for measurements: they take much memory."""
     has_greedy: bool = False
-    """Whether a step whose rows all want only the first best token may skip the sampler."""
+    """Whether a step whose rows all take the first best token may skip the sampler."""
     processors: Processors = ()
-    """Logits processors in the order in which they are applied."""
+    """Logits processors in the order of their application."""
     full_vocab: bool = False
-    """Whether its steps return full-vocabulary log-probabilities; decodes have one token a row."""
+    """Whether its steps return full-vocabulary log-probabilities; decodes then make one token per
+    row.
+    """
     pools: bool = False
     """Whether its prefills return pooled hidden states."""
     mixes: bool = False
-    """Whether rows that decode may stand in its prefills with a prefix."""
+    """Whether its prefills with a prefix may contain decoding rows."""
     takes_embeds: bool = False
-    """Whether its prefills take embeddings in place of tokens."""
+    """Whether its prefills accept embeddings in place of tokens."""
     rows_at_once: int | None = None
-    """The platform's: how many rows logits processors are given at a time."""
+    """The number of rows that logits processors process at a time, set by the platform."""
     drafts_are_rows: bool = False
-    """Whether a verify step uses the attention of decode steps, each draft a row of its own."""
+    """Whether a verify step uses the attention of decode steps, with each draft as a row of its
+    own.
+    """
     draft_passes: int = 1
-    """How many times a step that verifies drafts runs the model at most."""
+    """The largest number of model passes in a verify step."""
 
     @staticmethod
     def of(parts: EngineParts) -> Program:
-        """What the steps of an engine of these parts are compiled of."""
+        """The program of an engine with these parts."""
         return Program(
             parts.model,
             parts.ops,
@@ -121,7 +127,7 @@ class Program:
         )
 
     def drafts_a_step(self, bucket: Bucket) -> int:
-        """How many drafts a row may bring to a step of this bucket that verifies them."""
+        """The largest number of drafts per row in a verify step of this bucket."""
         return self.draft_passes * bucket.max_q_len - 1
 
     def nothing_sampled(self, shape: tuple[int, int]) -> Sampled:
@@ -145,16 +151,17 @@ class Program:
         processor_state: Mapping[str, ProcessorState],
         variant: StepVariant,
     ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
-        """A token for each unfinished row of logits f32 [S, vocab], and the rows' fields after it.
+        """Sample a token for each unfinished row of logits f32 [S, vocab]. Returns the results and
+        the rows' new fields.
 
-        What is sampled comes without the axis of tokens: [S] and [S, W].
+        The results have no axis of tokens: [S] and [S, W].
         """
-        told = logits if self.returns_logits else None
+        returned = logits if self.returns_logits else None
         full_vocab = FullVocab(log_softmax(logits)) if self.full_vocab else None
         if variant is StepVariant.GREEDY:
             best = jnp.where(rows.finished, -1, first_best(logits.astype(jnp.float32)))
             return Sampled(
-                best, Logprobs.empty(best.shape, logits.shape[1]), told, full_vocab
+                best, Logprobs.empty(best.shape, logits.shape[1]), returned, full_vocab
             ), processor_state
         state, scores = rows.sampling_state(), logits
         given: Mapping[str, jax.Array] = {}
@@ -180,7 +187,7 @@ class Program:
         asks = active & (rows.num_logprobs >= 0)
         logprobs = logprobs_of(logits, tokens, asks, rows_at_once=self.rows_at_once)
         return Sampled(
-            jnp.where(rows.finished, -1, tokens), logprobs, told, full_vocab
+            jnp.where(rows.finished, -1, tokens), logprobs, returned, full_vocab
         ), processor_state
 
 
@@ -198,7 +205,7 @@ def batches_of(
 
 
 def _history_length(bucket: Bucket, variant: StepVariant) -> int:
-    """How many tokens of each row's history a step reads: with those that it adds."""
+    """How many tokens of each row's history a step reads, including those that it adds."""
     return bucket.max_kv_len + 1 if variant is StepVariant.FULL else 0
 
 
@@ -208,7 +215,9 @@ def take_fields(
     row_ids: jax.Array,
     variant: StepVariant,
 ) -> Mapping[str, ProcessorState]:
-    """Fields of rows [S] of the processors that the step applies; a row past the end uses none."""
+    """Fields of rows [S], of the processors that the step applies; a row past the end uses no
+    processor.
+    """
     if variant is not StepVariant.FULL:
         return {}
     applied = {
@@ -228,7 +237,9 @@ def put_fields(
     row_ids: jax.Array,
     rows: Mapping[str, ProcessorState],
 ) -> Mapping[str, ProcessorState]:
-    """`processor_state` with the fields of rows [S] that a step may change; rows past R dropped."""
+    """`processor_state` with the fields of rows [S] that a step may change; rows past the end are
+    dropped.
+    """
     evolving = {name for name, processor in program.processors if processor.evolves}
     return {
         name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
@@ -251,11 +262,11 @@ def decode_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
-    """Up to `num_steps` (traced, at most max_steps) tokens a row; ends early when all are finished.
+    """Decode up to `num_steps` (traced, at most max_steps) tokens per row; ends early when all rows
+    are finished.
 
-    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; with False
-    and a layout that is not the rows' own, attention follows the tables. Returns max_steps tokens a
-    row, -1 past its end.
+    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; otherwise
+    attention follows the page tables. Returns max_steps tokens per row, -1 past the row's end.
     """
     ops = program.make_ops(bucket, layouts)
     ones = jnp.ones(bucket.seqs, jnp.int32)
@@ -305,10 +316,10 @@ def compact_decode_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
-    """decode_step on a copy of the rows' keys and values, one page a row; new tokens are written
-    back last. A recurrent state has one page a row already.
+    """decode_step on a copy of the rows' keys and values with one page per row; at the end, the new
+    tokens are written back to the cache. A recurrent state has one page per row already.
 
-    The copy is read and written once per call of max_steps tokens; no step follows a page table.
+    The copy is made once per call of max_steps tokens; inside, no page table is used.
     """
     own = {g: layout for g, layout in layouts.items() if isinstance(layout, KVLayout)}
     copies = {
@@ -350,7 +361,7 @@ def _write_back(
     after: jax.Array,
     max_steps: int,
 ) -> dict[str, jax.Array]:
-    """Copy a compact decode's positions, before - 1 to after - 1 [S], into the whole cache."""
+    """Copy positions before - 1 to after - 1 [S] of a compact decode into the whole cache."""
     row = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
     position = before[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
     new = position < after[:, None] - 1

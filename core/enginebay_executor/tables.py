@@ -1,6 +1,4 @@
-"""Page tables on the device, one for each cache group: steps read them there, and commands bring
-the entries that changed.
-"""
+"""Page tables on the device, one per cache group. Commands bring only the entries that changed."""
 
 from __future__ import annotations
 
@@ -25,19 +23,21 @@ Tables = Mapping[str, jax.Array]
 
 
 def max_changes(bucket: Bucket) -> int:
-    """How many changed entries a step of this bucket takes; more are written before it."""
+    """The largest number of changed entries in a step of this bucket; more are written before the
+    step.
+    """
     return 16 + 2 * bucket.seqs
 
 
 class ResidentTables:
-    """The page tables of a runner's rows: a copy on the host of what lies on the device."""
+    """The page tables of a runner's rows, with a copy on the host."""
 
     def __init__(self, num_rows: int, sharding: Any) -> None:
         self._num_rows, self._sharding = num_rows, sharding
         self._copies: dict[str, np.ndarray] = {}
 
     def forget(self, page_sizes: Mapping[str, int], max_model_len: int) -> None:
-        """Begin anew for pages of these sizes, by group; all entries are 0."""
+        """New tables for pages of these sizes, by group; all entries are 0."""
         self._copies = {
             g: np.zeros((self._num_rows, pages_for(max_model_len, size)), np.int32)
             for g, size in page_sizes.items()
@@ -45,7 +45,7 @@ class ResidentTables:
         self._no_changes = functools.cache(self._make_no_changes)
 
     def whole(self, groups: Iterable[str] | None = None) -> Tables:
-        """The tables of some groups, or of all, sent to the device as they are now."""
+        """The current tables of some groups, or of all, sent to the device."""
         names = self._copies if groups is None else groups
         return {g: jax.device_put(self._copies[g].copy(), self._sharding) for g in names}
 
@@ -55,7 +55,7 @@ class ResidentTables:
         return dataclasses.replace(state, tables={**state.tables, **self.whole(changes)})
 
     def note(self, changes: Mapping[str, np.ndarray]) -> None:
-        """Take changed entries (row, column, page) int32 [n, 3] into the copy on the host."""
+        """Write changed entries (row, column, page) int32 [n, 3] to the copy on the host."""
         for group, entries in changes.items():
             self._copies[group][entries[:, 0], entries[:, 1]] = entries[:, 2]
 
@@ -68,9 +68,7 @@ class ResidentTables:
         return found
 
     def padded(self, changes: Mapping[str, np.ndarray], num: int) -> dict[str, Any]:
-        """The changes of every group as int32 [num, 3]; those of padding name a row past the
-        end.
-        """
+        """The changes of every group as int32 [num, 3]; padding entries have a row past the end."""
         padded: dict[str, Any] = {}
         for group in self._copies:
             entries = changes.get(group)
@@ -88,10 +86,10 @@ class ResidentTables:
 def on_tables(
     step: Callable[..., Any], kind: str, layouts: Layouts, bucket: Bucket
 ) -> Callable[..., Any]:
-    """A step of a kind (see StepKey) that takes its page tables from the state.
+    """A step of a kind (see StepKey) that reads its page tables from the state.
 
-    Called with weights, state, the changed entries int32 [max_changes, 3] by group, and the step's
-    other arrays.
+    It is called with weights, state, the changed entries int32 [max_changes, 3] by group, and the
+    step's other arrays.
     """
     at = 3 if kind == "forward" else 2
 
@@ -116,8 +114,8 @@ def on_tables(
 def _extent(
     kind: str, state: StepState, inputs: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The ids of a step's rows, int32 [S], and how many tokens each may have in the cache
-    after it.
+    """The ids of a step's rows, int32 [S], and how many tokens of each may be in the cache after
+    it.
     """
     if kind == "forward":
         ints = inputs[1]
@@ -134,7 +132,7 @@ def _of_rows(
 ) -> jax.Array:
     """int32 [S, num_pages]: the pages of the first num_tokens [S] tokens of rows [S], then zeros.
 
-    What the table holds behind these pages is of another time: no step may look at it.
+    Entries of the table after these pages are out of date: no step may use them.
     """
     pages = table.at[row_ids, :num_pages].get(mode="fill", fill_value=0)
     starts = jnp.arange(pages.shape[1], dtype=jnp.int32) * page_size

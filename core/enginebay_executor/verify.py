@@ -1,5 +1,5 @@
-"""The step that verifies drafts: several tokens of each row at once, and as many kept as decoding
-would have given.
+"""The verify step: several draft tokens per row at once, of which it keeps those that decoding
+would give.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enginebay_executor.device import ADVANCED, DeviceRows
 from enginebay_executor.step import Program, Sampled, StepState
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
-"""Passes done, what they have made so far, and whether all that was guessed holds."""
+"""Number of passes done, their results so far, and whether all drafts so far were accepted."""
 
 
 def verify_step(
@@ -36,23 +36,27 @@ def verify_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
-    """The tokens that decoding would give each row, while they are the drafts, and one more.
+    """Verify drafts: returns, for each row, the tokens that decoding would give while they equal
+    the drafts, and one more token.
 
-    row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, P W - 1], at least one a
-    row, then -1, for up to P = program.draft_passes passes of the model, each of W =
-    bucket.max_q_len tokens a row. The last token and the drafts go through the model together, and
-    a token is sampled after each of them, with the key of its position. So nothing is lost or
-    gained by a draft: a token depends on its row's key, position and tokens before it, however it
-    was computed. While all drafts of all rows hold, and the token after them is the next draft, the
-    drafts after that go through the model in the same way. What rejected drafts have put into the
-    cache lies behind the row's end, and is written over by the tokens that come there. Rows must
-    have no penalties: those count tokens that are drafts here. Returns P W tokens a row, -1 past
-    the first that is no draft, and past a row's end.
+    row_ids int32 [S], R on padding, which comes last. draft_ids int32 [S, P W - 1], at least one
+    per row, then -1, for up to P = program.draft_passes passes of the model, each of W =
+    bucket.max_q_len tokens per row. Returns P W tokens per row, -1 after the first that is no
+    draft, and past a row's end.
+
+    The last token and the drafts go through the model together, and a token is sampled after each
+    of them, with the key of its position. A token depends only on its row's key, its position and
+    the tokens before it, so drafts do not change the output. When all drafts of all rows were
+    accepted, and the token after them equals the next draft, the next pass verifies the following
+    drafts.
+
+    Rejected drafts leave keys and values past the row's end in the cache; later tokens overwrite
+    them. Rows must have no penalties, because penalties would count drafts as tokens.
     """
     width, passes = bucket.max_q_len, program.draft_passes
     feed = _as_rows if program.drafts_are_rows else _as_chunks
     real = row_ids < state.rows.length.shape[0]
-    # What each token of each pass should be for the row to go on: nothing is known of the last one.
+    # The draft that each token of each pass must equal for the row to go on; -1 for the last token.
     guesses = jnp.pad(draft_ids, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, passes, width)
 
     def goes_on(carry: _Carry) -> jax.Array:
@@ -69,7 +73,7 @@ def verify_step(
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = advance_guessed(rows, guessed, new.tokens)
-        # Rows that ask for the whole vocabulary's log-probabilities are not drafted.
+        # Rows that ask for full-vocabulary log-probabilities have no drafts.
         new = dataclasses.replace(new, tokens=kept, full_vocab=None)
         put = functools.partial(
             jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1
@@ -87,9 +91,10 @@ def verify_step(
 
 
 class _Fed(NamedTuple):
-    """What goes through the model: its shapes, each group's batch, and token ids int32 [T].
+    """The inputs of one pass of the model: its bucket, each group's batch, and token ids int32 [T].
 
-    places int32 [S * W]: where in T the rows' positions are, row by row; None where they are T.
+    places int32 [S * W]: the index in T of the rows' positions, row by row; None when it is the
+    identity.
     """
 
     bucket: Bucket
@@ -101,7 +106,7 @@ class _Fed(NamedTuple):
 def _run_model(
     program: Program, layouts: Layouts, weights: Weights, cache: ModelCache, fed: _Fed
 ) -> tuple[jax.Array, ModelCache]:
-    """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the cache behind them."""
+    """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the new cache."""
     ops = program.make_ops(fed.bucket, layouts)
     hidden, cache = program.model.hidden(
         weights, ops.in_step(fed.batches), fed.token_ids, cache, fed.batches
@@ -118,8 +123,8 @@ def _as_chunks(
     layouts: Layouts,
     bucket: Bucket,
 ) -> _Fed:
-    """The first num_fed int32 [S] of tokens int32 [S, W] of each row, one row after the other, as a
-    prefill has them.
+    """The first num_fed int32 [S] of tokens int32 [S, W] of each row, packed one row after the
+    other, as in a prefill.
     """
     num_rows, width = tokens.shape
     kv_lens = jnp.where(num_fed > 0, lengths - 1 + num_fed, 0)
@@ -142,8 +147,8 @@ def _as_rows(
     layouts: Layouts,
     bucket: Bucket,
 ) -> _Fed:
-    """The same as a decode step has them: each token is a row with the pages of its row, and longer
-    by one than the last.
+    """The same as in a decode step: each token is a row with the pages of its row, and one token
+    longer than the one before.
 
     Every layer writes all keys and values before it reads any: see Caps.splits_rows.
     """
@@ -163,7 +168,7 @@ def _as_rows(
 
 
 def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
-    """[S * width]: each row `width` times, longer by one each time."""
+    """[S * width]: each row `width` times, one token longer each time."""
     spread = jax.tree.map(lambda array: jnp.repeat(array, width, axis=0), rows)
     offsets = jnp.tile(jnp.arange(width, dtype=jnp.int32), rows.length.shape[0])
     return dataclasses.replace(spread, length=spread.length + offsets)
@@ -172,8 +177,8 @@ def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
 def advance_guessed(
     rows: DeviceRows, guesses: jax.Array, tokens: jax.Array
 ) -> tuple[DeviceRows, jax.Array, jax.Array]:
-    """The rows after those of the tokens int32 [S, W] that follow guesses which held; these tokens,
-    -1 for the others; and whether all of a row's are what was guessed, [S].
+    """Advance rows by the tokens int32 [S, W] that follow accepted guesses. Returns the rows; these
+    tokens, -1 for the others; and whether all guesses of a row were accepted, [S].
     """
     holds = ~rows.finished
     kept = []

@@ -1,4 +1,4 @@
-"""The attributes of a Runner that its helpers use."""
+"""RunnerView: the attributes of a Runner that its helpers use."""
 
 from __future__ import annotations
 

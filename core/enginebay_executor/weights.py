@@ -1,4 +1,4 @@
-"""Other values for a model's weights, by path, where the compiled programs can take them."""
+"""merge_weights: replaces weights of a model by path, keeping shapes and shardings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from enginebay.weights import QuantizedArray, Weight
 
 
 def merge_weights(base: Weights, *changes: Any) -> Weights:
-    """`base` with other values for the weights that `changes` name: dotted paths, or nested
-    mappings (an nnx.State).
+    """`base` with the values of `changes`: mappings from dotted paths, or nested mappings (an
+    nnx.State).
 
-    They are laid out on the devices as those of `base`. InputError for a weight that the model does
-    not have, or of another shape or dtype: the compiled programs fit only these.
+    The new values get the shardings of `base`. InputError for a weight that the model does not
+    have, or of another shape or dtype, because the compiled programs accept only these.
     """
     own = flat_weights(base)
     named = dict(leaf for change in changes if change is not None for leaf in _flatten(change))
@@ -28,15 +28,19 @@ def merge_weights(base: Weights, *changes: Any) -> Weights:
             raise InputError(
                 f"weight {path!r}",
                 f"the model's own: {', '.join(sorted(own)[:3])}, ...",
-                "Correct it.",
+                "Rename or remove this weight.",
             )
         if not isinstance(value, jax.Array | np.ndarray):
             raise InputError(
-                f"weight {path!r} of type {type(value).__name__}", "an array", "Convert it first."
+                f"weight {path!r} of type {type(value).__name__}",
+                "an array",
+                "Convert it to an array.",
             )
         given, allowed = _describe(value), _describe(own.get(path, base.get(path)))
         if given != allowed:
-            raise InputError(f"weight {path!r} as {given}", allowed, "Convert it first.")
+            raise InputError(
+                f"weight {path!r} as {given}", allowed, "Convert it to this shape and dtype."
+            )
     placed = {path: _place(value, own[path]) for path, value in named.items()}
     if not placed:
         return base
@@ -44,8 +48,8 @@ def merge_weights(base: Weights, *changes: Any) -> Weights:
 
 
 def flat_weights(weights: Weights) -> dict[str, jax.Array]:
-    """Every array by its path: of a quantised weight "PATH.values", "PATH.scales" and, where there
-    are such, "PATH.zero_points".
+    """Every array by its path. A quantised weight has "PATH.values", "PATH.scales" and, if it has
+    zero points, "PATH.zero_points".
     """
     return {
         name: array for path, weight in weights.items() for name, array in _arrays(path, weight)
@@ -61,7 +65,7 @@ def _arrays(path: str, weight: Any) -> list[tuple[str, Any]]:
 
 
 def _changed(path: str, weight: Weight, placed: Mapping[str, jax.Array]) -> Weight:
-    """A weight with those of its arrays that are in `placed`; itself when none is."""
+    """A weight with its arrays from `placed`; the same object when none is in it."""
     if not isinstance(weight, QuantizedArray):
         return placed.get(path, weight)
     mine: dict[str, Any] = {

@@ -301,7 +301,7 @@ def test_other_weights_change_the_output_and_compile_nothing(inference: vInferen
     with pytest.raises(ValueError, match="weight 'nothing'"):
         inference.generate(ids, mask, graphstate={"nothing": 1})
     for wrong in (np.zeros(3), 1.0, [1.0]):
-        with pytest.raises(ValueError, match="Convert it first"):
+        with pytest.raises(ValueError, match="Convert it to"):
             inference.generate(ids, mask, graphstate={name: wrong})
     with_param = {name: nnx.Param(inference.graphstate[name])}
     assert (
