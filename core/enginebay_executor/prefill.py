@@ -73,17 +73,12 @@ def forward_step(
 ) -> tuple[StepState, jax.Array, Sampled]:
     """Run the model over chunks of prompts. Rows whose prompt ends here are not yet sampled.
 
-    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] with
-    the columns of `enginebay.executor.columns`, padding rows with row id R and lengths 0; tables
-    int32 [S, P] per group. The tokens are written to the rows' history. Rows that decode (see
-    `columns.DECODES`) use their own last token and length instead.
-
-    `more`: of a full-vocabulary program targets int32 [T], whose log-probabilities are returned
-    (see `prompt_logprobs`); of a program that takes embeddings f32 [T, hidden_size], used at
-    positions whose token id is past the vocabulary.
-
-    Returns the state, the hidden values of each row's last token [S, width], and results with -1 as
-    the token of each row [S, 1].
+    token_ids int32 [T], written to the rows' history; ints int32 [S, NUM_INT_COLUMNS] and floats
+    f32 [S, NUM_FLOAT_COLUMNS], see `columns`, padding rows with row id R and lengths 0; tables
+    int32 [S, P] per group. Rows that decode (`columns.DECODES`) use their own last token and
+    length. `more`: with full_vocab targets int32 [T] (see `prompt_logprobs`); with takes_embeds f32
+    [T, hidden_size], for positions whose token id is past the vocabulary. Returns the state, the
+    hidden values of each row's last token [S, width], and results with token -1 for each row.
     """
     ops = program.make_ops(bucket, layouts)
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]

@@ -36,22 +36,17 @@ def verify_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
-    """Verify drafts: returns, for each row, the tokens that decoding would give while they equal
+    """Verify drafts. Returns, for each row, the tokens that decoding would give while they equal
     the drafts, and one more token.
 
     row_ids int32 [S], R on padding, which comes last. draft_ids int32 [S, P W - 1], at least one
     per row, then -1, for up to P = program.draft_passes passes of the model, each of W =
     bucket.max_q_len tokens per row. Returns P W tokens per row, -1 after the first that is no
-    draft, and past a row's end.
-
-    The last token and the drafts go through the model together, and a token is sampled after each
-    of them, with the key of its position. A token depends only on its row's key, its position and
-    the tokens before it, so drafts do not change the output. When all drafts of all rows were
-    accepted, and the token after them equals the next draft, the next pass verifies the following
-    drafts.
-
-    Rejected drafts leave keys and values past the row's end in the cache; later tokens overwrite
-    them. Rows must have no penalties, because penalties would count drafts as tokens.
+    draft, and past a row's end. The last token and the drafts go through the model together; a
+    token is sampled after each of them, with the key of its position, so drafts do not change the
+    output. Another pass follows when all drafts of all rows were accepted and the next token equals
+    the next draft. Rejected drafts leave values past a row's end in the cache, which later tokens
+    overwrite. Rows must have no penalties: these would count drafts as tokens.
     """
     width, passes = bucket.max_q_len, program.draft_passes
     feed = _as_rows if program.drafts_are_rows else _as_chunks

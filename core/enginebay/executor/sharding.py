@@ -44,7 +44,7 @@ class Placement:
                     explain(
                         f"weight {path!r} has {size} along {axis!r}, split over {shards} devices",
                         f"a mesh axis that divides {size}",
-                        f"Pass --mesh {self.rules.get(axis)}=1, or change axis_rules.",
+                        "Pass a smaller --mesh, or change axis_rules.",
                     )
                 )
         return self.sharding(spec.axes)
