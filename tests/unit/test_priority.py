@@ -123,7 +123,8 @@ def test_there_is_one_for_all_or_one_for_each() -> None:
         (0, ["a"] * 3, "3 tenants for 2"),
     ):
         with pytest.raises(
-            RequestError, match=f"{message} prompts. Allowed: one for all prompts, or one per prompt"
+            RequestError,
+            match=f"{message} prompts. Allowed: one for all prompts, or one per prompt",
         ):
             priorities_of(2, priority, tenant)
 
