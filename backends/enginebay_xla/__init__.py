@@ -1,1 +1,3 @@
-"""Every op in plain JAX: always available, and what fast implementations are compared with."""
+"""Every op in plain JAX. These implementations run everywhere, and fast ones are compared with
+them.
+"""

@@ -1,5 +1,5 @@
-"""The op attention in plain JAX: always available, and what faster implementations are compared
-with.
+"""The op attention in plain JAX. It runs everywhere, and faster implementations are compared with
+it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CAPS = Caps(
 class XlaAttention:
     """Attention by matrix products and an online softmax, for every platform and built-in layout.
 
-    Decode steps whose cache lies ready are two batched products; everything else runs over blocks
-    of at most a few hundred tokens of one row, so that working memory never grows with tokens *
-    context.
+    A decode step is two batched products where the cache has the right form. Other steps run over
+    blocks of at most a few hundred tokens of one row, so that working memory does not grow with
+    tokens * context.
     """
 
     name: str = "xla"
@@ -53,15 +53,13 @@ class XlaAttention:
     caps: Caps = CAPS
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Blocks:
-        """Blocks that suit CPUs; decode steps that look at whole rows at once have no use
-        for them.
-        """
+        """Return blocks that suit CPUs. Decode steps that read whole rows ignore them."""
         return default_blocks(bucket)
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> list[Blocks]:
-        """Sizes of blocks; none for decode steps that look at whole rows at once."""
+        """Return sizes of blocks to time; none for decode steps that read whole rows."""
         return [] if fits_whole(bucket, layout) else block_candidates(bucket)
 
     def __call__(
@@ -78,8 +76,9 @@ class XlaAttention:
         sinks: jax.Array | None = None,
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See
-        AttentionImpl.
+        """Return (out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
+
+        AttentionImpl describes the arguments.
         """
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"

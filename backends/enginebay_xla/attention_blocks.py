@@ -1,5 +1,5 @@
-"""Attention over packed ragged rows: blocks of queries of one row against chunks of its keys,
-softmax online.
+"""Attention over packed ragged rows: each block of queries of a row is multiplied with chunks of
+the row's keys, with an online softmax.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from enginebay_xla.softmax import (
 
 MAX_BLOCK, MIN_KEY_CHUNK = 128, 64
 DECODE_KEY_CHUNK = 512
-"""Block sizes: 128 queries by 128 keys were the fastest of 64 to 256 on AVX-512 cores, for prompts
-of 128 to 1,024 tokens with a prefix and without. What a chunk reaches past its row's end is
-computed in vain, so that shorter prompts have chunks of 64.
+"""Block sizes. 128 queries by 128 keys were the fastest of 64 to 256 on AVX-512 cores, for prompts
+of 128 to 1,024 tokens with and without a prefix. The part of a chunk after the end of a row is
+wasted, so shorter prompts have chunks of 64.
 """
 
 BLOCK_SIZES = (64, 128, 256, 512, 1024)
-"""What may be tuned."""
+"""Block sizes that the tuner tries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Most tokens of a row that are looked at together, and keys that they look at together."""
+    """Queries of a row per block, at most, and keys per chunk."""
 
     query_block: int
     key_chunk: int
 
 
 def default_blocks(bucket: Bucket) -> Blocks:
-    """What was fastest on the machines of docs/performance.md."""
+    """Return the sizes that were fastest on the machines of docs/performance.md."""
     return Blocks(
         _fitting(MAX_BLOCK, bucket),
         DECODE_KEY_CHUNK
@@ -53,7 +53,7 @@ def default_blocks(bucket: Bucket) -> Blocks:
 
 
 def block_candidates(bucket: Bucket) -> list[Blocks]:
-    """Every pair of sizes that this bucket can tell apart."""
+    """Return every pair of sizes that differs for this bucket."""
     queries = dict.fromkeys(_fitting(size, bucket) for size in BLOCK_SIZES)
     longest = max(BLOCK_SIZES[0], bucket.max_kv_len)
     keys = [size for size in BLOCK_SIZES if size <= longest]
@@ -61,7 +61,7 @@ def block_candidates(bucket: Bucket) -> list[Blocks]:
 
 
 def _fitting(size: int, bucket: Bucket) -> int:
-    """The size, or the power of two that holds the longest row of the bucket (two at least)."""
+    """Return the size, or the power of two that holds the bucket's longest row; at least two."""
     return min(size, 1 << max(1, bucket.max_q_len - 1).bit_length())
 
 
@@ -70,8 +70,9 @@ ReadChunk = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Arr
 
 @dataclasses.dataclass(frozen=True)
 class KeySource:
-    """Where a row's keys come from: `read(row, i)` gives k, v [Hkv, size, D] of chunk i and its
-    first position.
+    """The source of a row's keys.
+
+    `read(row, i)` returns k and v [Hkv, size, D] of chunk i, and the chunk's first position.
     """
 
     size: int
@@ -91,10 +92,10 @@ def attend_blocks(
     slopes: jax.Array | None = None,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """q [T, Hq, D] -> (out [T, Hq, Dv], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
+    """Return (out [T, Hq, Dv], log-sum-exp f32 [T, Hq]) for q [T, Hq, D]; 0 on padding tokens.
 
-    Prefill looks at the fresh k and v only; otherwise the cache, already holding them, is read
-    chunk by chunk.
+    Prefill reads the new k and v only. Other modes read the cache chunk by chunk; it has the new
+    keys and values already.
     """
     bucket, tokens = batch.bucket, q.shape[0]
     blocks = blocks or default_blocks(bucket)
@@ -115,7 +116,7 @@ def attend_blocks(
     ]
     one_token = (
         1 if spec.group > 1 else 2
-    )  # XLA:CPU multiplies a lone row of narrow values in a scalar loop.
+    )  # XLA:CPU multiplies a single row of a 16-bit dtype in a scalar loop.
     if bucket.mode == "prefill":
         sizes = {largest: batch.q_lens > 0}
     elif bucket.mode == "decode" or bucket.max_q_len == 1:
@@ -140,9 +141,7 @@ def _run_blocks(
     sinks: jax.Array | None,
     slopes: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Put the results of the chosen rows (bool [S]) into `done`, `size` tokens of one row at a
-    time.
-    """
+    """Write the results of the chosen `rows` (bool [S]) into `done`, `size` tokens at a time."""
     q_lens = batch.q_lens
     ends = jnp.cumsum(jnp.where(rows, -(-q_lens // size), 0))
     num_kv_heads, group, _, head_dim = heads.shape
@@ -169,7 +168,7 @@ def _run_blocks(
 
 
 def _per_query(sinks: jax.Array | None, size: int) -> jax.Array | None:
-    """Sinks, or slopes, [Hkv, G] for a block's queries [Hkv, G * size]."""
+    """Repeat sinks, or slopes, [Hkv, G] for a block's queries: [Hkv, G * size]."""
     return None if sinks is None else jnp.repeat(sinks, size, axis=1)
 
 
@@ -185,8 +184,9 @@ def _attend_block(
     sinks: jax.Array | None,
     slopes: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out f32 [Hkv, queries, Dv], log-sum-exp) of one block of queries [Hkv, queries, D] over its
-    visible chunks.
+    """Return (out f32 [Hkv, queries, Dv], log-sum-exp) of one block of queries [Hkv, queries, D].
+
+    Only chunks with visible keys are read.
     """
     kv_len = batch.kv_lens[row]
     end = jnp.minimum(kv_len, first + count) if spec.causal else kv_len
@@ -198,8 +198,8 @@ def _attend_block(
         k, v, base = source.read(row, i)
         k, v = k.astype(block.dtype), v.astype(block.dtype)
         keys = base + jnp.arange(k.shape[1])
-        # A chunk that would reach past the end of its row is moved back, so its first keys may be
-        # another chunk's.
+        # A chunk that would reach past the end of its row is moved back. Its first keys may then
+        # belong to the chunk before.
         own = (keys >= i * source.size) & (keys < kv_len)
         visible = visible_keys(keys[None], positions[:, None], kv_len, spec) & own[None]
         bias = None
@@ -215,8 +215,9 @@ def _attend_block(
 
 
 def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-    """`done` [Hkv, G, T + size, ...] with the first `count` tokens of a block [Hkv, G, size, ...]
-    put at `start`.
+    """Write the first `count` tokens of a block [Hkv, G, size, ...] into `done` at `start`.
+
+    `done` is [Hkv, G, T + size, ...].
     """
     size = block.shape[2]
     old = jax.lax.dynamic_slice_in_dim(done, start, size, axis=2)
@@ -225,7 +226,7 @@ def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array
 
 
 def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch, chunk: int) -> KeySource:
-    """The packed new tokens themselves, k and v [T, Hkv, D]."""
+    """Return a source that reads the packed new k and v [T, Hkv, D]."""
     size = min(chunk, k.shape[0])
     k, v = (jnp.pad(x.transpose(1, 0, 2), ((0, 0), (0, size), (0, 0))) for x in (k, v))
 
@@ -240,8 +241,9 @@ def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch, chunk: int) -> Key
 
 
 def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: int) -> KeySource:
-    """The rows' pages. Whole pages are gathered, except where a row is one page of layout hnd:
-    there it is sliced.
+    """Return a source that reads the rows' pages.
+
+    It gathers whole pages, or slices the page where a row is one page of layout hnd.
     """
     if layout.name == "hnd" and batch.bucket.pages_per_seq == 1:
         return _sliced_keys(cache, batch, layout, chunk)

@@ -19,11 +19,11 @@ from enginebay_xla.softmax import (
 
 
 def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
-    """Whether a decode step should look at all keys at once rather than row by row.
+    """Return whether a decode step should read all keys of all rows at once.
 
-    On the CPU it should where the cache can be multiplied as it lies; to gather pages or to cut
-    rows short copies more than the processor's cache holds, and going through the rows in chunks is
-    faster. Accelerators gather.
+    On a CPU it should where the cache can be multiplied without a copy. To gather pages, or to cut
+    rows, copies more than the processor's cache holds; then chunks of one row are faster.
+    Accelerators gather.
     """
     as_it_lies = (
         bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
@@ -41,13 +41,13 @@ def attend_one_token_rows(
     sinks: jax.Array | None,
     slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """q [S, Hq, D] of one token a row -> (out [S, Hq, Dv], log-sum-exp f32 [S, Hq])."""
+    """Return (out [S, Hq, Dv], log-sum-exp f32 [S, Hq]) for q [S, Hq, D], one token per row."""
     wide = jnp.promote_types(q.dtype, layout.dtype)
     k, v = (x.astype(wide) for x in _whole_rows(cache, batch, layout))
     rows, heads, group = q.shape[0], spec.num_kv_heads, spec.group
     grouped = q.reshape(rows, heads, group, spec.head_dim).astype(k.dtype)
     if group == 1 and k.dtype != jnp.float32 and is_cpu():
-        # XLA:CPU multiplies a lone row of narrow values in a scalar loop: give it two.
+        # XLA:CPU multiplies a single row of a 16-bit dtype in a scalar loop, so it gets two.
         grouped = jnp.concatenate([grouped, grouped], axis=2)
     kv_lens = batch.kv_lens[:, None, None, None]
     visible = visible_keys(jnp.arange(k.shape[2]), kv_lens - 1, kv_lens, spec)
@@ -68,8 +68,9 @@ def attend_one_token_rows(
 def _whole_rows(
     cache: CacheArrays, batch: AttnBatch, layout: KVLayout
 ) -> tuple[jax.Array, jax.Array]:
-    """k, v [S, Hkv, keys, D] of the rows' first max_kv_len positions or more. Values that are
-    columns of the keys come as the whole keys: to cut them out would copy the cache.
+    """Return k and v [S, Hkv, keys, D] of the rows' first max_kv_len positions or more.
+
+    Where values are columns of the keys, v is the whole keys, because a slice would copy the cache.
     """
     bucket = batch.bucket
     if bucket.rows_are_pages and layout.name == "hnd":
@@ -83,12 +84,11 @@ def _whole_rows(
 
 
 def _weighted_values(weights: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """weights [S, H, G, L] @ v [S, H, L, D], not looking at v where `visible` is False (the weight
-    is 0 there).
+    """Return weights [S, H, G, L] @ v [S, H, L, D], ignoring v where `visible` is False.
 
-    Only a NaN or an infinity in a stale place could tell 0 * v from 0. Zeroing v would cost XLA:CPU
-    a copy of the cache in every step, so there the product is taken as it is, and repeated in the
-    rare case that it is not finite.
+    The weight is 0 there, so only a NaN or an infinity in a stale place could change the result. To
+    zero v would cost XLA:CPU a copy of the cache in every step. So the product is computed as it
+    is, and repeated with zeros in the rare case that it is not finite.
     """
     if not is_cpu():
         return batched_dot(weights, jnp.where(visible, v, 0), (3, 2), 2)
@@ -98,7 +98,7 @@ def _weighted_values(weights: jax.Array, v: jax.Array, visible: jax.Array) -> ja
         return batched_dot(weights, jnp.where(visible, v, 0), (2, 1), 1)
 
     product = batched_dot(weights, v, (3, 2), 2)
-    # Row by row: the copy is a row's, and so is the memory that is set aside for it.
+    # Row by row, so that the copy and its memory have the size of one row.
     return jax.lax.cond(
         jnp.isfinite(product).all(),
         lambda: product,

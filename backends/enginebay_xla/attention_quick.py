@@ -1,5 +1,5 @@
-"""Quick cases of the op attention: few rows with lengths around the borders of a page, NaN in every
-place of the cache and every padding token that holds nothing.
+"""Quick cases of the op attention: few rows, with lengths around the borders of a page. Unused
+places of the cache and padding tokens are NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PADDING_ROWS, PADDING_TOKENS, SPARE_PAGES = 1, 3, 2
 
 
 def attention_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Decode steps on pages, and on rows that are pages too; new prompts; and both with chunks."""
+    """Yield decode steps, with several pages per row and with one; prompts; and mixed steps."""
     size = setting.page_size
     border = (1, size - 1, size, size + 1, 2 * size)
     for spec in dict.fromkeys(setting.specs):
@@ -82,8 +82,10 @@ def _inputs(
     kv_lens: tuple[int, ...],
     rows: np.ndarray,
 ) -> tuple[Any, ...]:
-    """q, new k and v, k and v of every place of the cache, the rows' lengths and pages, and the
-    sinks and slopes that the spec has.
+    """Return the inputs of a step.
+
+    They are q, new k and v, k and v of every place of the cache, the rows' lengths and pages, and
+    the sinks and slopes of the spec.
     """
     rng = np.random.default_rng(0)
     heads, size = (spec.num_kv_heads, spec.head_dim), layout.page_size
@@ -124,7 +126,7 @@ def _step(
     rows: np.ndarray,
     inputs: Any,
 ) -> dict[str, jax.Array]:
-    """One step of an implementation on a cache that is filled first; what lies in it afterwards."""
+    """Fill a cache, run one step, and return its results and the contents of the cache."""
     q, new, old, lens, table, per_head = inputs
     places = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), places, *old)

@@ -1,5 +1,5 @@
-"""The ideal costs of calls of the built-in ops without phases, each a function of the op's
-arguments, as arrays or as shapes.
+"""Ideal costs (bytes and operations) of calls of the built-in ops without phases. Each function
+takes the arguments of its op, as arrays or as shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _bytes(array: Any) -> float:
 
 
 def linear_cost(x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None) -> Cost:
-    """A product of [rows, in] with a weight [out, in], each read once."""
+    """Return the cost of [rows, in] times a weight [out, in], each read once."""
     rows, num_in = x.shape[0], math.prod(x.shape[1:])
     num_out = math.prod(weight.shape) // num_in
     item = x.dtype.itemsize if out_dtype is None else jnp.dtype(out_dtype).itemsize
@@ -29,8 +29,9 @@ def linear_cost(x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None)
 
 
 def grouped_linear_cost(x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any = None) -> Cost:
-    """The weights of groups that have rows, each read once. Of shapes alone: rows in as many groups
-    as can have some.
+    """Return the cost with the weight of each group that has rows read once.
+
+    If only shapes are known, as many groups as possible have rows.
     """
     (rows, num_in), (groups, num_out) = x.shape, weight.shape[:2]
     used, busy = rows, min(rows, groups)
@@ -43,24 +44,24 @@ def grouped_linear_cost(x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any
 
 
 def rms_norm_cost(x: Any, weight: Any, *, eps: float) -> Cost:
-    """Rows squared, summed, scaled and weighted."""
+    """Return the cost of squares, sums, scaling and weighting."""
     return Cost(4.0 * math.prod(x.shape), _bytes(x) + _bytes(weight), _bytes(x))
 
 
 def add_rms_norm_cost(x: Any, residual: Any, weight: Any, *, eps: float) -> Cost:
-    """The same with a sum, which is read and written too."""
+    """Return the cost of rms_norm and of a sum, which is read and written too."""
     norm, size = rms_norm_cost(x, weight, eps=eps), _bytes(x)
     return Cost(norm.flops + math.prod(x.shape), norm.bytes_read + size, norm.bytes_written + size)
 
 
 def rope_cost(x: Any, positions: Any, *, spec: RopeSpec) -> Cost:
-    """Two products and a sum for each rotated feature; angles are not counted."""
+    """Return two products and a sum per rotated feature; angles are not counted."""
     turned = 3.0 * x.shape[0] * x.shape[1] * spec.rotary_dim
     return Cost(turned, _bytes(x) + _bytes(positions), _bytes(x))
 
 
 def short_conv_cost(x: Any, weight: Any, bias: Any, state: CacheArrays, batch: AttnBatch) -> Cost:
-    """A product and a sum for each tap, and the states of the step's rows, read and written."""
+    """Return a product and a sum per tap; the states of the rows are read and written."""
     state_bytes = sum(_bytes(a) / a.shape[0] for a in state.values()) * batch.kv_lens.shape[0]
     read = _bytes(x) + _bytes(weight) + (0.0 if bias is None else _bytes(bias))
     flops = 2.0 * math.prod(x.shape) * weight.shape[1]
@@ -68,13 +69,13 @@ def short_conv_cost(x: Any, weight: Any, bias: Any, state: CacheArrays, batch: A
 
 
 def embedding_cost(table: Any, ids: Any) -> Cost:
-    """One row of the table for each id."""
+    """Return the cost of reading one row of the table per id."""
     size = 1.0 * ids.shape[0] * table.shape[1] * table.dtype.itemsize
     return Cost(0.0, size + _bytes(ids), size)
 
 
 def kv_write_cost(cache: CacheArrays, slots: Any, k: Any, v: Any, *, layout: KVLayout) -> Cost:
-    """Keys and values read once and written once, with a slot each."""
+    """Return the cost of reading and writing keys and values once, and reading their slots."""
     size = _bytes(k) + _bytes(v)
     return Cost(0.0, size + _bytes(slots), size)
 
@@ -90,7 +91,7 @@ def rope_kv_write_cost(
     spec: RopeSpec,
     layout: KVLayout,
 ) -> Cost:
-    """Queries and keys rotated, keys and values written."""
+    """Return the cost of rotating queries and keys, and writing keys and values."""
     written = kv_write_cost(cache, slots, k, v, layout=layout)
     flops = rope_cost(q, positions, spec=spec).flops + rope_cost(k, positions, spec=spec).flops
     return Cost(
@@ -101,5 +102,5 @@ def rope_kv_write_cost(
 
 
 def sample_cost(z: Any, seeds: Any, *, top_k: Any, top_p: Any, min_p: Any) -> Cost:
-    """Every score is looked at once."""
+    """Return the cost of reading every score once."""
     return Cost(2.0 * math.prod(z.shape), _bytes(z), 4.0 * z.shape[0])

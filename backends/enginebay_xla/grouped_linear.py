@@ -9,7 +9,7 @@ from enginebay.weights import QuantizedArray, Weight
 from enginebay_xla.linear import linear
 
 BLOCKS = (8, 32, 128)
-"""Rows that are multiplied together; a group's last block is padded."""
+"""Rows of a block. The last block of a group is padded."""
 
 
 def grouped_linear(
@@ -19,18 +19,18 @@ def grouped_linear(
     *,
     out_dtype: jnp.dtype | str | None = None,
 ) -> jax.Array:
-    """x [T, inputs], weight [groups, outputs, inputs], group_sizes int32 [groups] -> [T, outputs]
-    in `out_dtype` or x's dtype; see GroupedLinearOp.
+    """Multiply the rows of each group by the weight of the group; GroupedLinearOp describes it.
 
-    A loop over blocks of one group's rows: a group without rows costs nothing, and its weight is
-    not read.
+    x is [T, inputs], weight [groups, outputs, inputs], group_sizes int32 [groups]. Returns
+    [T, outputs] in `out_dtype` or x's dtype. The loop is over blocks of rows of one group. The
+    weight of a group without rows is not read.
     """
     rows, (groups, outputs) = x.shape[0], weight.shape[:2]
     block = next((size for size in BLOCKS if rows <= 4 * size * groups), BLOCKS[-1])
     counts = -(-group_sizes // block)
     last = jnp.cumsum(counts)
     ends = jnp.cumsum(group_sizes)
-    # Blocks begin at any row: padded so that a slice of the last one stays inside.
+    # Blocks may begin at any row. Padding keeps the slice of the last block inside the array.
     padded = jnp.pad(x, ((0, block), (0, 0)))
     dtype = jnp.dtype(out_dtype or x.dtype)
 
@@ -58,7 +58,7 @@ def grouped_linear_reference(
     *,
     out_dtype: jnp.dtype | str | None = None,
 ) -> jax.Array:
-    """The same, every row by the weights of all groups, of which one is kept. For checks."""
+    """Multiply every row by all weights and keep the result of its group; a slow reference."""
     group = jnp.searchsorted(jnp.cumsum(group_sizes), jnp.arange(x.shape[0]), side="right")
     whole = weight.dequantized() if isinstance(weight, QuantizedArray) else weight
     every = jnp.stack([linear(x, one, out_dtype=out_dtype) for one in whole])

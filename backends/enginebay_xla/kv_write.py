@@ -11,8 +11,9 @@ from enginebay.cache import CacheArrays, KVLayout
 def kv_write(
     cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
 ) -> CacheArrays:
-    """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped. In place
-    when donated.
+    """Write k and v [T, kv_heads, head_dim] to slots int32 [T]; negative slots are dropped.
+
+    A donated cache is changed in place.
     """
     if slots.shape[0] == 1:
         # XLA:CPU rewrites a scatter of one token into a dynamic-update-slice and fuses it into

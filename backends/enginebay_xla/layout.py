@@ -1,4 +1,4 @@
-"""The cache layout of XLA on CPU, and of cuDNN."""
+"""The cache layout that XLA on CPUs and cuDNN read fastest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from enginebay.cache import CacheArrays, KVLayout
 
 @dataclasses.dataclass(frozen=True)
 class HndLayout(KVLayout):
-    """k, v [pages, kv_heads, page_size, head_dim]: each head's keys lie together. Fastest for XLA
-    on CPU, and cuDNN's. Values that are a prefix of keys have no array.
+    """k, v [pages, kv_heads, page_size, head_dim]: the keys of a head lie together.
+
+    Where the values are a prefix of the keys there is no array v.
     """
 
     offset_axis: ClassVar[int] = 2
@@ -53,5 +54,5 @@ class HndLayout(KVLayout):
         return self._pair({n: cache[n][pages, :, offsets] for n in self._names})
 
     def _pair(self, found: CacheArrays) -> tuple[jax.Array, jax.Array]:
-        """Keys and values of what was read; the values as columns of the keys where they are."""
+        """Return keys and values; the values are columns of the keys where there is no array v."""
         return found["k"], found["v"] if "v" in found else found["k"][..., : self.v_prefix_dim]

@@ -14,8 +14,8 @@ from enginebay.weights import QuantizedArray, Weight
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 FEWEST_NARROW_ROWS = 8
-"""Products of narrow dtypes are padded to this on the CPU: XLA sends one row through a scalar loop
-(11 to 25 times slower), and two rows still take 1.4 times as long as eight (docs/performance.md).
+"""On CPUs, products of 16-bit dtypes are padded to this number of rows. XLA multiplies one row in a
+scalar loop, 11 to 25 times slower, and two rows take 1.4 times as long as eight.
 """
 
 
@@ -26,13 +26,14 @@ def linear(
     *,
     out_dtype: jnp.dtype | str | None = None,
 ) -> jax.Array:
-    """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in
-    `out_dtype` or x's dtype.
+    """Return x times the transposed weight, plus the bias, in `out_dtype` or x's dtype.
 
-    Products are accumulated, and the bias added, in f32; the result is rounded once.
+    x is [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims]; the result is
+    [T, *out_dims]. Sums and the bias are f32, rounded once.
     """
     scales: jax.Array | None = None
-    # A weight is widened after x is there and in each turn of a loop: never all of a step at once.
+    # The barrier lets XLA widen a weight only when x is known, so that not all weights of a step
+    # are widened at once.
     if isinstance(weight, QuantizedArray):
         quantized, x = jax.lax.optimization_barrier((weight, x))
         array, scales = _factors(quantized, x.dtype)
@@ -45,12 +46,11 @@ def linear(
         x = jnp.pad(x, ((0, FEWEST_NARROW_ROWS - rows), *[(0, 0)] * (x.ndim - 1)))
     num_in = math.prod(x.shape[1:])
     out_dims = array.shape[: array.ndim - (x.ndim - 1)]
-    # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every
-    # call.
+    # As matrices, because XLA:CPU copies and transposes a weight of more dimensions in every call.
     matrix = array.reshape(math.prod(out_dims), num_in)
     flat = x.reshape(x.shape[0], num_in)
     numbers = (((1,), (1,)), ((), ()))
-    # f32 is f32 on every platform: this is what others are compared with
+    # full f32 on every platform, because other implementations are compared with it
     precision = jax.lax.Precision.HIGHEST if x.dtype == array.dtype == jnp.float32 else None
     out = jax.lax.dot_general(
         flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
@@ -64,9 +64,7 @@ def linear(
 
 
 def _factors(weight: QuantizedArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
-    """The weight in `dtype`, and f32 scales [*outputs] that its products are still to be multiplied
-    with.
-    """
+    """Return the weight in `dtype`, and f32 scales [*outputs] for the products, or None."""
     if weight.zero_points is None and weight.scales.shape[-1] == 1:
         return weight.values.astype(dtype), weight.scales[..., 0]
     return weight.dequantized().astype(dtype), None
@@ -77,8 +75,9 @@ def _few_rows_are_slow(x: jax.Array, weight: jax.Array) -> bool:
 
 
 def embedding(table: Weight, ids: jax.Array) -> jax.Array:
-    """table [vocab, features], ids int32 [T] within the vocabulary -> [T, features]; f32 of a
-    quantised table.
+    """Return rows of the table: [T, features] for table [vocab, features] and ids int32 [T].
+
+    Ids must be within the vocabulary. Rows of a quantised table are f32.
     """
     rows = jax.tree.map(lambda array: jnp.take(array, ids, axis=0, mode="clip"), table)
     return rows.dequantized() if isinstance(rows, QuantizedArray) else rows

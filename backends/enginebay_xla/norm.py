@@ -9,9 +9,9 @@ from enginebay_xla.ops import AddRmsNormOp, RmsNormOp
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
-    """x [..., features] / rms(x) * weight [features], in x's dtype.
+    """Return x [..., features] / rms(x) * weight [features] in x's dtype.
 
-    Rounds where Hugging Face's LlamaRMSNorm does: statistics and division in f32, a cast to x's
+    It rounds where Hugging Face's LlamaRMSNorm does: statistics and division in f32, a cast to x's
     dtype, then the product with the weight.
     """
     wide = x.astype(jnp.float32)
@@ -21,7 +21,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
 
 
 def composed_add_rms_norm(rms_norm: RmsNormOp) -> AddRmsNormOp:
-    """The op add_rms_norm by a sum, rounded to x's dtype, and an implementation of rms_norm."""
+    """Return the op add_rms_norm made of a sum, rounded to x's dtype, and an op rms_norm."""
 
     def add_rms_norm(
         x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float

@@ -1,5 +1,5 @@
-"""The ops that come with enginebay: how they are called, and what is the same of all their
-implementations. The signatures of the ops that engines call too are in `enginebay.ops.bound`.
+"""Signatures of the built-in ops, and what all their implementations have in common. Ops that
+engines call too have their signatures in `enginebay.ops.bound`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from enginebay.weights import Weight
 
 CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 ANGLES = {**CLOSE, "float32": 1e-3}
-"""An f32 angle of thousands of radians is off by its own rounding."""
+"""Tolerance of rope: the rounding error of an f32 angle of thousands of radians."""
 
 
 class EmbeddingOp(Protocol):
-    """table [vocab, features], ids int32 [T] -> [T, features] in the table's dtype, f32 of a
-    quantised table.
+    """Returns rows of table [vocab, features] for ids int32 [T]: [T, features].
+
+    The dtype is that of the table, or f32 for a quantised table.
     """
 
     def __call__(self, table: Weight, ids: jax.Array) -> jax.Array: ...
 
 
 class LinearOp(Protocol):
-    """x [T, *in_dims], weight [*out_dims, *in_dims] -> [T, *out_dims], accumulated in f32.
+    """Returns x [T, *in_dims] times weight [*out_dims, *in_dims]: [T, *out_dims], summed in f32.
 
-    The contracted dimensions are x's all but first, and as many last ones of the weight.
-    `out_dtype` None keeps x's.
+    All dimensions of x but the first are contracted with the last dimensions of the weight.
+    `out_dtype` None is x's dtype.
     """
 
     def __call__(
@@ -45,11 +46,11 @@ class LinearOp(Protocol):
 
 
 class GroupedLinearOp(Protocol):
-    """x [T, inputs] whose rows are sorted by group, weight [groups, outputs, inputs], group_sizes
-    int32 [groups] -> [T, outputs], accumulated in f32.
+    """Multiplies rows, sorted by group, with the weight of their group; sums are f32.
 
-    The first group_sizes[0] rows are multiplied with weight[0], and so on. Rows past the last group
-    give 0. Rows are independent. `out_dtype` None keeps x's.
+    x is [T, inputs], weight [groups, outputs, inputs], group_sizes int32 [groups]; the result is
+    [T, outputs]. The first group_sizes[0] rows are multiplied with weight[0], and so on. Rows after
+    the last group give 0. Rows are independent. `out_dtype` None is x's dtype.
     """
 
     def __call__(
@@ -58,13 +59,13 @@ class GroupedLinearOp(Protocol):
 
 
 class ShortConvOp(Protocol):
-    """x [T, channels], weight [channels, taps], bias [channels] -> (out [T, channels], the state
-    after these tokens), accumulated in f32, x's dtype kept.
+    """A causal convolution: returns (out [T, channels] in x's dtype, the state after the tokens).
 
-    A token's output is the sum of its row's last `taps` inputs, itself the last, each times its
-    column of the weight; inputs before position 0 are 0. The array "inputs" [places, taps - 1,
-    channels] of the state has a row's last inputs, the oldest first, at batch.page_table[row, 0].
-    Rows of length 0 are padding, and no place is written for them.
+    x is [T, channels], weight [channels, taps], bias [channels]; sums are f32. The output of a
+    token is the sum of the last `taps` inputs of its row up to the token, each times its column of
+    the weight. Inputs before position 0 are 0. The state's array "inputs" [places, taps - 1,
+    channels] has the last inputs of a row, oldest first, at place batch.page_table[row, 0]. Rows of
+    length 0 are padding; no place is written for them.
     """
 
     def __call__(
@@ -78,19 +79,16 @@ class ShortConvOp(Protocol):
 
 
 class RmsNormOp(Protocol):
-    """x [..., features], weight [features] -> x / rms(x) * weight, statistics in f32, x's dtype
-    kept.
-    """
+    """Returns x [..., features] / rms(x) * weight [features] in x's dtype; statistics are f32."""
 
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array: ...
 
 
 class AddRmsNormOp(Protocol):
-    """x, residual [..., features], weight [features] -> (rms_norm(x + residual), x + residual), x's
-    dtype kept.
+    """Returns (rms_norm(x + residual), x + residual), both [..., features] in x's dtype.
 
-    Fused: without an implementation a sum and the op rms_norm. The sum is rounded to x's dtype
-    before the norm sees it.
+    This op is fused: without an implementation, a sum and the op rms_norm are used. The sum is
+    rounded to x's dtype before the norm. weight is [features].
     """
 
     def __call__(
@@ -99,22 +97,22 @@ class AddRmsNormOp(Protocol):
 
 
 class AllReduceOp(Protocol):
-    """Inside shard_map over the mesh axes `axes`: x -> the sum of the devices' x, in x's dtype."""
+    """Inside shard_map over the mesh axes `axes`: returns the sum of all devices' x."""
 
     def __call__(self, x: jax.Array, *, axes: tuple[str, ...]) -> jax.Array: ...
 
 
 class AllGatherOp(Protocol):
-    """Inside shard_map over the mesh axes `axes`: x -> the devices' x one behind the other along
-    `dim`.
-    """
+    """Inside shard_map over the mesh axes `axes`: concatenates all devices' x along `dim`."""
 
     def __call__(self, x: jax.Array, *, axes: tuple[str, ...], dim: int) -> jax.Array: ...
 
 
 class AllToAllOp(Protocol):
-    """Inside shard_map over the mesh axes `axes`: x, whose first axis is cut into a piece for each
-    device -> the pieces that the devices have for this one, in their order.
+    """Inside shard_map over the mesh axes `axes`: sends one piece of x to each device.
+
+    The first axis of x is cut into one piece per device. Returns the pieces that this device
+    receives, in the order of the devices.
     """
 
     def __call__(self, x: jax.Array, *, axes: tuple[str, ...]) -> jax.Array: ...

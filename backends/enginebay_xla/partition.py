@@ -1,4 +1,4 @@
-"""How calls of the built-in ops are split over devices."""
+"""Partition rules: how calls of the built-in ops are split over devices."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def _names(letter: str, count: int) -> str:
 def linear(
     impl: LinearOp, x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None
 ) -> Partition:
-    """As the weight is split: over outputs, each device computes its own; over inputs, products are
-    summed in f32, and rounded once with the bias.
+    """Split the product as the weight is split.
+
+    If the weight is split over outputs, each device computes its outputs. If it is split over
+    inputs, the products are summed over devices in f32, and rounded once with the bias.
     """
     inner = _names("i", x.ndim - 1)
     outer = _names("o", weight.ndim - (x.ndim - 1))
@@ -44,13 +46,15 @@ def linear(
 
 
 def _rows(x: Any) -> str:
-    """Names for x [T, features] or [T, heads, ..., features]: heads lie as KV heads do."""
+    """Return axis names of x [T, features] or [T, heads, ..., features]; heads are split as KV
+    heads.
+    """
     heads = "" if x.ndim < 3 else f"kv_heads {_names('r', x.ndim - 3)}"
     return f"t {heads} f" if x.ndim > 1 else "f"
 
 
 def rms_norm(impl: RmsNormOp, x: Any, weight: Any, *, eps: float) -> Partition:
-    """Heads are split; the features that are normed are not."""
+    """Split over heads, never over the normed features."""
 
     def run(shards: Shards, *arrays: jax.Array) -> jax.Array:
         return impl(*arrays, eps=eps)
@@ -61,7 +65,7 @@ def rms_norm(impl: RmsNormOp, x: Any, weight: Any, *, eps: float) -> Partition:
 def add_rms_norm(
     impl: AddRmsNormOp, x: Any, residual: Any, weight: Any, *, eps: float
 ) -> Partition:
-    """As rms_norm."""
+    """Split as rms_norm is split."""
 
     def run(shards: Shards, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         return impl(*arrays, eps=eps)
@@ -70,7 +74,7 @@ def add_rms_norm(
 
 
 def embedding(impl: EmbeddingOp, table: Any, ids: Any) -> Partition:
-    """Each device looks up the ids of its share of the vocabulary."""
+    """Split the vocabulary: each device looks up the ids of its share."""
 
     def run(shards: Shards, table: Any, ids: jax.Array) -> jax.Array:
         local = ids - shards.index * table.shape[0]
@@ -84,8 +88,9 @@ def embedding(impl: EmbeddingOp, table: Any, ids: Any) -> Partition:
 def grouped_linear(
     impl: GroupedLinearOp, x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any = None
 ) -> Partition:
-    """Each device multiplies the rows of its own groups, and hands every device its share of the
-    rows: results are split over rows.
+    """Split the groups: each device multiplies the rows of its groups.
+
+    Then it sends every device its share of the rows, so that results are split over rows.
     """
 
     def run(shards: Shards, x: jax.Array, weight: Any, sizes: jax.Array) -> jax.Array:
@@ -94,7 +99,7 @@ def grouped_linear(
         mine = jax.lax.dynamic_slice_in_dim(sizes, first, weight.shape[0])
         padded = jnp.pad(x, ((0, -x.shape[0] % shards.count), (0, 0)))
         out = impl(jnp.roll(padded, -start, axis=0), weight, mine, out_dtype=out_dtype)
-        # Rows of other devices' groups are 0, so each row is one device's result and zeros.
+        # Rows of other devices' groups are 0, so the sum of a row has one result and zeros.
         parts = shards.reduce(jnp.roll(out, start, axis=0))
         return parts.reshape(shards.count, -1, parts.shape[1]).sum(axis=0, dtype=parts.dtype)
 
@@ -109,7 +114,7 @@ def grouped_linear(
 
 
 def sample(impl: SampleOp, z: Any, seeds: Any, *, top_k: Any, top_p: Any, min_p: Any) -> Partition:
-    """Scores of the whole vocabulary come together once; each device draws the same tokens."""
+    """Gather the scores of the whole vocabulary; then each device draws the same tokens."""
 
     def run(shards: Shards, z: jax.Array, seeds: jax.Array, *filters: jax.Array) -> jax.Array:
         top_k, top_p, min_p = filters

@@ -1,4 +1,4 @@
-"""The platforms that JAX brings itself: cpu, cuda and tpu."""
+"""The platforms that JAX supports without a plugin: cpu, cuda and tpu."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ TPU_ARCHS = {
     "TPU v6 lite": "v6e",
     "TPU7x": "7x",
 }
-"""What people and kernels call the kinds of TPU that JAX knows."""
+"""Short names (v5e) of the device kinds of TPUs in JAX."""
 
 
 def _devices(backend: str) -> list[jax.Device]:
-    """Local devices of a JAX backend, none when it is not there."""
+    """Return the local devices of a JAX backend, or none where the backend is missing."""
     try:
         return list(jax.local_devices(backend=backend))
-    except RuntimeError:  # JAX's answer for a backend that is not installed or has no device
+    except RuntimeError:  # JAX raises it for a backend that is not installed or has no device
         return []
 
 
 def _device_memory(device: jax.Device, otherwise: int) -> int:
-    """Bytes that JAX may allocate on a device."""
+    """Return the bytes that JAX may allocate on a device."""
     stats = device.memory_stats()
     return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else otherwise
 
 
 @functools.cache
 def _processor() -> str:
-    """Model and number of cores of the host's processor, as Linux tells them; "cpu" elsewhere."""
+    """Return the model and the number of cores of the host's processor; "cpu" outside of Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -79,8 +79,10 @@ class JaxPlatform(Platform):
 
 
 class CpuPlatform(JaxPlatform):
-    """The host's processors. Keys of a head lie together, and a lone bf16 row is padded: see
-    docs/performance.md.
+    """The host's processors.
+
+    The layout keeps the keys of a head together, and a single row of a 16-bit dtype is padded;
+    docs/performance.md says why.
     """
 
     name = "cpu"

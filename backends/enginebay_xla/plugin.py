@@ -1,4 +1,4 @@
-"""What this package offers: JAX's own platforms, and every op in plain JAX."""
+"""Registers JAX's own platforms, the built-in ops, and each op in plain JAX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READS_WEIGHTS = ("linear", "grouped_linear", "embedding")
 
 @hookimpl
 def register_platforms(register: Register) -> None:
-    """cpu, cuda and tpu."""
+    """Register cpu, cuda and tpu."""
     register("cpu", "enginebay_xla.platforms:CpuPlatform", summary="the host's processors")
     register("cuda", "enginebay_xla.platforms:CudaPlatform", summary="NVIDIA GPUs")
     register("tpu", "enginebay_xla.platforms:TpuPlatform", summary="Google TPUs")
@@ -18,22 +18,22 @@ def register_platforms(register: Register) -> None:
 
 @hookimpl
 def register_ops(register: Register) -> None:
-    """The ops that the built-in models and engines use."""
+    """Register the ops that the built-in models and engines use."""
     summaries = {
-        "attention": "queries over the keys and values of a paged cache, which it writes",
+        "attention": "attention of queries to a paged cache, to which it may write the new tokens",
         "embedding": "rows of a table",
-        "kv_write": "keys and values into the cache",
+        "kv_write": "writes keys and values to the cache",
         "linear": "a product with a weight, summed in f32",
-        "grouped_linear": "rows sorted by group, each by the weight of its group",
-        "short_conv": "a causal convolution over a row's last inputs, which are its state",
+        "grouped_linear": "products of rows, sorted by group, with the weight of their group",
+        "short_conv": "a causal convolution over the last inputs of a row, which are its state",
         "rms_norm": "division by the root of the mean square, times a weight",
-        "add_rms_norm": "a sum and its rms_norm in one",
+        "add_rms_norm": "a sum and its rms_norm in one kernel",
         "rope": "rotary positions",
-        "rope_kv_write": "rope of queries and keys, and kv_write, in one",
-        "sample": "a draw from the tokens that the filters leave",
-        "all_reduce": "the sum of arrays of several devices",
-        "all_gather": "arrays of several devices in one",
-        "all_to_all": "a piece of each device's array for each device",
+        "rope_kv_write": "rope of queries and keys, and kv_write, in one kernel",
+        "sample": "draws a token among those that top_k, top_p and min_p keep",
+        "all_reduce": "the sum of the arrays of several devices",
+        "all_gather": "the arrays of several devices, concatenated",
+        "all_to_all": "sends a piece of each device's array to each device",
     }
     for name, summary in summaries.items():
         register(name, f"enginebay_xla.ops:{name.upper()}", summary=summary)
@@ -41,7 +41,7 @@ def register_ops(register: Register) -> None:
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """The reference implementation of each op."""
+    """Register the implementation of each op in plain JAX."""
     targets = {
         "attention": "enginebay_xla.attention:xla_attention",
         "kv_write": "enginebay_xla.kv_write:kv_write",
@@ -71,6 +71,6 @@ def register_kernels(register: Register) -> None:
 
 @hookimpl
 def register_layouts(register: Register) -> None:
-    """That of XLA on CPU."""
-    summary = "heads, tokens, features: XLA on CPU, cuDNN"
+    """Register the layout of XLA on CPUs."""
+    summary = "heads, tokens, features; for XLA on CPUs and cuDNN"
     register("hnd", "enginebay_xla.layout:HndLayout", summary=summary)

@@ -1,5 +1,5 @@
-"""Quick cases of the ops without phases: what an implementation given by hand runs before it is
-used.
+"""Quick cases of the ops without phases. An implementation that is given by hand runs them before
+it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROPE_SPECS = {
 }
 POSITIONS = np.array([0, 1, 7, 100, 1000, 4095], np.int32)
 SLOTS = np.array([5, -1, 17, 3, 23, 0], np.int32)
-"""Where tokens of these positions go, in three pages of eight; one goes nowhere."""
+"""Slots of tokens in three pages of eight; one slot is negative, so its token is dropped."""
 
 SAMPLE_ROWS, VOCABS = 48, (40, 700)
 
@@ -38,7 +38,7 @@ def _random(dtype: str, *shape: int) -> np.ndarray:
 
 
 def linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Rows, bias, several dimensions in and out, and a wider result."""
+    """Yield products with and without a bias, of several dimensions, and with a wider result."""
     cases: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, str | None]] = {
         "3 rows": ((3, 48), (40,), False, None),
         "1 row": ((1, 48), (40,), False, None),
@@ -59,7 +59,7 @@ def linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def grouped_linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Groups without rows, of one and of many, and rows of no group."""
+    """Yield groups of no rows, of one and of many, and rows that belong to no group."""
     for name, sizes in (("few", (0, 3, 1, 0)), ("many", (40, 0, 1, 90)), ("none", (0, 0, 0, 0))):
         x = _random(setting.dtype, sum(sizes) + 2, 48)
         weight = _random(setting.dtype, len(sizes), 40, 48)
@@ -71,7 +71,7 @@ def grouped_linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def short_conv_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Rows that begin, that go on, of one token and of many, and padding; with and without bias."""
+    """Yield first and later chunks of one token and of many, and padding; with and without bias."""
     q_lens, kv_lens = np.array([1, 5, 2, 7, 0], np.int32), np.array([9, 5, 4, 40, 0], np.int32)
     table = np.array([[3], [1], [0], [5], [0]], np.int32)
     steps = {
@@ -108,13 +108,13 @@ def short_conv_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def embedding_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Rows of a small table, one of them twice."""
+    """Yield rows of a small table, one of them twice."""
     inputs = (_random(setting.dtype, 11, 8), np.array([3, 0, 10, 3], np.int32))
     yield QuickCase("embedding", lambda impl, *x: {"out": impl(*x)}, inputs, frozenset({"out"}))
 
 
 def rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Rows of small and large numbers, and rows of several heads."""
+    """Yield rows of small and large numbers, and rows of several heads."""
 
     def run(impl: Any, x: Any, heads: Any, *weights: Any) -> dict[str, jax.Array]:
         return {
@@ -132,7 +132,7 @@ def _spread(x: np.ndarray) -> np.ndarray:
 
 
 def add_rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Rows of small and large numbers."""
+    """Yield rows of small and large numbers."""
 
     def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
         normed, total = impl(*inputs, eps=1e-5)
@@ -144,7 +144,7 @@ def add_rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def rope_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Four rules of frequencies."""
+    """Yield four rules of frequencies."""
     x = _random(setting.dtype, len(POSITIONS), 3, 64)
     for name, spec in ROPE_SPECS.items():
 
@@ -155,7 +155,7 @@ def rope_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def _poisoned(layout: KVLayout) -> dict[str, jax.Array]:
-    """A cache whose every place holds NaN."""
+    """Return a cache that is NaN everywhere."""
     return {n: jnp.full(s.shape, jnp.nan, s.dtype) for n, s in layout.shapes().items()}
 
 
@@ -165,7 +165,7 @@ def _contents(layout: KVLayout, cache: Any) -> dict[str, jax.Array]:
 
 
 def kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Several tokens, one of which goes nowhere, and one token."""
+    """Yield several tokens, one of which is dropped, and a single token."""
     layout = setting.layout_type(3, 8, 2, 16, "float32")
 
     def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
@@ -177,7 +177,7 @@ def kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def rope_kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Four rules of frequencies; one token goes nowhere."""
+    """Yield four rules of frequencies; one token is dropped."""
     layout = setting.layout_type(3, 8, 2, 64, setting.dtype)
     q = _random(setting.dtype, len(SLOTS), 6, 64)
     k, v = _random(setting.dtype, 2, len(SLOTS), 2, 64)
@@ -192,9 +192,7 @@ def rope_kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def sample_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Rows with and without each parameter and with all of them, of a small and a larger
-    vocabulary.
-    """
+    """Yield rows without, with each and with all parameters, for two sizes of the vocabulary."""
     rows = np.arange(SAMPLE_ROWS)
     for vocab in VOCABS:
         rng = np.random.default_rng(vocab)
@@ -217,7 +215,7 @@ def sample_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 def _between_devices(
     name: str, setting: CheckSetting, rows: int, **keywords: Any
 ) -> Iterator[QuickCase]:
-    """A collective of two devices, of one where there are no more."""
+    """Yield a collective of two devices, or of one where there is only one."""
     devices = jax.local_devices()[:2]
     mesh = Mesh(np.array(devices), ("devices",), axis_types=(AxisType.Auto,))
     split = PartitionSpec("devices")
@@ -234,15 +232,15 @@ def _between_devices(
 
 
 def all_reduce_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """A sum of two arrays."""
+    """Yield a sum of two arrays."""
     yield from _between_devices("all_reduce", setting, 4)
 
 
 def all_gather_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Along the last axis."""
+    """Yield a concatenation along the last axis."""
     yield from _between_devices("all_gather", setting, 4, dim=1)
 
 
 def all_to_all_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Two rows for each device."""
+    """Yield two rows per device."""
     yield from _between_devices("all_to_all", setting, 8)

@@ -10,16 +10,15 @@ from enginebay_numerics.rotary import rope_frequencies
 
 
 def rope(x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array:
-    """x [T, heads, head_dim], positions int32 [T] -> x with its first rotary_dim features rotated,
-    in x's dtype.
+    """Return x [T, heads, head_dim] with its first rotary_dim features rotated, in x's dtype.
 
-    Feature i is paired with i + rotary_dim / 2 ("rotate half"). Angles and products are f32,
-    rounded once.
+    positions is int32 [T]. Feature i is paired with i + rotary_dim / 2 ("rotate half"). Angles and
+    products are f32, rounded once.
     """
     inv_freq, factor = rope_frequencies(spec)
     angles = positions.astype(jnp.float32)[:, None] * inv_freq
-    # The barrier keeps XLA:CPU from fusing cosine and sine into the product, where each head would
-    # compute them anew.
+    # The barrier keeps XLA:CPU from fusing cosine and sine into the product, which would compute
+    # them for each head.
     cos, sin = jax.lax.optimization_barrier((jnp.cos(angles) * factor, jnp.sin(angles) * factor))
     cos, sin = cos[:, None], sin[:, None]
     half = spec.rotary_dim // 2

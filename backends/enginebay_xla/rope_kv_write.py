@@ -12,7 +12,7 @@ from enginebay_xla.rope import rope
 
 
 def composed_rope_kv_write(rope: RopeOp, kv_write: KvWriteOp) -> RopeKvWriteOp:
-    """The op rope_kv_write by implementations of rope and kv_write."""
+    """Return the op rope_kv_write made of the ops rope and kv_write."""
 
     def rope_kv_write(
         q: jax.Array,

@@ -1,17 +1,17 @@
-"""The op sample in plain JAX: a draw among the best tokens, over the whole vocabulary only for rows
-that need it.
+"""The op sample in plain JAX. It draws among the best tokens, and searches the whole vocabulary
+only for rows that need it.
 
-The noise of a token belongs to it, so a row's token is the same however the kept tokens were found:
+The noise of a token depends on its id only, so both ways of finding the kept tokens draw the same
+one:
 
     ==========  ===================================  =========================================
-    rows        kept tokens found by                 paid
+    rows        how kept tokens are found            when it is computed
     ==========  ===================================  =========================================
-    few kept    the NUM_CANDIDATES best, in order    when any row keeps less than all
-    many kept   a threshold per row, by bisection    when a row's border is no candidate
+    few kept    sort the NUM_CANDIDATES best ones    a row of the step keeps less than all
+    many kept   bisect a threshold per row           a row's border is not among its candidates
     ==========  ===================================  =========================================
 
-Which of these answers a row depends on that row alone; what its neighbours need decides only what
-is computed besides.
+The row alone decides which way its token is found. Other rows only decide what is computed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from enginebay_numerics.rows import update_rows
 from enginebay_numerics.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
 
 NUM_CANDIDATES = 256
-"""How many best tokens are put in order: a partial sort of 256 costs little more than finding the
-best one.
+"""How many best tokens are sorted. A partial sort of 256 costs little more than finding the best
+one.
 """
 
 ROWS_AT_ONCE = 4
-"""On a CPU: what is computed for rows that need it not is work there, while few rows fill the
-vector units as many do.
+"""Rows per group on a CPU. A CPU pays for results that a row does not need, and few rows fill its
+vector units as well as many.
 """
 
 NO_MASS_BITS = 0x42D00000
-"""The bits of 104.0: exp(-104) is 0 in f32, so no border of mass lies deeper."""
+"""The bits of 104.0. exp(-104) is 0 in f32, so tokens at this depth have no probability."""
 
 
 class _Rows(NamedTuple):
-    """What both ways share: the op's arguments with an axis for tokens [S, 1], and sums of them.
+    """The op's arguments with an axis for tokens [S, 1], and values derived from them.
 
-    z f32 [S, vocab]. total f32 [S, 1]: sum of exp(z). min_z f32 [S, 1]: min_p as the least z that
-    is kept.
+    z is f32 [S, vocab]. total f32 [S, 1] is the sum of exp(z). min_z f32 [S, 1] is min_p as the
+    smallest z that is kept.
     """
 
     z: jax.Array
@@ -58,10 +58,10 @@ class _Rows(NamedTuple):
 def sample(
     z: jax.Array, seeds: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
 ) -> jax.Array:
-    """Token ids int32 [S], by the contract of enginebay.ops.bound.SampleOp.
+    """Return token ids int32 [S]; SampleOp describes the arguments.
 
-    On a CPU a few rows at a time, and only those that do not take the best token; elsewhere all
-    together.
+    A CPU computes a few rows at a time, and skips rows that take the best token. Other platforms
+    compute all rows together.
     """
     asked = (z, seeds, top_k[:, None], top_p[:, None], jnp.log(min_p)[:, None])
 
@@ -76,7 +76,7 @@ def sample(
 
 
 def _drawn(best: jax.Array, asked: tuple[jax.Array, ...]) -> jax.Array:
-    """Token ids int32 [S] of rows that all may be drawn."""
+    """Return token ids int32 [S] of rows that sample."""
     del best
     z, seeds, top_k, top_p, min_z = asked
     rows = _Rows(z, seeds, jnp.exp(z).sum(axis=-1, keepdims=True), top_k, top_p, min_z)
@@ -91,16 +91,16 @@ def _drawn(best: jax.Array, asked: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _among_candidates(rows: _Rows) -> tuple[jax.Array, jax.Array]:
-    """Draw among each row's best tokens: ids int32 [S], and bool [S, 1], whether all kept tokens
-    were among them.
+    """Draw among each row's best tokens.
 
-    They were when the last candidate is dropped, or when the candidates are the whole vocabulary.
+    Returns ids int32 [S], and bool [S, 1]: whether all kept tokens were among the candidates. They
+    were if the last candidate is dropped, or the candidates are the whole vocabulary.
     """
     vocab = rows.z.shape[-1]
     num = min(NUM_CANDIDATES, vocab)
-    # A barrier keeps slices of the result out of the operation, which XLA would then lower to a
-    # whole sort. One each: a barrier over the pair takes the operation itself as its operand, which
-    # XLA's partitioner cannot decompose.
+    # Without a barrier XLA would move slices of the result into the operation, and lower it to a
+    # whole sort. Each result has a barrier of its own, because XLA's partitioner cannot decompose
+    # one over the pair.
     z, ids = (lax.optimization_barrier(part) for part in lax.top_k(rows.z, num))
     mass = jnp.exp(z)
     kth = jnp.take_along_axis(z, jnp.minimum(rows.top_k, num) - 1, axis=-1)
@@ -113,16 +113,14 @@ def _among_candidates(rows: _Rows) -> tuple[jax.Array, jax.Array]:
     drawn = jnp.argmax(jnp.where(kept, z + gumbel_noise(rows.seeds, ids), -jnp.inf), axis=-1)
     best = rows.top_k == 1
     chosen = jnp.take_along_axis(ids, jnp.where(best, 0, drawn[:, None]), axis=-1)[:, 0]
-    # Without the k-th best, and all that equal it, the mass that top_p is a share of is not known.
+    # The mass that top_p is a share of needs the k-th best token and all tokens equal to it.
     known = ~cut | ((rows.top_k <= num) & (z[:, -1:] < kth))
     settled = best | (known & ~kept[:, -1:]) if num < vocab else jnp.ones_like(known)
     return chosen, settled
 
 
 def _among_all(rows: _Rows, open_rows: jax.Array) -> jax.Array:
-    """Draw among all kept tokens of the vocabulary: ids int32 [S], which mean nothing where not
-    open_rows [S, 1].
-    """
+    """Draw among all kept tokens: ids int32 [S], valid where open_rows [S, 1] is true."""
     vocab = rows.z.shape[-1]
     cut = open_rows & ((rows.top_k < vocab) | (rows.top_p < 1.0))
     noise = gumbel_noise(rows.seeds, jnp.arange(vocab, dtype=jnp.int32)[None])
@@ -135,11 +133,10 @@ def _among_all(rows: _Rows, open_rows: jax.Array) -> jax.Array:
 
 
 def _inside_top_k_and_top_p(rows: _Rows) -> jax.Array:
-    """bool [S, vocab], whether a token passes top_k and top_p, equal ones at top_p's border in
-    order of their ids.
+    """Return bool [S, vocab]: whether a token passes top_k and top_p.
 
-    Instead of sorting, both borders are found by bisection over the bits of |z|: 31 and 30 masked
-    sums.
+    Equal tokens at the border of top_p pass in the order of their ids. Both borders are found
+    without sorting, by bisection over the bits of |z|, which takes 31 and 30 masked sums.
     """
     depth = lax.bitcast_convert_type(jnp.abs(rows.z), jnp.int32)
     mass = jnp.exp(rows.z)

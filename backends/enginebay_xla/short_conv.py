@@ -1,4 +1,4 @@
-"""The op short_conv in plain JAX: a causal convolution over each row's tokens, of few taps."""
+"""The op short_conv in plain JAX: a causal convolution with few taps over each row's tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from enginebay.cache import CacheArrays
 from enginebay.ops.spec import AttnBatch
 
 INPUTS = "inputs"
-"""The array of the state: a row's last inputs, the oldest first."""
+"""Name of the state's array, which has a row's last inputs, the oldest first."""
 
 
 def short_conv(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: CacheArrays, batch: AttnBatch
 ) -> tuple[jax.Array, CacheArrays]:
-    """x [T, channels], weight [channels, taps] -> (out [T, channels], the state after these
-    tokens); see ShortConvOp.
+    """Return (out [T, channels], state after the tokens); ShortConvOp describes it.
+
+    x is [T, channels], weight [channels, taps].
     """
     kept = weight.shape[1] - 1
     before = _before(state[INPUTS], batch)
@@ -29,7 +30,7 @@ def short_conv(
         inputs = jnp.where((offset >= back)[:, None], x[jnp.maximum(token - back, 0)], old)
         total += inputs.astype(jnp.float32) * weight[:, kept - back].astype(jnp.float32)
     out = _with_bias(total, bias, x.dtype)
-    # The last inputs of each row: from its new tokens, and before them from the old state.
+    # The last inputs of each row come from its new tokens and, before those, from the old state.
     place = batch.q_lens[:, None] - kept + jnp.arange(kept)
     new = x[jnp.clip(batch.cu_q_lens[:-1, None] + place, 0, x.shape[0] - 1)]
     rows = jnp.arange(before.shape[0])[:, None]
@@ -40,7 +41,7 @@ def short_conv(
 def short_conv_reference(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: CacheArrays, batch: AttnBatch
 ) -> tuple[jax.Array, CacheArrays]:
-    """The same, one token after the other. For checks."""
+    """Compute one token after the other; a slow reference."""
     num_rows = batch.kv_lens.shape[0]
 
     def one(rows: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -58,13 +59,13 @@ def _with_bias(total: jax.Array, bias: jax.Array | None, dtype: jnp.dtype) -> ja
 
 
 def _before(inputs: jax.Array, batch: AttnBatch) -> jax.Array:
-    """[rows, taps - 1, channels] before the step; zeros of a row that begins in it."""
+    """Return the inputs before the step [rows, taps - 1, channels]; zeros for new rows."""
     begins = batch.kv_lens <= batch.q_lens
     return jnp.where(begins[:, None, None], 0, inputs[batch.page_table[:, 0]])
 
 
 def _put(state: CacheArrays, batch: AttnBatch, rows: jax.Array) -> dict[str, jax.Array]:
-    """The state with that of the batch's rows; padding has no place."""
+    """Return the state with new values at the places of the rows; padding has no place."""
     inputs = state[INPUTS]
     places = jnp.where(batch.kv_lens > 0, batch.page_table[:, 0], inputs.shape[0])
     return {INPUTS: inputs.at[places].set(rows.astype(inputs.dtype), mode="drop")}

@@ -1,4 +1,4 @@
-"""What the attention paths share: masks, scores and the online softmax, all in f32."""
+"""Masks, scores and the online softmax, which all forms of attention here share. All are f32."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import jax.numpy as jnp
 from enginebay.ops.spec import AttnSpec
 
 MASKED = -1e30
-"""The score of a key that is not visible: finite, so that a difference of two is a number."""
+"""Score of a masked key. It is finite, so that the difference of two is a number."""
 
 LOWEST = MASKED / 2
-"""No maximum is lower, so that exp(MASKED - maximum) is 0 even where nothing is visible, and needs
-no second mask.
+"""Lower bound of the maximum. With it exp(MASKED - maximum) is 0 even where no key is visible, so
+that no second mask is needed.
 """
 
 
 class Partial(NamedTuple):
-    """Softmax over the keys seen so far: maximum, sum of exponentials, and sum of exponentials
-    times values.
-    """
+    """The softmax over the keys so far: maximum, sum of exponentials, and their weighted values."""
 
     maximum: jax.Array
     total: jax.Array
@@ -30,8 +28,9 @@ class Partial(NamedTuple):
 
 
 def empty_partial(queries: jax.Array, v_dim: int) -> Partial:
-    """No key seen yet, for queries [..., head_dim] and values of `v_dim`. Made of the queries, so
-    that under shard_map it varies as they do.
+    """Return the state before the first key, for queries [..., head_dim] and values of `v_dim`.
+
+    It is computed from the queries, so that under shard_map it varies over the same axes.
     """
     fill = functools.partial(jnp.full_like, queries, dtype=jnp.float32)
     rows = queries.shape[:-1]
@@ -39,10 +38,10 @@ def empty_partial(queries: jax.Array, v_dim: int) -> Partial:
 
 
 def batched_dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], num_batch: int) -> jax.Array:
-    """Product over `contract` of a and b with their first `num_batch` axes in common, accumulated
-    in f32.
+    """Multiply a and b over the axes `contract`; the first `num_batch` axes are batch axes.
 
-    f32 operands are multiplied as f32 on every platform: this is what others are compared with.
+    Sums are f32. f32 operands are multiplied in full f32 on every platform, because other
+    implementations are compared with this one.
     """
     batch = tuple(range(num_batch))
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
@@ -55,7 +54,7 @@ def batched_dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], num_batch
 def visible_keys(
     key_positions: jax.Array, positions: jax.Array, kv_len: jax.Array, spec: AttnSpec
 ) -> jax.Array:
-    """bool: which keys a query sees; the three position arrays are broadcast against each other."""
+    """Return bool: which keys a query sees. The three arrays are broadcast against each other."""
     visible = key_positions < kv_len
     if spec.causal:
         visible &= key_positions <= positions
@@ -67,9 +66,7 @@ def visible_keys(
 def scale_scores(
     products: jax.Array, visible: jax.Array, spec: AttnSpec, bias: jax.Array | None = None
 ) -> jax.Array:
-    """Scores of query-key products: scaled, softly capped, with a bias, MASKED where not
-    visible.
-    """
+    """Turn query-key products into scores: scale, softcap, bias, and MASKED where not visible."""
     scores = products * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
@@ -77,8 +74,9 @@ def scale_scores(
 
 
 def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:
-    """The state after more keys: scores [heads, queries, keys], v [heads, keys, head_dim], finite
-    everywhere.
+    """Return the state after more keys.
+
+    scores is [heads, queries, keys], v [heads, keys, head_dim]; both are finite.
     """
     maximum = jnp.maximum(state.maximum, scores.max(axis=-1))
     weights = jnp.exp(scores - maximum[..., None])
@@ -92,9 +90,10 @@ def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:
 
 
 def finish(state: Partial, sinks: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """(output, log-sum-exp), f32; a sink is a score without a value, broadcast against the queries.
+    """Return (output, log-sum-exp) in f32.
 
-    A query without visible keys gives 0, and LOWEST as its log-sum-exp when there is no sink.
+    A sink is a score without a value; sinks are broadcast against the queries. A query without
+    visible keys gives 0, and without a sink its log-sum-exp is LOWEST.
     """
     maximum, total, weighted = state
     if sinks is not None:
@@ -112,7 +111,5 @@ def finish(state: Partial, sinks: jax.Array | None) -> tuple[jax.Array, jax.Arra
 
 @functools.cache
 def is_cpu() -> bool:
-    """Whether programs are compiled for the CPU, whose compiler likes other shapes than
-    accelerators do.
-    """
+    """Return whether programs are compiled for CPUs, which are fast with other shapes."""
     return jax.default_backend() == "cpu"

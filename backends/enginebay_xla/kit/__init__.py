@@ -1,1 +1,1 @@
-"""How the built-in ops are checked: their axes, the checks of a case, and programs to compile."""
+"""Checks of the built-in ops: their axes, the check of a case, and programs to compile."""

@@ -1,7 +1,7 @@
-"""Axes of the built-in ops without phases: in what their problems differ.
+"""Axes of the built-in ops without phases. An axis is a property in which test cases differ.
 
-A value of an axis is plain data. Where a number would depend on the kernel (its blocks) the value
-is a word. The first value of each axis is the ordinary one, which names of cases leave out.
+The values of an axis are plain data. Where a number would depend on the kernel (on its blocks), the
+value is a word. The first value of each axis is the ordinary one; names of cases omit it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LINEAR = OpAxes(
         "config": ("default", "small", "large"),
     },
 )
-"""in_dims, out_dims: how many dimensions are contracted, and made. A cancelling bias leaves a small
-sum of large terms. rows_apart: rows of very different size; nan_row: one of NaN, which no other may
-feel.
+"""in_dims, out_dims: numbers of contracted dimensions and of dimensions of the result. bias
+"cancelling": the sum of large terms is small. data "rows_apart": rows of very different magnitude;
+"nan_row": one row is NaN and must not change the others.
 """
 
 GROUPED_LINEAR = OpAxes(
@@ -44,8 +44,8 @@ GROUPED_LINEAR = OpAxes(
         "unused": ("plain", "nan"),
     },
 )
-"""sizes: how rows are shared among groups; empty_ends: none for the first and the last. past: rows
-behind the last group. unused: what stands in the weights of groups without rows.
+"""sizes: how the rows are divided into groups; "empty_ends": the first and the last group have
+none. past: rows after the last group. unused: values of the weights of groups without rows.
 """
 
 SHORT_CONV = OpAxes(
@@ -60,8 +60,8 @@ SHORT_CONV = OpAxes(
         "data": ("plain", "outlier", "nan_row"),
     },
 )
-"""lengths: rows that begin, that go on, of one token each, and one of padding; a row may have fewer
-tokens than taps. nan_row: the last token is NaN, which is padding.
+"""lengths: first chunks, later chunks, rows of one token, and a row of padding. A row may have
+fewer tokens than taps. data "nan_row": the last token, which is padding, is NaN.
 """
 
 RMS_NORM = OpAxes(
@@ -76,8 +76,8 @@ RMS_NORM = OpAxes(
         "weight": ("plain", "signed_and_zero"),
     },
 )
-"""size: entries so small that eps counts, so large that their squares leave float16, rows of zeros,
-one large entry.
+"""size: entries so small that eps matters, so large that their squares overflow float16, rows of
+zeros, and one large entry.
 """
 
 ADD_RMS_NORM = dataclasses.replace(RMS_NORM, op="add_rms_norm")
@@ -117,7 +117,7 @@ EMBEDDING = OpAxes(
         ("vocab", 70_000, "features", 129),
     ),
 )
-"""vocab: the largest one has ids that 16 bits do not hold, signed or not; its rows are short."""
+"""vocab: ids of the largest one do not fit 16 bits; its rows are short."""
 
 KV_WRITE = OpAxes(
     "kv_write",
@@ -133,8 +133,8 @@ KV_WRITE = OpAxes(
     },
     never=tuple(("kv_heads", heads, "latent", True) for heads in (2, 3, 8)),
 )
-"""slots: scattered, none written, following each other over the border of a page, the last page's
-last, half dropped. latent: values are a prefix of the keys, in layouts that have a form for it.
+"""slots: scattered, all dropped, consecutive over the border of a page, the last slot of the last
+page, half of them dropped. latent: values are a prefix of the keys, in layouts that support it.
 """
 
 ROPE_KV_WRITE = OpAxes(
@@ -160,6 +160,6 @@ SAMPLE = OpAxes(
         "logits": ("spread", "flat", "peaked", "equals", "holes"),
     },
 )
-"""logits: of several spreads, nearly equal, one far above the others, few different values, with
-tokens of -inf.
+"""logits: several spreads, nearly equal ones, one far above the others, few different values, and
+some of -inf.
 """

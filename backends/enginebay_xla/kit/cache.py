@@ -1,4 +1,4 @@
-"""Cases of kv_write and rope_kv_write by construction, in every layout that a kernel knows."""
+"""Checks of kv_write and rope_kv_write, in every layout that a kernel supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from enginebay_xla.kit.plain import hold_turned, rope_positions, rope_spec
 
 
 def _layout(case: PlainCase) -> KVLayout:
-    """Pages for all tokens, and two more. SkipTest where it has no form for a latent cache."""
+    """Return a layout with pages for all tokens and two more.
+
+    Raises SkipTest where the layout does not support a latent cache.
+    """
     page, width = case.int("page"), case.int("head_dim")
     sizes = (-(-case.int("tokens") // page) + 2, page, case.int("kv_heads"), width)
     kind, prefix = case.layouts[str(case.row["layout"])], width * 3 // 4
@@ -29,7 +32,7 @@ def _layout(case: PlainCase) -> KVLayout:
 
 
 def _slots(case: PlainCase, layout: KVLayout) -> np.ndarray:
-    """int32 [tokens], no two equal but for the dropped ones."""
+    """Return slots int32 [tokens]; all are different except the dropped ones."""
     rng, tokens = case.rng(), case.int("tokens")
     places = layout.num_pages * layout.page_size
     scattered = rng.permutation(places)[:tokens]
@@ -46,9 +49,7 @@ def _slots(case: PlainCase, layout: KVLayout) -> np.ndarray:
 
 
 def check_kv_write(kernel: Any, case: PlainCase) -> None:
-    """New tokens lie where the layout's own write puts them, and not a bit of any other place has
-    changed.
-    """
+    """Check that new tokens are where the layout's own write puts them, nothing else changed."""
     layout = _layout(case)
     slots = _slots(case, layout)
     k, v = (
@@ -58,7 +59,7 @@ def check_kv_write(kernel: Any, case: PlainCase) -> None:
     )
     v = v[..., : layout.v_prefix_dim]
 
-    # One program: the kernel's write and the layout's own, and what is read of both.
+    # One program writes by the kernel and by the layout, and reads both caches.
     def both(cache: CacheArrays) -> Any:
         got = dict(kernel(cache, slots, k, v, layout=layout))
         wanted = layout.write(cache, jnp.asarray(slots), k, v)
@@ -68,7 +69,7 @@ def check_kv_write(kernel: Any, case: PlainCase) -> None:
     shapes = {name: (s.shape, jnp.dtype(s.dtype)) for name, s in layout.shapes().items()}
     expect(
         {n: (a.shape, a.dtype) for n, a in got.items()} == shapes,
-        f"the cache is not what it was: {list(got)}",
+        f"the arrays of the cache have other names: {list(got)}",
     )
     for name, found, expected in zip("kv", now, wanted, strict=True):
         different = found.view(np.uint8) != expected.view(np.uint8)
@@ -84,7 +85,7 @@ def _read(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
 
 
 def check_rope_kv_write(kernel: Any, case: PlainCase) -> None:
-    """q and the written k are rotated, v lies as it came, and no other place has changed."""
+    """Check that q and the written k are rotated, v is unchanged, and nothing else changed."""
     layout, spec = _layout(case), rope_spec(case)
     slots = _slots(case, layout)
     positions = rope_positions(case, slots.size)

@@ -1,4 +1,4 @@
-"""Cases of grouped_linear by construction, from its axes."""
+"""The check of grouped_linear, with cases from its axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay_xla.kit.plain import EPS_F32, same_type, spread_entries
 
 
 def group_sizes(kind: str, groups: int, rng: np.random.Generator) -> np.ndarray:
-    """int32 [groups] of the axis `sizes`."""
+    """Return int32 [groups] for a value of the axis `sizes`."""
     sizes = rng.integers(0, 40, groups) * rng.integers(0, 2, groups)
     if kind == "one_each":
         sizes = np.ones(groups, int)
@@ -33,8 +33,10 @@ def group_sizes(kind: str, groups: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def check_grouped_linear(kernel: Any, case: PlainCase) -> None:
-    """Each row by its group's weight, within its f32 sum and one rounding; 0 behind the last group.
-    A row of NaN, and weights that no row has, change no other.
+    """Check each row against the product with its group's weight, an f32 sum and one rounding.
+
+    Rows after the last group must be 0. A row of NaN, and weights of groups without rows, must not
+    change other rows.
     """
     row, rng = case.row, case.rng()
     sizes = group_sizes(str(row["sizes"]), case.int("groups"), rng)
@@ -51,11 +53,11 @@ def check_grouped_linear(kernel: Any, case: PlainCase) -> None:
     got = case.run(functools.partial(kernel, out_dtype=out_dtype), x, weight, sizes)
     wanted = str(out_dtype or row["dtype"])
     same_type(got, (shape[0], weight.shape[1]), wanted)
-    expect(not got[count:].astype(np.float64).any(), "rows behind the last group are not 0")
+    expect(not got[count:].astype(np.float64).any(), "rows after the last group are not 0")
     finite = np.isfinite(x[:count].astype(np.float64)).all(axis=1)
     expected = oracle.grouped_linear(x, weight, sizes)[:count]
     sums = oracle.grouped_linear(np.abs(x), np.abs(weight), sizes)[:count]
-    # As in linear: roundings of an f32 sum add up with the root of their number.
+    # As in linear, the rounding errors of an f32 sum grow with the root of their number.
     sums = sums * max(4.0, np.sqrt(shape[1])) * EPS_F32
     smallest = float(jnp.finfo(wanted).smallest_subnormal)
     allowed = oracle.EPS[wanted] * np.abs(expected) + sums + smallest

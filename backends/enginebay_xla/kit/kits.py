@@ -1,4 +1,4 @@
-"""The kits of the built-in ops without phases, which `Op.kit` names."""
+"""The kits of the built-in ops without phases; `Op.kit` names them."""
 
 from __future__ import annotations
 

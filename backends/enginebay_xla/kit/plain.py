@@ -1,6 +1,4 @@
-"""Cases of linear, rms_norm, add_rms_norm, rope and embedding by construction, from the axes of
-these ops.
-"""
+"""Checks of linear, rms_norm, add_rms_norm, rope and embedding, with cases from their axes."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ EPS_F32 = oracle.EPS["float32"]
 
 
 def same_type(got: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise AssertionError where a result has another shape or dtype."""
+    """Raise AssertionError when a result has another shape or dtype."""
     expect(
         (got.shape, got.dtype) == (shape, jnp.dtype(dtype)),
         f"{got.shape} {got.dtype}, expected {shape} {dtype}",
@@ -31,7 +29,7 @@ def same_type(got: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def spread_entries(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Entries of the axis `data` of linear and grouped_linear, f64."""
+    """Return f64 entries for a value of the axis `data` of linear and grouped_linear."""
     x = rng.normal(size=shape)
     rows = x.reshape(shape[0], math.prod(shape[1:]))
     if kind == "one_sign":
@@ -46,12 +44,12 @@ def spread_entries(rng: np.random.Generator, shape: tuple[int, ...], kind: str) 
 
 
 def _split(size: int, num_dims: int) -> tuple[int, ...]:
-    """Dimensions of a product of about `size`."""
+    """Return `num_dims` dimensions whose product is about `size`."""
     return (size,) if num_dims == 1 else (max(1, size // 4), 4)
 
 
 def check_linear(kernel: Any, case: PlainCase) -> None:
-    """A product within its f32 sum and one rounding; a bias is added before that rounding."""
+    """Check a product: an f32 sum, then a bias, then one rounding."""
     row, rng = case.row, case.rng()
     in_dims, out_dims = (_split(case.int(f"{n}puts"), case.int(f"{n}_dims")) for n in ("in", "out"))
     x = spread_entries(rng, (case.int("rows"), *in_dims), str(row["data"])).astype(case.dtype)
@@ -70,7 +68,7 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
     wanted = str(out_dtype or row["dtype"])
     same_type(got, expected.shape, wanted)
     sums = oracle.linear(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
-    # Roundings of an f32 sum add up as a walk does: with the root of their number.
+    # The rounding errors of an f32 sum are a random walk: they grow with the root of their number.
     sums = sums * max(4.0, np.sqrt(math.prod(in_dims))) * EPS_F32
     smallest = float(jnp.finfo(wanted).smallest_subnormal)
     allowed = oracle.EPS[wanted] * np.abs(expected) + sums + smallest
@@ -120,8 +118,8 @@ def _hold_norm(
     same_type(got, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64)).all(axis=-1)
     expected = oracle.rms_norm(x[real], weight, eps=float(cast("float", case.row["eps"])))
-    # A compiler may keep a fused sum unrounded, so that the norm's input, too, is off by a
-    # rounding.
+    # A compiler may keep a fused sum unrounded, so that the input of the norm differs by a rounding
+    # too.
     allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + float(
         jnp.finfo(case.dtype).smallest_subnormal
     )
@@ -130,7 +128,7 @@ def _hold_norm(
 
 
 def check_rms_norm(kernel: Any, case: PlainCase) -> None:
-    """Normed rows within two roundings of the dtype; a row of NaN changes no other."""
+    """Check rows within two roundings of the dtype; a row of NaN must not change others."""
     x = _norm_input(case, _norm_shape(case))
     weight = _norm_weight(case, x.shape[-1])
     got = case.run(functools.partial(kernel, eps=case.row["eps"]), x, weight)
@@ -138,7 +136,7 @@ def check_rms_norm(kernel: Any, case: PlainCase) -> None:
 
 
 def check_add_rms_norm(kernel: Any, case: PlainCase) -> None:
-    """The sum is the dtype's own, bit by bit, and its norm within two roundings."""
+    """Check that the sum is that of the dtype bit by bit, and its norm within two roundings."""
     x = _norm_input(case, _norm_shape(case))
     residual = (
         np.random.default_rng([case.seed, 9]).normal(size=x.shape)
@@ -155,14 +153,14 @@ def check_add_rms_norm(kernel: Any, case: PlainCase) -> None:
 
 
 def rope_spec(case: PlainCase) -> RopeSpec:
-    """The rule of a row of values, over all features or the first half."""
+    """Return the rule of frequencies of a case, over all features or the first half."""
     head_dim = case.int("head_dim")
     rotary = head_dim if case.row["rotary"] == "whole" else head_dim // 2
     return dataclasses.replace(ROPE_SPECS[str(case.row["rule"])], rotary_dim=rotary)
 
 
 def rope_positions(case: PlainCase, tokens: int) -> np.ndarray:
-    """int32 [tokens]."""
+    """Return positions int32 [tokens]."""
     rng = case.rng()
     kind = case.row["positions"]
     if kind == "far":
@@ -184,22 +182,24 @@ def hold_turned(
     what: str,
     tolerance: float = 0.0,
 ) -> None:
-    """Raise AssertionError unless features are rotated within rounding, angles included, and the
-    others as they were; `tolerance` is that of the layout that `got` was read from.
+    """Raise AssertionError unless the features are rotated within rounding.
+
+    The bound includes the rounding of angles. Features after rotary_dim must be unchanged.
+    `tolerance` is that of the layout from which `got` was read.
     """
     same_type(got, x.shape, x.dtype)
     if not x.size:
         return
-    # Both parts of a pair may come to stand in one feature.
+    # A rotation can move both parts of a pair into one feature.
     lost = 2 * tolerance * np.abs(x.astype(np.float64)).max(axis=-1, keepdims=True)
     kept = (each[..., spec.rotary_dim :].astype(np.float64) for each in (got, x))
     is_same = (np.abs(np.subtract(*kept)) <= lost).all()
-    expect(is_same, f"{what}: features past rotary_dim have changed")
+    expect(is_same, f"{what}: features after rotary_dim have changed")
     factor = oracle.rope_frequencies(spec)[1]
     wide = np.abs(x.astype(np.float64))
     half = spec.rotary_dim // 2
     pairs = wide[..., :half] + wide[..., half : spec.rotary_dim]
-    # An f32 angle of a radians is off by its own rounding and that of its frequency.
+    # An f32 angle has its own rounding error and that of its frequency.
     angle = EPS_F32 * (2.0 + positions)[:, None, None]
     expected = oracle.rope(x, positions, spec)[..., : spec.rotary_dim]
     allowed = np.concatenate([pairs, pairs], axis=-1) * factor * (2 * angle + 4 * EPS_F32)
@@ -214,7 +214,7 @@ def hold_turned(
 
 
 def check_rope(kernel: Any, case: PlainCase) -> None:
-    """Rotated features within one rounding of f32 arithmetic."""
+    """Check rotated features within one rounding of f32 arithmetic."""
     spec, tokens = rope_spec(case), case.int("tokens")
     positions = rope_positions(case, tokens)
     x = case.rng().normal(size=(tokens, case.int("heads"), case.int("head_dim"))).astype(case.dtype)
@@ -223,7 +223,7 @@ def check_rope(kernel: Any, case: PlainCase) -> None:
 
 
 def check_embedding(kernel: Any, case: PlainCase) -> None:
-    """Each row is the table's, bit by bit: NaN, infinities and negative zeros too."""
+    """Check that each row equals the table's bit by bit; also NaN, infinities, negative zeros."""
     vocab, tokens = case.int("vocab"), case.int("tokens")
     rng = case.rng()
     table = rng.normal(size=(vocab, case.int("features"))).astype(case.dtype)

@@ -1,5 +1,5 @@
-"""What the built-in ops without phases are compiled at for devices that are not there: sizes of
-real models.
+"""Programs of the built-in ops without phases, in sizes of real models, which checks compile for
+devices that this machine does not have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.op_kit import Layouts, OpProgram
 
 CACHES = ((8, 128, "bfloat16"), (8, 128, "float32"), (2, 64, "bfloat16"))
-"""KV heads, head_dim and dtype of the caches that are written."""
+"""KV heads, head_dim and dtype of the caches."""
 
 NORMS = tuple(
     (tokens, width, dtype)
@@ -40,12 +40,12 @@ def _program(
     dtype: str = "bfloat16",
     donated: tuple[int, ...] = (),
 ) -> OpProgram:
-    """`stands`: it is compiled in a quick check too."""
+    """Return a program. With `stands` a quick check compiles it too."""
     return OpProgram(name, function, arguments, donated, stands, {"dtype": dtype})
 
 
 def rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """Rows of one step and of a prompt."""
+    """Yield the rows of a decode step and of a prompt."""
     for tokens, width, dtype in NORMS:
         yield _program(
             f"rms_norm_{tokens}x{width}_{dtype}",
@@ -58,7 +58,7 @@ def rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[O
 
 
 def add_rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """As those of rms_norm."""
+    """Yield the same sizes as for rms_norm."""
     for tokens, width, dtype in NORMS:
         rows = _array((tokens, width), dtype)
         yield _program(
@@ -71,7 +71,7 @@ def add_rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterat
 
 
 def rope(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """Queries and keys of three models."""
+    """Yield queries and keys of three models."""
     for tokens, heads, head_dim in ((32, 32, 128), (2048, 8, 128), (512, 14, 64)):
         yield _program(
             f"rope_{tokens}x{heads}x{head_dim}",
@@ -82,9 +82,7 @@ def rope(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpPro
 
 
 def _caches(layouts: Layouts) -> Iterable[tuple[int, KVLayout]]:
-    """Tokens and the cache that they are written to; in the installed layouts where none are
-    given.
-    """
+    """Yield (number of tokens, layout of the cache); of all installed layouts if none is given."""
     for kind in layouts or installed_layouts().values():
         for tokens in (32, 2048):
             for heads, head_dim, dtype in CACHES:
@@ -97,7 +95,7 @@ def _cache_name(op: str, tokens: int, layout: KVLayout) -> str:
 
 
 def kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """Tokens into a donated cache."""
+    """Yield writes of tokens to a donated cache."""
     for tokens, layout in _caches(layouts):
         new = _array((tokens, layout.num_kv_heads, layout.head_dim), layout.dtype)
         yield _program(
@@ -111,7 +109,7 @@ def kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[O
 
 
 def rope_kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """The same with queries, four for each key."""
+    """Yield the same with four queries per key."""
     for tokens, layout in _caches(layouts):
         heads, head_dim, dtype = layout.num_kv_heads, layout.head_dim, layout.dtype
         new, places = _array((tokens, heads, head_dim), dtype), _array((tokens,), "int32")
@@ -127,7 +125,7 @@ def rope_kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Itera
 
 
 def sample(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """Vocabularies of three models."""
+    """Yield the vocabularies of three models."""
 
     def draw(z: Any, seeds: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
         return kernel(z, seeds, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -145,7 +143,7 @@ def sample(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpP
 
 
 def linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """The widest product of a layer."""
+    """Yield the widest product of a layer."""
     for rows in (1, 32, 512):
         yield _program(
             f"linear_{rows}x4096x14336",
@@ -156,13 +154,13 @@ def linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpP
 
 
 def embedding(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """A table of 128,256 rows."""
+    """Yield a table of 128,256 rows."""
     table, ids = _array((128256, 4096)), _array((32,), "int32")
     yield _program("embedding_32x128256x4096", kernel, table, ids, stands=True)
 
 
 def grouped_linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """128 experts of 768 features, both ways, with the rows of a decode step and of a prompt."""
+    """Yield 128 experts of 768 features, up and down, with rows of a decode and of a prompt."""
     for rows in (8, 256, 4096):
         for outputs, inputs in ((768, 2048), (2048, 768)):
             yield _program(

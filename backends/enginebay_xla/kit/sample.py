@@ -1,5 +1,5 @@
-"""Conformance checks of the op sample: float64 NumPy finds the kept tokens and their scores, ids
-must agree with it.
+"""Checks of the op sample. NumPy in float64 finds the kept tokens and their scores, and the drawn
+ids must agree.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from enginebay_testing.verdicts import expect
 Check = tuple[str, Callable[[], None]]
 
 VOCABS = (40, 700)
-"""Vocabularies: no multiples of a tile, and the large one is more than the best few that an
-implementation may order.
+"""Sizes of the vocabulary. They are no multiples of a tile, and the large one is more than the best
+few that an implementation may sort.
 """
 
 NUM_ROWS = 16
 
 NUM_TRIED, NUM_AIMED = 128, 8192
-"""Seeds among which each row's is looked for: those of NUM_AIMED that give the token at the border
-most noise.
+"""Seeds that are tried for each row: of NUM_AIMED seeds, those with the most noise for the token at
+the border.
 """
 
 SLACK = 1e-6
-"""Mass by which a border may be missed: sums in f32."""
+"""Tolerance of the mass at a border, for f32 sums."""
 
 SCORE_BOUND = 1e-5
-"""Error of a score per unit of 1 + |score|: its sum's rounding and that of two logarithms, some of
-them a device's own.
+"""Error of a score per unit of 1 + |score|: the rounding of its sum and of two logarithms, which
+may be those of a device.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleCase:
-    """Rows of one vocabulary: their z f32 [S, vocab], and a Params for each."""
+    """Rows of one vocabulary: z f32 [S, vocab], and one Params per row."""
 
     name: str
     z: np.ndarray
@@ -52,9 +52,7 @@ class SampleCase:
 
 
 def sample_checks(op: SampleOp) -> list[Check]:
-    """Every check of an implementation of the op sample; rows of one vocabulary share a compiled
-    program.
-    """
+    """Return every check of an implementation; rows of one vocabulary share a compiled program."""
     call = jax.jit(op)
     cases = [case for vocab in VOCABS for case in sample_cases(vocab)]
     checks: list[Check] = [
@@ -68,7 +66,7 @@ def sample_checks(op: SampleOp) -> list[Check]:
 
 
 def sample_cases(vocab: int) -> list[SampleCase]:
-    """The cases of one vocabulary, NUM_ROWS rows each."""
+    """Return the cases of one vocabulary, with NUM_ROWS rows each."""
     wide = vocab * 7 // 8
     kinds = {
         "everything": (Params(), Params(min_p=0.1)),
@@ -89,7 +87,7 @@ def sample_cases(vocab: int) -> list[SampleCase]:
         logits[1::5, ::2] = -np.inf
         every = tuple(params[(row // 4) % len(params)] for row in range(NUM_ROWS))
         cases.append(SampleCase(f"{name}-{vocab}", _shifted(logits), every))
-    # Few different values, as a model in bf16 gives: equals at every border.
+    # Few different values, as from a model in bf16, so that every border has equal tokens.
     equal = np.round(rng.normal(size=(NUM_ROWS, vocab)) * 2.0) / 2.0
     mixed = tuple(p for params in kinds.values() for p in params)
     cases.append(SampleCase(f"equals-{vocab}", _shifted(equal), (mixed * 2)[:NUM_ROWS]))
@@ -102,9 +100,7 @@ def _shifted(logits: np.ndarray) -> np.ndarray:
 
 
 def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
-    """Raise AssertionError unless each row's token is kept and its score is the best of the kept
-    ones.
-    """
+    """Raise AssertionError unless each token is kept and has the best score of the kept ones."""
     seeds = telling_seeds(case, seed)
     tokens = _run(op, case, seeds)
     wanted = (len(case.params),)
@@ -129,8 +125,10 @@ def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
 
 
 def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
-    """kept_tokens without slack for top_k, nor for min_p 1: z [vocab] is given to the bit, so the
-    k-th best and the equals of the best are no matter of rounding.
+    """Return kept_tokens without slack for top_k and for min_p = 1.
+
+    z [vocab] is given exactly, so the k-th best token and the tokens equal to the best one do not
+    depend on rounding.
     """
     if 0 < params.top_k < z.size:
         z = np.where(z >= np.sort(z)[-params.top_k], z, -np.inf)
@@ -141,10 +139,9 @@ def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
 
 
 def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
-    """Seeds uint32 [S, 2]: for each row the tried one whose draw is nearest to a border of the kept
-    tokens.
+    """Return seeds uint32 [S, 2] whose draws are nearest to a border of the kept tokens.
 
-    In one row the deepest kept token wins, in the next the shallowest dropped one would. Rows of
+    In one row the last kept token wins; in the next row the first dropped one would win. Rows of
     every spread of logits are of both kinds.
     """
     rng = np.random.default_rng(seed)
@@ -157,7 +154,8 @@ def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
         of_kept = (row + row // 4) % 2 == 1
         border = order[kept[order]][-1:] if of_kept else order[~kept[order]][:1]
         aimed = rng.integers(0, 2**32, (NUM_AIMED, 2), dtype=np.uint32)
-        noise = gumbel_noise(aimed, border).sum(axis=1)  # of no token where all are kept
+        # where all tokens are kept, no token is aimed at
+        noise = gumbel_noise(aimed, border).sum(axis=1)
         tried = aimed[np.argsort(noise, kind="stable")[-NUM_TRIED:]]
         scores = case.z[row] + gumbel_noise(tried, np.arange(kept.size))
         deepest = rank[np.argmax(np.where(kept, scores, -np.inf), axis=1)]
@@ -168,7 +166,7 @@ def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
 
 
 def _rows_are_independent(op: SampleOp) -> None:
-    """A row's token is the same beside any others, whatever these need."""
+    """Check that a row's token does not depend on the other rows."""
     case = sample_cases(VOCABS[1])[3]
     seeds = np.random.default_rng(0).integers(0, 2**32, (NUM_ROWS, 2), dtype=np.uint32)
     together = _run(op, case, seeds)
@@ -178,7 +176,7 @@ def _rows_are_independent(op: SampleOp) -> None:
         got = _run(op, easy, seeds[alone])
         expect(
             (got == together[row]).all(),
-            f"row {row}: token {together[row]} beside others, {got} beside itself",
+            f"row {row}: token {together[row]} with other rows, {got} with copies of itself",
         )
 
 
@@ -194,10 +192,10 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """enginebay_numerics.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64
-    [S, n].
+    """Compute enginebay_numerics.sampling.gumbel_noise in NumPy: float64 [S, n].
 
-    The uniform numbers are f32's, as the contract has them; the logarithms are exact.
+    seeds is uint32 [S, 2], ids int [n]. The uniform numbers are f32, as in the contract; the
+    logarithms are exact.
     """
     mixed = (ids.astype(np.uint64) * sampling.SPREAD + seeds[:, :1]).astype(np.uint32)
     bits = _mix(_mix(mixed) ^ seeds[:, 1:])
@@ -220,10 +218,9 @@ MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
 
 
 def check_sample_row(op: SampleOp, given: PlainCase) -> None:
-    """`check_sample` of a row of values of the op's axes; every second row keeps all, so that rows
-    differ in what they need.
+    """Run `check_sample` for a case, and check that a repeated step gives the same tokens.
 
-    A repeated step gives the same tokens each time.
+    Every second row keeps all tokens, so that rows need different computations.
     """
     case = _case_of(given.row, given.seed)
     call = jax.jit(op)

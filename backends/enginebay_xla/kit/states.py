@@ -1,4 +1,4 @@
-"""Cases and programs of short_conv, whose state is one place of each row."""
+"""The check and the programs of short_conv, whose state has one place per row."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from enginebay_xla.kit.plain import EPS_F32, same_type, spread_entries
 from enginebay_xla.short_conv import INPUTS
 
 MAX_TOKENS, PADDING, FREE_PLACES = 64, 3, 2
-"""Of a row; tokens behind those of the rows; places that no row has."""
+"""Tokens per row, at most; padding tokens after the rows; places that belong to no row."""
 
 STEPS = ((32, 32, 1, "decode"), (2048, 4, 2048, "prefill"), (512, 32, 512, "mixed"))
-"""Tokens, rows, longest chunk and mode of the compiled steps."""
+"""(tokens, rows, longest chunk, mode) of each compiled step."""
 CHANNELS, TAPS = 2048, 3
-"""Of LFM2 1.2B."""
+"""Channels and taps of LFM2 1.2B."""
 
 
 def row_lengths(kind: str, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """New tokens and tokens before them, int32 [rows] each, of the axis `lengths`, in the order of
-    a step's rows.
+    """Return new tokens and earlier tokens per row, int32 [rows] each.
+
+    They are for a value of the axis `lengths`, in the order of a step's rows.
     """
     new, before = rng.integers(1, 12, rows), rng.integers(1, 30, rows) * rng.integers(0, 2, rows)
     if kind == "one_each":
@@ -47,8 +48,10 @@ def row_lengths(kind: str, rows: int, rng: np.random.Generator) -> tuple[np.ndar
 
 
 def check_short_conv(kernel: Any, case: PlainCase) -> None:
-    """Each token's sum within its f32 sum and one rounding; the state of each row is its last
-    inputs, bit by bit, and other places keep what they hold, which is NaN as no row may look there.
+    """Check outputs and states.
+
+    Each output is an f32 sum and one rounding. The state of each row is its last inputs, bit by
+    bit. Other places are NaN and must stay so.
     """
     row, rng = case.row, case.rng()
     taps, channels = case.int("taps"), case.int("channels")
@@ -58,7 +61,7 @@ def check_short_conv(kernel: Any, case: PlainCase) -> None:
     state = np.full((rows + FREE_PLACES, taps - 1, channels), np.nan).astype(case.dtype)
     seen = [rng.normal(size=(taps - 1, channels)).astype(case.dtype) for _ in range(rows)]
     for values, place, length in zip(seen, places, before, strict=True):
-        values[: max(0, taps - 1 - length)] = 0  # before the first position
+        values[: max(0, taps - 1 - length)] = 0  # inputs before the first position
         if length:
             state[place] = values
     x = spread_entries(rng, (count + PADDING, channels), str(row["data"])).astype(case.dtype)
@@ -93,7 +96,7 @@ def check_short_conv(kernel: Any, case: PlainCase) -> None:
 def _hold(
     got: np.ndarray, sums: np.ndarray, sizes: np.ndarray, bias: np.ndarray | None, case: PlainCase
 ) -> None:
-    """The tokens of one row; those that a NaN reaches must be NaN."""
+    """Check the tokens of one row; tokens that a NaN reaches must be NaN."""
     if not len(got):
         return
     total = sums if bias is None else sums + bias.astype(np.float64)
@@ -102,12 +105,12 @@ def _hold(
     smallest = float(jnp.finfo(case.dtype).smallest_subnormal)
     allowed = oracle.EPS[str(case.row["dtype"])] * np.abs(total) + 4 * EPS_F32 * sizes + smallest
     wide = got.astype(np.float64)
-    expect(np.isnan(wide[~finite]).all(), "a token after one of NaN is finite")
+    expect(np.isnan(wide[~finite]).all(), "a token that a NaN reaches is finite")
     hold(np.abs(wide - total)[finite], allowed[finite], "short_conv")
 
 
 def short_conv(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
-    """A step of each kind over donated places, with snapshots four times the rows."""
+    """Yield a step of each kind over donated places; there are four snapshots per row."""
     for tokens, rows, longest, mode in STEPS:
         for dtype in ("bfloat16", "float32"):
             state = jax.ShapeDtypeStruct((1 + 5 * rows, TAPS - 1, CHANNELS), jnp.dtype(dtype))
