@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheLayout
 from enginebay.executor import columns
 from enginebay.executor.buckets import round_up
 from enginebay.executor.keys import Kind, StepKey
@@ -21,6 +20,7 @@ from enginebay_executor.ahead import compile_ahead, release_memory
 from enginebay_executor.dump import dump_program
 from enginebay_executor.full_vocab import FullVocab
 from enginebay_executor.prefill import forward_step, sample_step
+from enginebay_executor.programs import ProgramName, parts_of, program_name
 from enginebay_executor.step import Sampled, StepState, compact_decode_step, decode_step
 from enginebay_executor.tables import max_changes, on_tables
 from enginebay_executor.verify import verify_step
@@ -35,7 +35,7 @@ STEPS: dict[Kind, Callable[..., Any]] = {
 }
 
 
-Programs = MutableMapping[tuple[StepKey, tuple[tuple[str, CacheLayout], ...]], Any]
+Programs = MutableMapping[ProgramName, Any]
 """Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
 
 
@@ -120,28 +120,30 @@ class StepCompiler:
 
     def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
         """Compile the program of a step, unless it was compiled meanwhile."""
-        if key.name(self._layouts) not in self._programs:
+        if program_name(key, self._layouts) not in self._programs:
             self.make(key)
             release_memory()
             report(key)
 
     def _missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
         """The parts of steps that are not compiled."""
-        parts = dict.fromkeys(part for key in keys for part in key.parts)
-        return [part for part in parts if part.name(self._layouts) not in self._programs]
+        parts = dict.fromkeys(part for key in keys for part in parts_of(key))
+        return [part for part in parts if program_name(part, self._layouts) not in self._programs]
 
     def _keep(self, part: StepKey, compiled: Any) -> None:
-        self._programs[part.name(self._layouts)] = compiled
+        self._programs[program_name(part, self._layouts)] = compiled
         self._compilations.add()
 
     def _joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
-        forward, *samplers = (self._programs[part.name(self._layouts)] for part in key.parts)
+        forward, *samplers = (
+            self._programs[program_name(part, self._layouts)] for part in parts_of(key)
+        )
         if not samplers:
             return forward
-        sizes = [part.bucket.tokens for part in key.parts[1:]]
+        sizes = [part.bucket.tokens for part in parts_of(key)[1:]]
         joined = Prefill(forward, dict(zip(sizes, samplers, strict=True)))
-        self._programs[key.name(self._layouts)] = joined
+        self._programs[program_name(key, self._layouts)] = joined
         return joined
 
     def _compile(self, key: StepKey, lowered: Any) -> Any:

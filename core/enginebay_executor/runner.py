@@ -16,12 +16,13 @@ from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.executor import columns
 from enginebay.executor.commands import Step
-from enginebay.executor.keys import StepKey, StepNeeds, covering
+from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Report
 from enginebay.model import ModelInfo, Weights
 from enginebay.waits import waiting
 from enginebay_executor.compiling import StepCompiler
 from enginebay_executor.launched import LaunchedStep
+from enginebay_executor.programs import ProgramName, cost, covering, covers, parts_of, program_name
 from enginebay_executor.rowwriter import RowWriter
 from enginebay_executor.scoping import Scoping
 from enginebay_executor.shadow import Shadow
@@ -53,7 +54,7 @@ class Runner:
         self.writer = RowWriter(self)
         self.tables = ResidentTables(self.num_rows, self.placement.replicated)
         self._state: StepState | None = None
-        self._programs: dict[tuple[StepKey, tuple[tuple[str, CacheLayout], ...]], Any] = {}
+        self._programs: dict[ProgramName, Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
         """Results of `choose` for the current layouts and program."""
         self._scoping = Scoping(has_greedy=self.program.has_greedy)
@@ -175,7 +176,7 @@ class Runner:
         finally:
             if was_running:  # to compile the rest; without a swap of ops there is none
                 self._background.start()
-        return len({part for key in keys for part in key.parts}) + num_writers
+        return len({part for key in keys for part in parts_of(key)}) + num_writers
 
     def compile_first(self, keys: Sequence[StepKey], progress: Report | None = None) -> Background:
         """Compile the fewest programs that together serve every step, and those that write rows.
@@ -193,7 +194,7 @@ class Runner:
         compiler = StepCompiler(self, self._programs)
         compiler.make_all([key for key in missing if key in first], report)
         others = [key for key in missing if key not in first]
-        others.sort(key=lambda key: (*key.size, key.full_vocab))
+        others.sort(key=lambda key: (*cost(key), key.full_vocab))
         jobs = [functools.partial(compiler.make_missing, key, report) for key in others]
         self._background = Background(jobs, "enginebay-compile")
         return self._background
@@ -210,11 +211,11 @@ class Runner:
 
         if is_warm(key):
             return key
-        others = (other for other in self.programs if other.covers(key) and is_warm(other))
-        return min(others, key=lambda other: other.size, default=key)
+        others = (other for other in self.programs if covers(other, key) and is_warm(other))
+        return min(others, key=cost, default=key)
 
-    def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, CacheLayout], ...]]:
-        return key.name(self.layouts)
+    def _cache_key(self, key: StepKey) -> ProgramName:
+        return program_name(key, self.layouts)
 
     def _compiled(self, key: StepKey) -> Any:
         found = self._programs.get(self._cache_key(key))

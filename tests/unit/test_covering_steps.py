@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from enginebay.executor.buckets import default_sizes
-from enginebay.executor.keys import StepKey, covering
+from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.stepping.geometry import Geometry
 from enginebay.types import StepVariant
+from enginebay_executor.programs import covering, covers, parts_of
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 
@@ -35,7 +36,7 @@ def test_the_largest_of_each_kind_cover_all(
     keys = geometry(ragged=ragged, num_drafts=num_drafts).all_steps()
     first = covering(keys)
     assert [key.kind for key in first] == kinds
-    assert all(any(one.covers(key) for one in first) for key in keys)
+    assert all(any(covers(one, key) for one in first) for key in keys)
     assert first[1].bucket.mode == "mixed"
 
 
@@ -53,7 +54,7 @@ def test_a_cpu_compiles_at_most_24_programs_for_32_rows() -> None:
         one_prefill_width=True,
     )
     steps = Geometry(sizes, 64, 1536, compact_decode=False).all_steps()
-    parts = {part for key in steps for part in key.parts}
+    parts = {part for key in steps for part in parts_of(key)}
     assert len(parts) <= 24
     assert {part.kind for part in parts} == {"decode", "forward", "sample"}
     modes = {(key.bucket.tokens, key.bucket.mode) for key in steps if key.kind == "prefill"}
@@ -69,33 +70,35 @@ def test_a_cpu_compiles_at_most_24_programs_for_32_rows() -> None:
 def test_prefills_share_what_samples_after_them() -> None:
     first, second = (StepKey("prefill", Bucket(n, 8, 4, n, 256, "mixed")) for n in (16, 64))
     greedy = dataclasses.replace(first, variant=StepVariant.GREEDY)
-    assert first.parts[0] != second.parts[0]
-    assert first.parts[1:] == second.parts[1:]
-    assert [part.bucket.tokens for part in first.parts[1:]] == [1, 8]
-    assert first.parts[0] == greedy.parts[0], "whatever rows ask of sampling, the model runs alike"
-    assert not set(first.parts[1:]) & set(greedy.parts[1:])
+    assert parts_of(first)[0] != second.parts[0]
+    assert parts_of(first)[1:] == second.parts[1:]
+    assert [part.bucket.tokens for part in parts_of(first)[1:]] == [1, 8]
+    assert parts_of(first)[0] == greedy.parts[0], (
+        "whatever rows ask of sampling, the model runs alike"
+    )
+    assert not set(parts_of(first)[1:]) & set(greedy.parts[1:])
 
 
 def test_what_pads_less_or_differs_otherwise_does_not_cover() -> None:
     bucket = Bucket(64, 4, 8, 64, 1024, "mixed")
     key = StepKey("prefill", bucket)
     fresh = StepKey("prefill", dataclasses.replace(bucket, max_kv_len=64, mode="prefill"))
-    assert key.covers(key)
-    assert key.covers(fresh)
-    assert not fresh.covers(key)
+    assert covers(key, key)
+    assert covers(key, fresh)
+    assert not covers(fresh, key)
     for field in ("tokens", "seqs", "pages_per_seq", "max_q_len", "max_kv_len"):
         smaller = dataclasses.replace(bucket, **{field: getattr(bucket, field) // 2})
-        assert key.covers(StepKey("prefill", smaller)), field
-        assert not StepKey("prefill", smaller).covers(key), field
+        assert covers(key, StepKey("prefill", smaller)), field
+        assert not covers(StepKey("prefill", smaller), key), field
     for other in (
         {"variant": StepVariant.SAMPLE},
         {"full_vocab": True},
         {"names": frozenset({"dry"})},
     ):
-        assert not dataclasses.replace(key, **other).covers(key)  # type: ignore[arg-type]
+        assert not covers(dataclasses.replace(key, **other), key)  # type: ignore[arg-type]
     verify = StepKey("verify", Bucket(20, 4, 8, 5, 1024, "mixed"))
     fewer = dataclasses.replace(verify, bucket=Bucket(10, 2, 8, 5, 1024, "mixed"))
     other_width = dataclasses.replace(verify, bucket=Bucket(8, 2, 8, 4, 1024, "mixed"))
-    assert verify.covers(fewer)
-    assert not verify.covers(other_width)
-    assert not verify.covers(dataclasses.replace(fewer, kind="decode"))
+    assert covers(verify, fewer)
+    assert not covers(verify, other_width)
+    assert not covers(verify, dataclasses.replace(fewer, kind="decode"))

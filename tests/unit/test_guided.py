@@ -236,7 +236,7 @@ def test_completions_go_their_own_way_and_stop_texts_still_end_them(llm: LLM) ->
         ({"regex": "["}, r"^regex = \[: .*unclosed character class.* Allowed: .*"),
         ({"json_schema": {"not": {}}}, r"^json_schema = .*not held: not"),
         ({"choice": ["a"], "json_object": True}, "^json_object and choice in one request"),
-        ({"choice": ["a"], "processors": {"guided": {}}}, "'guided' by a field of its own"),
+        ({"choice": ["a"], "processors": {"guided": {}}}, "'guided', both by a field of its own"),
     ],
 )
 def test_what_cannot_be_held_is_refused_before_anything_is_queued(

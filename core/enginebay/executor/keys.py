@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from enginebay.cache import CacheLayout, KVLayout
+from enginebay.cache import KVLayout
 from enginebay.engine import AttentionProblem
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 
 Kind = Literal["prefill", "decode", "compact", "verify", "forward", "sample"]
-"""A prefill is compiled as two programs, "forward" and "sample"; see `StepKey.parts`."""
+"""A prefill is compiled as "forward" and "sample" programs; see `enginebay_executor.programs`."""
 
 
 def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
@@ -79,61 +79,3 @@ class StepKey:
             for name, layout in layouts.items()
         }
         return replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
-
-    @property
-    def parts(self) -> tuple[StepKey, ...]:
-        """The programs of a step.
-
-        A prefill has several: one runs the model, and is the same for all sampling parameters; the
-        others sample, for one row or for all. So the sampling programs are compiled once for
-        prefills of any number of tokens.
-        """
-        if self.kind != "prefill":
-            return (self,)
-        seqs = self.bucket.seqs
-        sizes = [Bucket(num, seqs, 1, 1, 1, "decode") for num in dict.fromkeys((1, seqs))]
-        return (
-            replace(self, kind="forward", variant=StepVariant.FULL, names=None),
-            *(
-                replace(self, kind="sample", bucket=size, pools=False, embeds=False)
-                for size in sizes
-            ),
-        )
-
-    def name(
-        self, layouts: Mapping[str, CacheLayout]
-    ) -> tuple[StepKey, tuple[tuple[str, CacheLayout], ...]]:
-        """The key of its program among compiled programs. A "sample" program serves caches of any
-        size, so it has no layouts.
-        """
-        return self, () if self.kind == "sample" else tuple(layouts.items())
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """Tokens, rows and context: sorts programs by increasing cost."""
-        b = self.bucket
-        return b.tokens, b.seqs, b.max_kv_len, int(b.mode == "mixed")
-
-    def covers(self, other: StepKey) -> bool:
-        """Whether this program serves every step that `other` serves, with more padding."""
-        mine, its = self.bucket, other.bucket
-        alike = replace(self, bucket=its) == other
-        if self.kind == "prefill":
-            mode_serves = mine.max_q_len >= its.max_q_len and mine.mode in (its.mode, "mixed")
-        else:
-            mode_serves = (mine.max_q_len, mine.mode) == (its.max_q_len, its.mode)
-        return (
-            alike
-            and mode_serves
-            and mine.rows_are_pages == its.rows_are_pages
-            and mine.tokens >= its.tokens
-            and mine.seqs >= its.seqs
-            and mine.pages_per_seq >= its.pages_per_seq
-            and mine.max_kv_len >= its.max_kv_len
-        )
-
-
-def covering(keys: Iterable[StepKey]) -> list[StepKey]:
-    """The fewest of the keys that together cover all of them."""
-    keys = list(dict.fromkeys(keys))
-    return [key for key in keys if not any(o != key and o.covers(key) for o in keys)]

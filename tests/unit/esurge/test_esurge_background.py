@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from enginebay.background import Background
-from enginebay.executor.keys import StepKey, covering
+from enginebay.executor.keys import StepKey
 from enginebay_esurge import eSurge
 from enginebay_executor.compiling import StepCompiler
 from enginebay_executor.local import runner_of
+from enginebay_executor.programs import cost, covering, parts_of
 from tests.fake_engine import FakeEngine
 from tests.unit.esurge.conftest import Make
 from tests.unit.esurge.small import GREEDY, HOT_ON, LONG, PROMPT, PROMPTS, token_ids, with_
@@ -84,9 +85,9 @@ def test_steps_take_larger_programs_until_theirs_are_compiled(
     assert others.wait(DEADLOCK_S)
     assert set(runner_of(inner).programs) == set(keys)
     assert answers(real_engine) == wanted
-    num_first = len({part for key in covering(keys) for part in key.parts})
+    num_first = len({part for key in covering(keys) for part in parts_of(key)})
     later = compiler.asked[num_first:]
-    assert [key for _, key in later] == sorted((key for _, key in later), key=lambda key: key.size)
+    assert [key for _, key in later] == sorted((key for _, key in later), key=cost)
     assert {thread for thread, _ in later} == {"enginebay-compile"}
 
 
