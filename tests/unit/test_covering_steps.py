@@ -70,13 +70,13 @@ def test_a_cpu_compiles_at_most_24_programs_for_32_rows() -> None:
 def test_prefills_share_what_samples_after_them() -> None:
     first, second = (StepKey("prefill", Bucket(n, 8, 4, n, 256, "mixed")) for n in (16, 64))
     greedy = dataclasses.replace(first, variant=StepVariant.GREEDY)
-    assert parts_of(first)[0] != second.parts[0]
-    assert parts_of(first)[1:] == second.parts[1:]
+    assert parts_of(first)[0] != parts_of(second)[0]
+    assert parts_of(first)[1:] == parts_of(second)[1:]
     assert [part.bucket.tokens for part in parts_of(first)[1:]] == [1, 8]
-    assert parts_of(first)[0] == greedy.parts[0], (
+    assert parts_of(first)[0] == parts_of(greedy)[0], (
         "whatever rows ask of sampling, the model runs alike"
     )
-    assert not set(parts_of(first)[1:]) & set(greedy.parts[1:])
+    assert not set(parts_of(first)[1:]) & set(parts_of(greedy)[1:])
 
 
 def test_what_pads_less_or_differs_otherwise_does_not_cover() -> None:
