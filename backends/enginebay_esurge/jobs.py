@@ -13,7 +13,7 @@ from typing import Any
 
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Param, Prepared, Preparer
-from enginebay.llm.priority import Priority
+from enginebay.llm.priority import RequestPriority
 from enginebay.llm.prompts import Prompt
 from enginebay.llm.requests import with_id
 from enginebay.llm.segments import Segments
@@ -71,7 +71,7 @@ class Jobs:
         prompts: Sequence[Prompt],
         params: Param,
         request_ids: Sequence[str],
-        priorities: Sequence[Priority],
+        priorities: Sequence[RequestPriority],
         engine: Any,
     ) -> list[Job]:
         """A checked job of each prompt, in order. RequestError (a ValueError) for the first that
@@ -88,7 +88,7 @@ class Jobs:
         prompt: Prompt,
         params: SamplingParams,
         request_id: str,
-        priority: Priority,
+        priority: RequestPriority,
         engine: Any,
     ) -> Job:
         if isinstance(prompt, Segments):

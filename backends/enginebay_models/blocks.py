@@ -26,7 +26,7 @@ Batches = Mapping[str, AttnBatch]
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionConfig:
+class AttentionLayerConfig:
     """One kind of attention layer. `repeats`: how often each stored KV head appears in `spec`;
     `cache_group`: its group.
 
@@ -111,7 +111,7 @@ class Attention(nnx.Module):
     "model.layers.0.self_attn".
     """
 
-    def __init__(self, name: str, config: AttentionConfig) -> None:
+    def __init__(self, name: str, config: AttentionLayerConfig) -> None:
         spec, hidden = config.spec, config.hidden_size
         heads = (spec.num_kv_heads, spec.group, spec.head_dim)
         fused = (spec.num_kv_heads, spec.group + 2, spec.head_dim)

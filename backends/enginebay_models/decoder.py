@@ -20,7 +20,7 @@ from enginebay.ops.spec import AttnSpec, RopeSpec
 from enginebay.weights import WeightSpec
 from enginebay_models.blocks import (
     Attention,
-    AttentionConfig,
+    AttentionLayerConfig,
     Batches,
     Decoder,
     DecoderLayer,
@@ -128,8 +128,8 @@ def build_decoder(
 
 def _attention(
     name: str, spec: AttnSpec, config: DecoderConfig, variant: Variant, repeats: int
-) -> AttentionConfig:
-    return AttentionConfig(
+) -> AttentionLayerConfig:
+    return AttentionLayerConfig(
         hidden_size=config.hidden_size,
         spec=spec,
         rope=variant.window_rope or config.rope if spec.window else config.rope,
@@ -170,7 +170,7 @@ def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
 
 
 def _layer(
-    index: int, config: DecoderConfig, attention: AttentionConfig | None, variant: Variant
+    index: int, config: DecoderConfig, attention: AttentionLayerConfig | None, variant: Variant
 ) -> DecoderLayer:
     """Layer `index`, with attention of this kind unless the variant has a mixer there."""
     name, size = f"model.layers.{index}", config.hidden_size

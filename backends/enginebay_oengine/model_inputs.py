@@ -24,7 +24,7 @@ Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """The tokens int32 of a row of a prefill, and the row's request."""
 
     plan: RowPlan
@@ -87,7 +87,7 @@ class ModelInputBatch:
     decode: DecodePart | None = None
 
 
-def prefill_part(chunks: Sequence[Chunk], geometry: Geometry, num_rows: int) -> PrefillPart:
+def prefill_part(chunks: Sequence[PromptChunk], geometry: Geometry, num_rows: int) -> PrefillPart:
     """The arrays of chunks of different rows (of num_rows on the device)."""
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
     no_prefix = all(chunk.plan.num_computed == 0 for chunk in chunks)

@@ -20,10 +20,10 @@ from enginebay_oengine.iteration import (
     SampledToken,
 )
 from enginebay_oengine.model_inputs import (
-    Chunk,
     DecodePart,
     ModelInputBatch,
     PrefillPart,
+    PromptChunk,
     decode_part,
     make_request,
     prefill_part,
@@ -100,7 +100,7 @@ def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart
     start, end = request.num_computed, request.num_computed + plan.num_prefill_tokens
     samples = end == request.num_tokens
     row = RowPlan(request.slot, request.lease, start, end - start, samples)
-    chunk = Chunk(row, request.tokens()[start:end], _request_of(request, state))
+    chunk = PromptChunk(row, request.tokens()[start:end], _request_of(request, state))
     return prefill_part([chunk], state.sizes.geometry, state.sizes.num_rows)
 
 

@@ -18,7 +18,7 @@ from enginebay.model import Weights
 from enginebay.types import FrozenSampling, Request
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.generation_state import GenerationState, HeldLeases
-from enginebay_oengine.model_inputs import Chunk, ModelInputBatch, decode_part, prefill_part
+from enginebay_oengine.model_inputs import ModelInputBatch, PromptChunk, decode_part, prefill_part
 from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
 from enginebay_oengine.steps import StepLauncher
 
@@ -146,7 +146,7 @@ class Slots:
                 if end > done[row]:
                     count, last = end - done[row], samples and end == len(ids)
                     plan = RowPlan(row, leases[row], done[row], count, last)
-                    chunks.append(Chunk(plan, ids[done[row] : end], requests[row]))
+                    chunks.append(PromptChunk(plan, ids[done[row] : end], requests[row]))
                     room -= count
                     done[row] = end
             part = prefill_part(chunks, self.sizes.geometry, self.sizes.num_rows)

@@ -13,7 +13,7 @@ from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_pallas import attention_config
-from enginebay_pallas.attention_config import AttentionConfig
+from enginebay_pallas.attention_config import PallasAttentionConfig
 from enginebay_pallas.attention_kernel import paged_attention
 from enginebay_pallas.attention_plan import AttentionPlan, Tables
 from enginebay_pallas.attention_units import (
@@ -79,13 +79,13 @@ class PallasAttention:
 
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> AttentionConfig:
+    ) -> PallasAttentionConfig:
         """Return block sizes for the TPU generation and the shapes."""
         return attention_config.default_config(env, spec, bucket, layout)
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> Sequence[AttentionConfig]:
+    ) -> Sequence[PallasAttentionConfig]:
         """Return block sizes to time; all fit the memory of the generation."""
         return attention_config.candidates(env, spec, bucket, layout)
 
@@ -99,7 +99,7 @@ class PallasAttention:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: AttentionConfig,
+        config: PallasAttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
@@ -111,7 +111,7 @@ class PallasAttention:
             raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
         mode = batch.bucket.mode
         new = None if k is None or v is None else pack_new(k, v, layout, layout.page_size)
-        call = Call(spec, layout, config, self.is_interpreted)
+        call = AttentionCall(spec, layout, config, self.is_interpreted)
         kv = cache["kv"]
         if mode == "decode":
             out, lse, kv = call(single_token_units(batch), q, new, kv, batch)
@@ -151,12 +151,12 @@ def check_table(bucket: Bucket, page_size: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One kernel over units of work; it packs the tokens into units and unpacks the results."""
 
     spec: AttnSpec
     layout: KVLayout
-    config: AttentionConfig
+    config: PallasAttentionConfig
     is_interpreted: bool
 
     def __call__(

@@ -30,7 +30,7 @@ SCORE_COLUMNS = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionConfig:
+class PallasAttentionConfig:
     """Block sizes in tokens.
 
     A unit of work has `block_q` new tokens of a row, a power of two. A DMA buffer holds `block_kv`
@@ -45,7 +45,9 @@ class AttentionConfig:
     vmem_limit_bytes: int
 
 
-def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
+def default_config(
+    env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+) -> PallasAttentionConfig:
     """Return block sizes for the generation's memory and the bucket's lengths.
 
     They are small where the kernel will be interpreted.
@@ -53,7 +55,7 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     budget = generation(env.arch if env.platform == "tpu" else "").vmem_limit_bytes
     if env.platform != "tpu":
         block = 2 * layout.page_size if layout.page_size <= 32 else layout.page_size
-        return AttentionConfig(16, block, block, block, budget)
+        return PallasAttentionConfig(16, block, block, block, budget)
     token_bytes = _token_bytes(layout)
     longest = round_up(bucket.max_kv_len, layout.page_size)
     chunk = _chunk(layout.page_size, min(SCORE_COLUMNS, longest))
@@ -63,7 +65,7 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     )
     block_q = _power_below(SCORE_ROWS // spec.group)
     block_q = max(16, min(128, block_q, _power_below(2 * bucket.max_q_len - 1)))
-    config = AttentionConfig(block_q, block_kv, decode_block_kv, chunk, budget)
+    config = PallasAttentionConfig(block_q, block_kv, decode_block_kv, chunk, budget)
     while vmem_bytes(config, spec, layout) > budget and config.block_q > 16:
         config = dataclasses.replace(config, block_q=config.block_q // 2)
     return config
@@ -71,7 +73,7 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
 
 def candidates(
     env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-) -> Sequence[AttentionConfig]:
+) -> Sequence[PallasAttentionConfig]:
     """Return the default and its neighbours that fit the memory, for the tuner."""
     first = default_config(env, spec, bucket, layout)
     found = [first]
@@ -104,7 +106,7 @@ def candidates(
     return found
 
 
-def vmem_bytes(config: AttentionConfig, spec: AttnSpec, layout: KVLayout) -> int:
+def vmem_bytes(config: PallasAttentionConfig, spec: AttnSpec, layout: KVLayout) -> int:
     """Estimate the VMEM, in bytes, of the larger of the two kernels of a configuration."""
     width = round_up(spec.head_dim, LANES)
     itemsize = jnp.dtype(spec.q_dtype).itemsize

@@ -45,7 +45,7 @@ CAPS = Caps(
 
 
 @dataclasses.dataclass(frozen=True)
-class FlashConfig:
+class PallasFlashConfig:
     """Tokens per block of queries and per block of keys, and the VMEM limit in bytes."""
 
     block_q: int
@@ -70,7 +70,7 @@ class PallasFlashAttention:
 
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> FlashConfig:
+    ) -> PallasFlashConfig:
         """Return the largest blocks that fit, of at most 512 rows of queries.
 
         Raises UnsupportedError when none fits.
@@ -90,12 +90,12 @@ class PallasFlashAttention:
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> Sequence[FlashConfig]:
+    ) -> Sequence[PallasFlashConfig]:
         """Blocks that fit the generation's memory, and are no larger than the step."""
         limit = generation(env.arch).vmem_limit_bytes
         tokens = round_up(bucket.tokens, LANES)
         return [
-            FlashConfig(block_q, block_kv, limit)
+            PallasFlashConfig(block_q, block_kv, limit)
             for block_q in (16, 32, 64, 128, 256)
             for block_kv in (128, 256, 512, 1024)
             if max(block_q, block_kv) <= tokens
@@ -112,7 +112,7 @@ class PallasFlashAttention:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: FlashConfig,
+        config: PallasFlashConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, D] in q's dtype, cache, None); see AttentionImpl.
@@ -168,7 +168,7 @@ def _attend(
     first: jax.Array,
     last: jax.Array,
     spec: AttnSpec,
-    config: FlashConfig,
+    config: PallasFlashConfig,
 ) -> jax.Array:
     """Return [T, Hq, D] in the spec's dtype.
 
@@ -214,7 +214,7 @@ def _kernel(
     out: Any,
     *,
     spec: AttnSpec,
-    config: FlashConfig,
+    config: PallasFlashConfig,
 ) -> None:
     """Compute one block of queries. The rows are the block's tokens times query heads.
 

@@ -16,7 +16,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_triton import interpreter
 from enginebay_triton.attention_config import (
     SHORTEST_SPLIT,
-    AttentionConfig,
+    TritonAttentionConfig,
     candidates,
     column_blocks,
     default_config,
@@ -75,13 +75,13 @@ class TritonAttention:
 
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> AttentionConfig:
+    ) -> TritonAttentionConfig:
         """Return block sizes for the head size and dtype, and as many splits as fill the device."""
         return default_config(env, spec, bucket, layout)
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> Sequence[AttentionConfig]:
+    ) -> Sequence[TritonAttentionConfig]:
         """Return configurations to time, the default first; all fit the GPU's shared memory."""
         return candidates(env, spec, bucket, layout)
 
@@ -100,7 +100,7 @@ class TritonAttention:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: AttentionConfig,
+        config: TritonAttentionConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
@@ -131,7 +131,7 @@ class TritonAttention:
         arrays: list[jax.Array],
         constants: dict[str, Any],
         bucket: Bucket,
-        config: AttentionConfig,
+        config: TritonAttentionConfig,
         spec: AttnSpec,
     ) -> tuple[jax.Array, jax.Array]:
         q, heads, splits = arrays[0], spec.num_q_heads, config.splits
@@ -212,7 +212,7 @@ def _problem(spec: AttnSpec, bucket: Bucket) -> dict[str, Any]:
     }
 
 
-def _blocks(spec: AttnSpec, bucket: Bucket, config: AttentionConfig) -> dict[str, int]:
+def _blocks(spec: AttnSpec, bucket: Bucket, config: TritonAttentionConfig) -> dict[str, int]:
     decode = bucket.mode == "decode"
     return {
         "BLOCK_M": config.block_m,

@@ -25,7 +25,7 @@ Splits that a shorter row leaves empty cost almost nothing.
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionConfig:
+class TritonAttentionConfig:
     """Tile sizes, the number of splits of the context, and options of the compiler.
 
     A tile has rows (one per token and query head) and keys. With `chunk` 0 the splits share each
@@ -53,7 +53,9 @@ def column_blocks(spec: AttnSpec) -> tuple[int, int]:
     return max(16, next_power(spec.v_dim)), max(16, next_power(rest)) if rest else 0
 
 
-def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
+def default_config(
+    env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+) -> TritonAttentionConfig:
     """Return tiles for the head size and dtype.
 
     The number of splits lets a small batch fill the device. The number of stages is the largest
@@ -65,7 +67,7 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     return config
 
 
-def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
+def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> TritonAttentionConfig:
     width = sum(column_blocks(spec))
     # Full-precision f32 products use no tensor cores and many registers.
     wide = spec.kv_dtype == "float32"
@@ -73,7 +75,7 @@ def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
     if bucket.mode == "decode":
         block_n = (16 if width > 64 else 32) if wide else (64 if width <= 128 else 32)
         chunk = DETERMINISTIC_CHUNK if spec.deterministic else 0
-        return AttentionConfig(group, block_n, _splits(env, spec, bucket), chunk)
+        return TritonAttentionConfig(group, block_n, _splits(env, spec, bucket), chunk)
     # The largest tile of f32 products that does not spill differs between architectures.
     tight = wide and env.arch == "sm_90"
     most = (32 if tight else 16) if wide else (128 if width <= 128 else 64 if width <= 256 else 32)
@@ -84,7 +86,7 @@ def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
     }  # older architectures keep the operands of products in registers
     block_n = 16 if wide else (64 if roomy else 32)
     many = wide or width > 128 or block_m >= 128
-    return AttentionConfig(
+    return TritonAttentionConfig(
         block_m, block_n, num_warps=8 if many else 4, num_stages=2 if tight else 3
     )
 
@@ -100,7 +102,7 @@ def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
 
 def candidates(
     env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-) -> Sequence[AttentionConfig]:
+) -> Sequence[TritonAttentionConfig]:
     """Return the default, then its variants that fit the shared memory of the architecture."""
     first = default_config(env, spec, bucket, layout)
     decode = bucket.mode == "decode"
@@ -127,7 +129,7 @@ def candidates(
     return [first, *(config for config in able if config != first)]
 
 
-def _shared_bytes(config: AttentionConfig, spec: AttnSpec, bucket: Bucket) -> int:
+def _shared_bytes(config: TritonAttentionConfig, spec: AttnSpec, bucket: Bucket) -> int:
     """Return an upper estimate: queries, scores, and a tile of keys and values per stage.
 
     In a decode, one stage holds page numbers only. With more queries that stage keeps a tile too.

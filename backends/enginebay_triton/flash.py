@@ -34,7 +34,7 @@ CAPS = Caps(
 
 
 @dataclasses.dataclass(frozen=True)
-class FlashConfig:
+class TritonFlashConfig:
     """Query tokens per program, keys per tile, warps, and pipeline stages."""
 
     block_m: int = 128
@@ -48,11 +48,11 @@ class FlashConfig:
 
 
 NARROW_DEFAULTS = {
-    16: FlashConfig(128, 64, 4, 3),
-    32: FlashConfig(128, 64, 4, 3),
-    64: FlashConfig(128, 64, 8, 3),
-    128: FlashConfig(128, 64, 8, 3),
-    256: FlashConfig(64, 32, 8, 2),
+    16: TritonFlashConfig(128, 64, 4, 3),
+    32: TritonFlashConfig(128, 64, 4, 3),
+    64: TritonFlashConfig(128, 64, 8, 3),
+    128: TritonFlashConfig(128, 64, 8, 3),
+    256: TritonFlashConfig(64, 32, 8, 2),
 }
 """Configurations by head_dim for dtypes of two bytes. They fit the registers, and the shared memory
 from sm_80 on.
@@ -61,7 +61,7 @@ from sm_80 on.
 BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
 
 WIDE_DEFAULTS = {
-    dim: FlashConfig(16, 32 if dim == 128 else 16, 8, 1) for dim in (16, 32, 64, 128, 256)
+    dim: TritonFlashConfig(16, 32 if dim == 128 else 16, 8, 1) for dim in (16, 32, 64, 128, 256)
 }
 """Configurations for float32. Its exact products use many registers and no tensor cores."""
 
@@ -82,7 +82,7 @@ class FlashPrefill:
 
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> FlashConfig:
+    ) -> TritonFlashConfig:
         """Return the configuration for the head_dim, the dtype and the architecture."""
         if jnp.dtype(spec.q_dtype).itemsize > 2:
             return WIDE_DEFAULTS[spec.head_dim]
@@ -93,12 +93,12 @@ class FlashPrefill:
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> Sequence[FlashConfig]:
+    ) -> Sequence[TritonFlashConfig]:
         """Return the configurations that fit the shared memory and the registers of a warp."""
         value_bytes, dim = jnp.dtype(spec.q_dtype).itemsize, spec.head_dim
         limit = shared_bytes_per_block(env.arch)
         found = [
-            FlashConfig(block_m, block_n, warps, stages)
+            TritonFlashConfig(block_m, block_n, warps, stages)
             for block_m in (16, 32, 64, 128)
             for block_n in (16, 32, 64, 128)
             for warps in (4, 8)
@@ -135,7 +135,7 @@ class FlashPrefill:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: FlashConfig,
+        config: TritonFlashConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).

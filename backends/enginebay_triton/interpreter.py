@@ -78,13 +78,13 @@ def _run(place: tuple[str, str, str], how: Launch, *arrays: Any) -> tuple[np.nda
 
 
 @functools.cache
-def _worker() -> Worker:
-    worker = Worker()
+def _worker() -> InterpreterWorker:
+    worker = InterpreterWorker()
     atexit.register(worker.close)
     return worker
 
 
-class Worker:
+class InterpreterWorker:
     """The process that interprets. It is started at the first launch, and again if it has died."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ def _launch_of(x: jax.Array, eps: float, num_out: int) -> Launch:
 
 
 @dataclasses.dataclass(frozen=True)
-class RmsNorm:
+class TritonRmsNorm:
     """The op rms_norm; RmsNormOp describes it. It rounds at the same places as enginebay_xla."""
 
     launcher: Launcher = launch
@@ -55,7 +55,7 @@ class RmsNorm:
         (out,) = self.launcher(rms_norm_kernel, [flat, weight], _launch_of(x, eps, 1))
         return out.reshape(x.shape)
 
-    def interpreted(self) -> RmsNorm:
+    def interpreted(self) -> TritonRmsNorm:
         """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
         require()
         return dataclasses.replace(self, launcher=interpret)
@@ -81,5 +81,5 @@ class AddRmsNorm:
         return dataclasses.replace(self, launcher=interpret)
 
 
-rms_norm = RmsNorm()
+rms_norm = TritonRmsNorm()
 add_rms_norm = AddRmsNorm()

@@ -39,7 +39,7 @@ from enginebay_vinference.prompts import (
     prompt_ids,
     read_states,
 )
-from enginebay_vinference.requests import Requests, check_seed
+from enginebay_vinference.requests import RequestMaker, check_seed
 from enginebay_vinference.saved import load, save
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
@@ -89,7 +89,9 @@ class vInference:  # noqa: N801  # the name its users know
             pad_token_id=self.generation_config.pad_token_id,
         )
         self._precompiler = Precompiler(self._subject, self.generation_config, self._stepper)
-        self._requests = Requests(self._subject, self.generation_config, self._tokenizer, self.seed)
+        self._requests = RequestMaker(
+            self._subject, self.generation_config, self._tokenizer, self.seed
+        )
 
     @property
     def SEQUENCE_DIM_MAPPING(self) -> dict[str, int]:

@@ -73,7 +73,7 @@ def _abilities(plan: Plan) -> Abilities:
     return dataclasses.replace(found, defaults=found.defaults.without([*lost, "max_tokens"]))
 
 
-class Requests:
+class RequestMaker:
     """Makes requests of one inference. Safe from several threads."""
 
     def __init__(

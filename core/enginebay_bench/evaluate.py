@@ -21,7 +21,7 @@ ROWS_AT_ONCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class EvalSizes:
     """Most tokens taken of a text, tokens of a passage (None: as many as fit, at most 512), greedy
     tokens after each.
     """
@@ -102,7 +102,7 @@ class Passages:
         return sum(len(ids) - self.num_known for ids in self.token_ids)
 
 
-def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
+def split(llm: LLM, text: str, sizes: EvalSizes) -> Passages:
     """Cut a text into passages that fit the context; InputError when it is too short to score a
     token.
     """
@@ -137,7 +137,7 @@ def evaluate(
     make_subject: Callable[[], LLM],
     make_reference: Callable[[], LLM],
     text: str,
-    sizes: Sizes,
+    sizes: EvalSizes,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Score a text with one configuration after the other, and compare.
@@ -163,7 +163,7 @@ def evaluate(
 
 
 def _score_all(
-    llm: LLM, passages: Passages, sizes: Sizes, what: str, progress: Progress | None
+    llm: LLM, passages: Passages, sizes: EvalSizes, what: str, progress: Progress | None
 ) -> list[Scored]:
     scored = []
     with scoring(llm) as scorer:

@@ -71,7 +71,7 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ShapeLimits:
     """What a shape may take: memory, and seconds of a call at the roofline."""
 
     free_bytes: int
@@ -85,7 +85,7 @@ class Bench:
     roofline: Roofline
     options: Mapping[str, Any]
     rounds: int
-    limits: Limits
+    limits: ShapeLimits
     device: jax.Device
 
 

@@ -19,7 +19,7 @@ helps.
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class VariantResult:
     """One variant's figures: medians over rounds with all values, and how its tokens compare with
     the first variant's.
     """
@@ -98,7 +98,7 @@ def measure(
     parity: Workload,
     rounds: int,
     progress: Callable[[str, int, int], None] | None = None,
-) -> list[Result]:
+) -> list[VariantResult]:
     """Warm each engine up, compare tokens, then run rounds in turn, engine by engine.
 
     `progress` is called with the variant's name in what is done. Ctrl-C ends the rounds; the
@@ -124,7 +124,7 @@ def measure(
         if not any(values.values()):
             raise
     return [
-        Result(
+        VariantResult(
             name,
             {figure: statistics.median(v) for figure, v in values[name].items()},
             values[name],

@@ -24,7 +24,7 @@ from enginebay.ops.tuning import OpProblem, Source, TunableOp
 from enginebay.registry import import_target
 from enginebay_bench.shapes import Axes, Shape
 from enginebay_bench.tables import TunedConfigs
-from enginebay_testing.exact import Call, errors
+from enginebay_testing.exact import OpCall, errors
 
 Step = Callable[..., tuple[Any, Any]]
 """step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state`
@@ -150,7 +150,7 @@ def cost_of(op: Op[Any], *arguments: Any, **keywords: Any) -> Cost:
     return Cost(0.0, read, written)
 
 
-def call_problem(op: Op[Any], shape: Shape, call: Call) -> Problem:
+def call_problem(op: Op[Any], shape: Shape, call: OpCall) -> Problem:
     """One call of an op, checked against its float64 results within the op's tolerance."""
 
     def check(inputs: Inputs, out: Any, _: Any) -> Parity:

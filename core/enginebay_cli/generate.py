@@ -17,7 +17,7 @@ from enginebay.cli.command import Command
 from enginebay.config import EngineConfig, merge
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
-from enginebay.llm.choice import Choice
+from enginebay.llm.choice import BestOf
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import MAX_LOGPROBS, SamplingParams
@@ -204,7 +204,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     with ExitStack() as bars, load(bars, config) as llm, traced(args):
         # Before anything is printed: the prompt may be refused.
         chunks: Iterable[StreamChunk]
-        if Choice.of(params) is None:
+        if BestOf.of(params) is None:
             chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
         else:
             [output] = llm.generate([prompt], params, priority=args.priority, tenant=args.tenant)

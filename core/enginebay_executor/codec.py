@@ -25,7 +25,7 @@ import numpy as np
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError
-from enginebay.executor.commands import COMMANDS, Command, KnownTokens, RowUpdate
+from enginebay.executor.commands import COMMANDS, ExecutorCommand, KnownTokens, RowUpdate
 from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
@@ -52,7 +52,7 @@ DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
           "float8_e5m2")  # fmt: skip
 
 
-def encode(command: Command[Any]) -> bytes:
+def encode(command: ExecutorCommand[Any]) -> bytes:
     """The bytes of a command."""
     arrays: list[np.ndarray] = []
     header = json.dumps(_plain(command, arrays), separators=(",", ":")).encode()
@@ -60,7 +60,7 @@ def encode(command: Command[Any]) -> bytes:
     return b"".join((HEAD.pack(MAGIC, VERSION, len(header)), header, *buffers))
 
 
-def decode(data: bytes) -> Command[Any]:
+def decode(data: bytes) -> ExecutorCommand[Any]:
     """The command in these bytes. InputError for bytes that `encode` of this version does not
     write.
     """
@@ -79,7 +79,7 @@ def decode(data: bytes) -> Command[Any]:
             f"a command as version {VERSION} of this format writes it",
             "Record the commands again with this version of enginebay.",
         ) from None
-    return typing.cast("Command[Any]", command)
+    return typing.cast("ExecutorCommand[Any]", command)
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:

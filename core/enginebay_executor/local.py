@@ -10,9 +10,9 @@ from enginebay.background import Background
 from enginebay.engine import Compilations, Engine
 from enginebay.errors import UnsupportedError
 from enginebay.executor.commands import (
-    Command,
     CopyPages,
     Drop,
+    ExecutorCommand,
     Grow,
     Make,
     PageIn,
@@ -63,7 +63,7 @@ class LocalExecutor(Executor):
             SetWeights: self._set_weights,
         }
 
-    def run(self, command: Command[Result]) -> Result:
+    def run(self, command: ExecutorCommand[Result]) -> Result:
         return cast("Result", self._run[type(command)](command))
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, c
 from enginebay_testing.op_kit import numbers_of
 
 
-class Result(NamedTuple):
+class AttentionResult(NamedTuple):
     """out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and what is read from the cache (see
     `contents`).
     """
@@ -49,7 +49,7 @@ class AttentionProgram:
 
         self._call = jax.jit(step, donate_argnums=3)
 
-    def __call__(self, problem: AttentionProblem) -> Result:
+    def __call__(self, problem: AttentionProblem) -> AttentionResult:
         """Run a problem; its cache is copied first."""
         cache = {name: np.asarray(array) for name, array in problem.cache.items()}
         per_head = {"sinks": problem.sinks, "slopes": problem.slopes}
@@ -57,7 +57,9 @@ class AttentionProgram:
         out, after, lse, read = self._call(
             problem.q, problem.k, problem.v, cache, problem.batch, given
         )
-        return Result(np.asarray(out), dict(after), None if lse is None else np.asarray(lse), read)
+        return AttentionResult(
+            np.asarray(out), dict(after), None if lse is None else np.asarray(lse), read
+        )
 
 
 def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:

@@ -14,11 +14,11 @@ from enginebay.ops.caps import Env
 from enginebay_testing import kernels
 from enginebay_testing.attention_axes import ATTENTION
 from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, make_problem
-from enginebay_testing.attention_program import AttentionProgram, Result
+from enginebay_testing.attention_program import AttentionProgram, AttentionResult
 
 
 @dataclasses.dataclass(frozen=True)
-class Runs:
+class AttentionRuns:
     """How often a case's program runs. `repeats` of one step must give the same bits; `all_scores`
     adds the other score ranges.
     """
@@ -31,9 +31,9 @@ class Runs:
     num_seeds: int = 1
 
 
-DEVICE_RUNS = Runs()
-INTERPRETED_RUNS = Runs(repeats=1, all_scores=False, neighbours=False)
-OFTEN_INTERPRETED = Runs(all_scores=False)
+DEVICE_RUNS = AttentionRuns()
+INTERPRETED_RUNS = AttentionRuns(repeats=1, all_scores=False, neighbours=False)
+OFTEN_INTERPRETED = AttentionRuns(all_scores=False)
 """For the shortest case alone: interpreting takes about as long each time."""
 
 HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
@@ -46,7 +46,11 @@ FEW_REPEATS = 3
 
 
 def check_case(
-    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env, runs: Runs
+    impl: AttentionImpl,
+    case: AttentionCase,
+    layout_type: type[KVLayout],
+    env: Env,
+    runs: AttentionRuns,
 ) -> None:
     """Raise AssertionError where a result of the case, in any of its runs, is not what the contract
     says.
@@ -71,19 +75,19 @@ def check_case(
         _check_neighbours(program, case, layout_type)
 
 
-def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: Runs) -> int:
+def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: AttentionRuns) -> int:
     """How often the step of a case runs with the same arrays."""
     num_bytes = case.layout(layout_type).num_bytes()
     is_heavy = _work(case) >= REPEATED_WORK or num_bytes >= REPEATED_BYTES
     return FEW_REPEATS if is_heavy and runs.spares_heavy else runs.repeats
 
 
-def _check(problem: AttentionProblem, result: Result) -> None:
+def _check(problem: AttentionProblem, result: AttentionResult) -> None:
     kernels.check_all(problem, result.out, result.read, result.lse)
 
 
 def _check_repeated(
-    program: AttentionProgram, problem: AttentionProblem, first: Result, repeats: int
+    program: AttentionProgram, problem: AttentionProblem, first: AttentionResult, repeats: int
 ) -> None:
     wanted = _bits(problem, first)
     for turn in range(1, repeats):
@@ -93,7 +97,7 @@ def _check_repeated(
         )
 
 
-def _bits(problem: AttentionProblem, result: Result) -> tuple[bytes, ...]:
+def _bits(problem: AttentionProblem, result: AttentionResult) -> tuple[bytes, ...]:
     real = problem.token_rows >= 0
     lse = b"" if result.lse is None else result.lse[real].tobytes()
     return (result.out.tobytes(), lse, *(np.asarray(array).tobytes() for array in result.read))

@@ -18,7 +18,7 @@ from enginebay_testing.attention_runs import (
     DEVICE_RUNS,
     INTERPRETED_RUNS,
     OFTEN_INTERPRETED,
-    Runs,
+    AttentionRuns,
     check_case,
 )
 from enginebay_testing.compile_suite import attention_programs
@@ -103,7 +103,11 @@ def _shortest(cases: Sequence[AttentionCase]) -> set[str]:
 
 
 def _run_constructed(
-    kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env, runs: Runs
+    kernel: AttentionImpl,
+    case: AttentionCase,
+    layout: type[KVLayout],
+    env: Env,
+    runs: AttentionRuns,
 ) -> None:
     _refuse(kernel, case, layout, env)
     check_case(kernel, case, layout, env, runs)

@@ -37,7 +37,7 @@ class CompileCheck:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class HeadShape:
     """The heads of a model: query heads, KV heads, head_dim, and what its layers have beside."""
 
     heads: int
@@ -49,12 +49,12 @@ class Shape:
     """Of values that are a prefix of their keys."""
 
 
-SHAPES: dict[str, Shape] = {
-    "8b": Shape(32, 8, 128),
-    "qwen3_0.6b": Shape(16, 8, 128),
-    "small": Shape(14, 2, 64),
-    "wide": Shape(16, 8, 256),
-    "latent": Shape(16, 1, 576, v_head_dim=512),
+SHAPES: dict[str, HeadShape] = {
+    "8b": HeadShape(32, 8, 128),
+    "qwen3_0.6b": HeadShape(16, 8, 128),
+    "small": HeadShape(14, 2, 64),
+    "wide": HeadShape(16, 8, 256),
+    "latent": HeadShape(16, 1, 576, v_head_dim=512),
 }
 """Llama 3.1 8B, Qwen3 0.6B, Qwen2.5 0.5B, Gemma 2's wide heads, and DeepSeek-V2-Lite."""
 
@@ -117,7 +117,7 @@ def programs() -> Iterator[CompileProblem]:
             yield CompileProblem(f"{mode}_8b_{name}", mode, spec)
 
 
-def _spec(shape: Shape, dtype: str = "bfloat16") -> AttnSpec:
+def _spec(shape: HeadShape, dtype: str = "bfloat16") -> AttnSpec:
     return AttnSpec(
         shape.heads,
         shape.kv_heads,

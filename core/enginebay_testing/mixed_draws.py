@@ -23,7 +23,7 @@ from enginebay.processor import (
 )
 from enginebay.sampler import Sampler, SamplingState
 from enginebay_executor.processing import empty_rows, process
-from enginebay_testing.sampler_runs import WIDTH, History, check_fits
+from enginebay_testing.sampler_runs import WIDTH, RowHistory, check_fits
 from enginebay_testing.sampling_oracle import Params, device_params
 
 NUM_DRAWS = 200_000
@@ -51,7 +51,7 @@ class Mix:
     shares: np.ndarray
     params: Params = dataclasses.field(default_factory=Params)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    history: History = History((0,), ())  # noqa: RUF009  # a tuple
+    history: RowHistory = RowHistory((0,), ())  # noqa: RUF009  # a tuple
     eos_token_ids: tuple[int, ...] = ()
 
 

@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(
     except EnginebayError as error:
         raise pytest.UsageError(f"{OPTION}: {error}") from None
     for name, entry in entries.items():
-        part = Part.from_parent(session, name=name, nodeid=name)
+        part = PartCollector.from_parent(session, name=name, nodeid=name)
         items += [
             PartCheck.from_parent(
                 part,
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(
         ]
 
 
-class Part(pytest.Collector):
+class PartCollector(pytest.Collector):
     """A registered part."""
 
     def collect(self) -> list[pytest.Item]:

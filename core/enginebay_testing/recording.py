@@ -18,7 +18,7 @@ import numpy as np
 from enginebay.background import Background
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.commands import Command, Step
+from enginebay.executor.commands import ExecutorCommand, Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.stepping.engine import StepEngine
@@ -47,7 +47,7 @@ class RecordingExecutor(Executor):
     def runner(self) -> Runner:
         return runner_of(self._inner)
 
-    def run(self, command: Command[Result]) -> Result:
+    def run(self, command: ExecutorCommand[Result]) -> Result:
         result: Any = self._inner.run(command)
         self.write(COMMAND, encode(command))  # after one that fails, the engine begins anew
         if isinstance(command, Step):

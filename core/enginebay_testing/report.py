@@ -12,7 +12,7 @@ from enginebay.errors import UnknownNameError, unknown_name
 from enginebay.registry import Entry
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Verdict
-from enginebay_testing.workers import CaseName, PartName, Pool, Result
+from enginebay_testing.workers import CaseName, CaseResult, PartName, Pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def check(
     return [_record(entries[result.part], result) for result in results]
 
 
-def _record(entry: Entry, result: Result) -> CheckRecord:
+def _record(entry: Entry, result: CaseResult) -> CheckRecord:
     case, outcome = result.case, result.outcome
     return CheckRecord(
         result.part.label,

@@ -14,8 +14,8 @@ from enginebay_testing.sampler_runs import (
     LARGE,
     ROWS_PER_CALL,
     SMALL,
-    History,
-    Runner,
+    RowHistory,
+    SamplerRunner,
     check_alone_and_together,
     check_drawn_from,
     logits_of,
@@ -39,7 +39,7 @@ CASES = {
 }
 
 
-def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
+def penalty_checks() -> list[tuple[str, Callable[[SamplerRunner], None]]]:
     """For samplers that are not greedy only."""
     return [
         ("penalised_greedy_rows_get_the_first_best", _greedy_rows_get_the_first_best),
@@ -55,17 +55,17 @@ def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
     ]
 
 
-def history_of(logits: np.ndarray, seed: int) -> History:
+def history_of(logits: np.ndarray, seed: int) -> RowHistory:
     """Tokens among the better ones of logits [vocab], so that penalties matter; some in both, some
     more than once.
     """
     rng = np.random.default_rng(seed)
     best = np.argsort(-logits)[:8]
     prompt, output = (rng.choice(best, n).tolist() for n in (1 + seed % 9, seed * 5 % 17))
-    return History(prompt, [*output, *prompt[: seed % 3]])
+    return RowHistory(prompt, [*output, *prompt[: seed % 3]])
 
 
-def _greedy_rows_get_the_first_best(run: Runner) -> None:
+def _greedy_rows_get_the_first_best(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         params = [
             dataclasses.replace(p, temperature=t, top_k=k)
@@ -74,7 +74,7 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
             for _ in range(3)
         ]
         logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
-        histories = [History((), ()), *(history_of(row, i) for i, row in enumerate(logits[1:]))]
+        histories = [RowHistory((), ()), *(history_of(row, i) for i, row in enumerate(logits[1:]))]
         tokens = _in_batches(run, logits, params, histories)
         scores = [
             oracle.penalised(row, p, *h)
@@ -91,7 +91,7 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
 
 
 def _in_batches(
-    run: Runner, logits: np.ndarray, params: list[Params], histories: list[History]
+    run: SamplerRunner, logits: np.ndarray, params: list[Params], histories: list[RowHistory]
 ) -> np.ndarray:
     """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are
     left over.
@@ -105,7 +105,7 @@ def _in_batches(
     return tokens
 
 
-def _row_does_not_depend_on_the_batch(run: Runner) -> None:
+def _row_does_not_depend_on_the_batch(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         greedy = [dataclasses.replace(p, temperature=0.0) for p in PENALTIES]
         plain = [
@@ -123,7 +123,7 @@ def _row_does_not_depend_on_the_batch(run: Runner) -> None:
         )
 
 
-def _tokens_of_minus_infinity_stay_out(run: Runner) -> None:
+def _tokens_of_minus_infinity_stay_out(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         logits = logits_of(vocab)
         history = history_of(logits, 10)
@@ -137,7 +137,7 @@ def _tokens_of_minus_infinity_stay_out(run: Runner) -> None:
                 )
 
 
-def _frequencies(run: Runner, params: Params) -> None:
+def _frequencies(run: SamplerRunner, params: Params) -> None:
     for row in (logits_of(SMALL), logits_of(LARGE)):
         history = history_of(row, 8)
         tokens = run.draws(row, params, history=history)

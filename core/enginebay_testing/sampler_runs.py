@@ -34,7 +34,7 @@ SLACK = 1e-6
 """Mass by which a border may be missed: sums in f32."""
 
 
-class History(NamedTuple):
+class RowHistory(NamedTuple):
     """The tokens of a row before the one to be chosen."""
 
     prompt: Sequence[int]
@@ -46,7 +46,7 @@ class History(NamedTuple):
         return len(self.prompt) + len(self.output)
 
 
-class Runner:
+class SamplerRunner:
     """Calls the sampler inside jit with NumPy rows. Each shape is compiled once, so checks should
     share shapes.
     """
@@ -61,7 +61,7 @@ class Runner:
         params: list[Params],
         seeds: np.ndarray,
         positions: np.ndarray,
-        histories: Sequence[History] = (),
+        histories: Sequence[RowHistory] = (),
     ) -> np.ndarray:
         """logits f32 [S, vocab], S Params, seeds and positions int [S] -> int [S].
 
@@ -76,7 +76,7 @@ class Runner:
         logits: np.ndarray,
         params: Params,
         num: int = NUM_DRAWS,
-        history: History | None = None,
+        history: RowHistory | None = None,
     ) -> np.ndarray:
         """`num` draws int [num] from logits [vocab]: one key, one position after the other.
 
@@ -118,7 +118,7 @@ class Runner:
 
 
 def _texts(
-    num_rows: int, vocab: int, positions: np.ndarray, histories: Sequence[History] = ()
+    num_rows: int, vocab: int, positions: np.ndarray, histories: Sequence[RowHistory] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows' tokens int32 [S, WIDTH] and lengths of their prompts int32 [S]."""
     tokens = np.tile(np.arange(WIDTH, dtype=np.int32) % vocab, (num_rows, 1))
@@ -135,7 +135,10 @@ def logits_of(vocab: int, spread: float = 2.0, seed: int = 0) -> np.ndarray:
 
 
 def check_alone_and_together(
-    run: Runner, logits: np.ndarray, params: list[Params], histories: Sequence[History] = ()
+    run: SamplerRunner,
+    logits: np.ndarray,
+    params: list[Params],
+    histories: Sequence[RowHistory] = (),
 ) -> None:
     """A row's token is the same alone, in any order, beside itself and beside the first row."""
     num = len(params)

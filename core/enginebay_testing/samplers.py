@@ -17,7 +17,7 @@ from enginebay_testing.sampler_runs import (
     LARGE,
     ROWS_PER_CALL,
     SMALL,
-    Runner,
+    SamplerRunner,
     check_alone_and_together,
     check_drawn_from,
     check_equal,
@@ -51,8 +51,8 @@ def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check
 
     A sampler that declares `greedy_only` is asked only what temperature 0 promises.
     """
-    run = Runner(sampler)
-    checks: list[tuple[str, Callable[[Runner], None]]] = [
+    run = SamplerRunner(sampler)
+    checks: list[tuple[str, Callable[[SamplerRunner], None]]] = [
         ("result_is_int32_per_row", _result_is_int32_per_row),
         ("temperature_0_is_first_best", _temperature_0_is_first_best),
         ("greedy_rows_do_not_depend_on_the_batch", _greedy_rows_do_not_depend_on_the_batch),
@@ -92,7 +92,7 @@ def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[Params]]:
     return np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))]), params
 
 
-def _result_is_int32_per_row(run: Runner) -> None:
+def _result_is_int32_per_row(run: SamplerRunner) -> None:
     for rows, vocab in ((1, 1), (3, 2), (FEW_ROWS, LARGE)):
         logits = np.stack([logits_of(vocab, 1.0, i) for i in range(rows)])
         tokens = run.rows(
@@ -102,7 +102,7 @@ def _result_is_int32_per_row(run: Runner) -> None:
         assert got == ((rows,), "int32"), f"{rows} rows: got {tokens.dtype} {tokens.shape}"
 
 
-def _temperature_0_is_first_best(run: Runner) -> None:
+def _temperature_0_is_first_best(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
         logits[0], logits[1, vocab // 2 :] = 3.0, -np.inf
@@ -116,7 +116,7 @@ def _temperature_0_is_first_best(run: Runner) -> None:
         )
 
 
-def _top_k_1_is_first_best(run: Runner) -> None:
+def _top_k_1_is_first_best(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
         params = [
@@ -131,31 +131,31 @@ def _top_k_1_is_first_best(run: Runner) -> None:
         )
 
 
-def _greedy_row_among_sampled_rows_is_exact(run: Runner) -> None:
+def _greedy_row_among_sampled_rows_is_exact(run: SamplerRunner) -> None:
     logits, params = _mixed_batch(LARGE)
     tokens = run.rows(logits, params, np.arange(len(params)), np.arange(len(params)))
     greedy = np.asarray([p.temperature == 0.0 for p in params])
     check_equal(tokens[greedy], oracle.first_best(logits)[greedy], "greedy rows of a mixed batch")
 
 
-def _greedy_rows_do_not_depend_on_the_batch(run: Runner) -> None:
+def _greedy_rows_do_not_depend_on_the_batch(run: SamplerRunner) -> None:
     logits = np.stack([logits_of(LARGE, 1.0, i) for i in range(FEW_ROWS)])
     check_alone_and_together(run, logits, [Params(temperature=0.0)] * FEW_ROWS)
 
 
-def _row_does_not_depend_on_the_batch(run: Runner) -> None:
+def _row_does_not_depend_on_the_batch(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         check_alone_and_together(run, *_mixed_batch(vocab))
 
 
-def _equal_keys_and_positions_give_equal_tokens(run: Runner) -> None:
+def _equal_keys_and_positions_give_equal_tokens(run: SamplerRunner) -> None:
     num = ROWS_PER_CALL
     logits = np.broadcast_to(logits_of(LARGE), (num, LARGE))
     tokens = run.rows(logits, [Params(temperature=2.0)] * num, np.full(num, 3), np.full(num, 11))
     check_equal(tokens, np.full(num, tokens[0]), f"{num} rows of equal logits, key and position")
 
 
-def _key_and_position_change_the_draw(run: Runner) -> None:
+def _key_and_position_change_the_draw(run: SamplerRunner) -> None:
     num = ROWS_PER_CALL
     flat, same = np.zeros((num, LARGE), np.float32), np.full(num, 3)
     for what, seeds, positions in (
@@ -168,7 +168,7 @@ def _key_and_position_change_the_draw(run: Runner) -> None:
         )
 
 
-def _neighbouring_draws_are_independent(run: Runner) -> None:
+def _neighbouring_draws_are_independent(run: SamplerRunner) -> None:
     logits = np.full(SMALL, -np.inf, np.float32)
     logits[:12] = logits_of(12, 1.0)
     shares = oracle.probabilities(logits, Params())[:12]
@@ -182,7 +182,7 @@ def _neighbouring_draws_are_independent(run: Runner) -> None:
         check_fits(counts, expected, f"pairs of draws with neighbouring {what}s")
 
 
-def _equals_of_the_kth_best_are_kept(run: Runner) -> None:
+def _equals_of_the_kth_best_are_kept(run: SamplerRunner) -> None:
     for vocab, equals in ((SMALL, 10), (LARGE, 280)):
         logits = np.full(vocab, -3.0, np.float32)
         logits[5 : 5 + equals] = 1.0
@@ -190,7 +190,7 @@ def _equals_of_the_kth_best_are_kept(run: Runner) -> None:
         _frequencies(run, Params(top_k=4), logits)
 
 
-def _equals_at_the_top_p_border_are_counted(run: Runner) -> None:
+def _equals_at_the_top_p_border_are_counted(run: SamplerRunner) -> None:
     for vocab, equals in ((SMALL, 10), (LARGE, 310)):
         logits = np.full(vocab, -8.0, np.float32)
         logits[-equals:] = 1.0
@@ -198,7 +198,7 @@ def _equals_at_the_top_p_border_are_counted(run: Runner) -> None:
         _frequencies(run, Params(top_p=0.53, top_k=equals // 2), logits)
 
 
-def _extreme_values(run: Runner) -> None:
+def _extreme_values(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         logits = logits_of(vocab, 2.0)
         logits[::2] = -np.inf
@@ -228,7 +228,7 @@ def _extreme_values(run: Runner) -> None:
             )
 
 
-def _frequencies(run: Runner, params: Params, logits: np.ndarray | None = None) -> None:
+def _frequencies(run: SamplerRunner, params: Params, logits: np.ndarray | None = None) -> None:
     """Support and chi-square of the draws; where `logits` is None for a small and for a larger
     vocabulary.
     """

@@ -21,7 +21,7 @@ from typing import Any
 READY = {"ready": True}
 
 
-class Bench:
+class CaseRunner:
     """The cases of the parts that this process was asked about, made once."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def serve(requests: int, answers: int) -> None:
             pipe, False
         )  # what a check starts must not keep the pipes open after we are gone
     configure_compile_cache("auto")
-    bench = Bench()
+    bench = CaseRunner()
     with (
         os.fdopen(requests, encoding="utf-8") as lines,
         os.fdopen(answers, "w", encoding="utf-8") as out,

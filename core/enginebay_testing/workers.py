@@ -47,7 +47,7 @@ class CaseName:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class CaseResult:
     """What came of one case of one part. `order` sorts results as the parts were named and their
     cases listed.
     """
@@ -81,7 +81,7 @@ class _Job:
         return (json.dumps(asked) + "\n").encode()
 
 
-class Worker:
+class CheckWorker:
     """One process, and the job that it has. Its stdout and stderr go to a file, of which the end is
     told after a crash.
     """
@@ -194,7 +194,7 @@ class Pool:
     ) -> None:
         self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
         self._choices = dict(choices or {})
-        self._workers: list[Worker] = []
+        self._workers: list[CheckWorker] = []
         self._queue: collections.deque[_Job] = collections.deque()
         self._selector = selectors.DefaultSelector()
 
@@ -203,7 +203,7 @@ class Pool:
         """Jobs that nobody has begun, as far as they are known."""
         return len(self._queue)
 
-    def run(self, parts: Sequence[PartName]) -> Iterator[Result]:
+    def run(self, parts: Sequence[PartName]) -> Iterator[CaseResult]:
         """The results of all wanted cases of the parts, in the order in which they end."""
         jobs = (_Job(part, self._level, self._choices, (i, 0)) for i, part in enumerate(parts))
         self._queue.extend(jobs)
@@ -219,18 +219,18 @@ class Pool:
     def _employ(self) -> None:
         busy = sum(w.job is not None for w in self._workers)
         while len(self._workers) < min(self._jobs, busy + len(self._queue)):
-            worker = Worker()
+            worker = CheckWorker()
             self._selector.register(worker.answers, selectors.EVENT_READ, worker)
             self._workers.append(worker)
         for worker in self._workers:
             if worker.ready and worker.job is None and self._queue:
                 worker.give(self._queue.popleft())
 
-    def _wait(self) -> Iterator[Result]:
+    def _wait(self) -> Iterator[CaseResult]:
         """Whatever happens next: answers, deaths and timeouts."""
         waits = [self._left(w) for w in self._workers if w.job is not None or not w.ready]
         for key, _ in self._selector.select(max(0.0, min(waits, default=0.0))):
-            worker: Worker = key.data
+            worker: CheckWorker = key.data
             try:
                 answer = worker.read()
             except EOFError:
@@ -244,11 +244,11 @@ class Pool:
             if (worker.job is not None or not worker.ready) and self._left(worker) <= 0:
                 yield from self._timed_out(worker)
 
-    def _left(self, worker: Worker) -> float:
+    def _left(self, worker: CheckWorker) -> float:
         limit = self._timeout_s if worker.ready else START_LIMIT_S
         return worker.since + limit - time.monotonic()
 
-    def _done(self, worker: Worker, answer: dict[str, Any]) -> Iterator[Result]:
+    def _done(self, worker: CheckWorker, answer: dict[str, Any]) -> Iterator[CaseResult]:
         job, worker.job = worker.job, None
         assert job is not None, "only a worker with a job answers"
         if job.case is not None:
@@ -264,14 +264,14 @@ class Pool:
             ]
             self._queue.extendleft(reversed(jobs))
 
-    def _died(self, worker: Worker) -> Iterator[Result]:
+    def _died(self, worker: CheckWorker) -> Iterator[CaseResult]:
         seconds = time.monotonic() - worker.since
         job, said = worker.job, self._dismiss(worker)
         if job is None:
             raise InternalError(f"{said} before it was asked anything")
         yield _result(job, Outcome("ERROR", said, seconds=seconds))
 
-    def _timed_out(self, worker: Worker) -> Iterator[Result]:
+    def _timed_out(self, worker: CheckWorker) -> Iterator[CaseResult]:
         seconds = time.monotonic() - worker.since
         job, said = worker.job, self._dismiss(worker)
         if job is None:
@@ -280,13 +280,13 @@ class Pool:
             job, Outcome("TIMEOUT", f"no answer within {self._timeout_s:g} s", seconds=seconds)
         )
 
-    def _dismiss(self, worker: Worker) -> str:
+    def _dismiss(self, worker: CheckWorker) -> str:
         self._selector.unregister(worker.answers)
         self._workers.remove(worker)
         return worker.end()
 
 
-def _result(job: _Job, outcome: Outcome) -> Result:
+def _result(job: _Job, outcome: Outcome) -> CaseResult:
     """The result of a job; a part whose cases could not be listed has one, which says so."""
     case = job.case or CaseName(job.level or "run", "", "loads", representative=True, traits={})
-    return Result(job.part, case, outcome, job.order)
+    return CaseResult(job.part, case, outcome, job.order)

@@ -20,7 +20,7 @@ from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
 from enginebay.registry import load_registry
-from enginebay_bench.kernels import Bench, Figure, Limits, judged, measure_shape
+from enginebay_bench.kernels import Bench, Figure, ShapeLimits, judged, measure_shape
 from enginebay_bench.problem import BenchSetting, bench_of
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
@@ -36,7 +36,7 @@ RATES = Roofline(1e10, {"float32": 1e11, "bfloat16": 1e11}, 1e-6)
 
 
 def bench(*, free: int = 1 << 30, rounds: int = 2) -> Bench:
-    return Bench(RATES, {}, rounds, Limits(free, 5.0), jax.devices("cpu")[0])
+    return Bench(RATES, {}, rounds, ShapeLimits(free, 5.0), jax.devices("cpu")[0])
 
 
 def setting(dtype: str = "float32", layout: str = "hnd", *, ragged: bool = True) -> BenchSetting:
@@ -190,7 +190,7 @@ def test_what_fails_and_what_does_not_fit_is_listed_with_the_reason() -> None:
         only(measure_shape(bench(free=1000), OPS["attention"], shape, setting(), [xla()])).reason
         or ""
     )
-    slow = dataclasses.replace(bench(), limits=Limits(1 << 40, 1e-9))
+    slow = dataclasses.replace(bench(), limits=ShapeLimits(1 << 40, 1e-9))
     assert "the limit is" in (
         only(measure_shape(slow, OPS["attention"], shape, setting(), [xla()])).reason or ""
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay import SamplingParams
-from enginebay.llm.choice import Choice
+from enginebay.llm.choice import BestOf
 from enginebay.outputs import CompletionOutput
 
 
@@ -19,11 +19,11 @@ def test_the_mean_of_a_completion_counts_and_of_equals_the_first() -> None:  # h
         completion(2),
         completion(3, -0.5),
     ]
-    assert Choice(4, shows_logprobs=True).order(made) == [1, 3, 0, 2]
-    chosen = Choice(2, shows_logprobs=True).returned(made)
+    assert BestOf(4, shows_logprobs=True).order(made) == [1, 3, 0, 2]
+    chosen = BestOf(2, shows_logprobs=True).returned(made)
     assert [(one.index, one.text) for one in chosen] == [(0, "text 1"), (1, "text 3")]
     assert chosen[0].cumulative_logprob == -2.5
-    hidden = Choice(2, shows_logprobs=False).returned(made)
+    hidden = BestOf(2, shows_logprobs=False).returned(made)
     assert [(one.text, one.logprobs, one.cumulative_logprob) for one in hidden] == [
         ("text 1", None, None),
         ("text 3", None, None),
@@ -32,6 +32,6 @@ def test_the_mean_of_a_completion_counts_and_of_equals_the_first() -> None:  # h
 
 
 def test_there_is_a_choice_only_when_more_are_made_than_returned() -> None:  # holds G103
-    assert Choice.of(SamplingParams(n=2)) is None
-    assert Choice.of(SamplingParams(n=2, best_of=2)) is None
-    assert Choice.of(SamplingParams(n=2, best_of=3, logprobs=0)) == Choice(2, shows_logprobs=True)
+    assert BestOf.of(SamplingParams(n=2)) is None
+    assert BestOf.of(SamplingParams(n=2, best_of=2)) is None
+    assert BestOf.of(SamplingParams(n=2, best_of=3, logprobs=0)) == BestOf(2, shows_logprobs=True)

@@ -34,7 +34,7 @@ STATE = RowState(
     INTS[0], 3, 5, {"full": GroupState(0, {"k": np.ones((1, 3, 2, 4), np.float32)})}, {}, "f"
 )
 FIELDS = RowValues("mask", {"words": np.asarray([1.5, 2], jnp.bfloat16)})
-EXAMPLES: tuple[commands.Command[Any], ...] = (
+EXAMPLES: tuple[commands.ExecutorCommand[Any], ...] = (
     Step(KEY, (INTS[0], np.asarray(3, np.int32)), INTS[1], {"full": INTS}, spans=((0, 2), (2, 1))),
     commands.WriteRows(
         (commands.KnownTokens(1, INTS[0]),),
@@ -72,7 +72,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("command", EXAMPLES, ids=lambda command: type(command).__name__)
-def test_a_command_comes_back_from_its_bytes(command: commands.Command[Any]) -> None:
+def test_a_command_comes_back_from_its_bytes(command: commands.ExecutorCommand[Any]) -> None:
     data = encode(command)
     assert same(decode(data), command)
     assert encode(decode(data)) == data

@@ -17,7 +17,7 @@ from enginebay.config import make_config
 from enginebay.errors import InputError, RequestError
 from enginebay.prefix_key import PrefixKey
 from enginebay_bench.cli.eval import print_tables, reference_config
-from enginebay_bench.evaluate import Passages, Sizes, compare, evaluate, split
+from enginebay_bench.evaluate import EvalSizes, Passages, compare, evaluate, split
 from enginebay_bench.scoring import Scored, scoring
 from enginebay_testing.driver import request_of
 from enginebay_testing.reference import ReferenceModel
@@ -140,7 +140,7 @@ def test_logits_that_are_not_finite_are_counted_and_kept_out() -> None:
 
 
 def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
-    cut = split(paged, TEXT, Sizes(num_tokens=41, passage_len=20, new_tokens=4))
+    cut = split(paged, TEXT, EvalSizes(num_tokens=41, passage_len=20, new_tokens=4))
     whole = paged.tokenizer.encode(TEXT)
     assert cut.num_text_tokens == len(whole) - cut.num_known
     assert cut.starts[:2] == (0, 20)
@@ -150,12 +150,14 @@ def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
     assert cut.num_taken == (41 if cut.num_known else 40)  # one token alone cannot be scored
     with pytest.raises(InputError, match="at least two"):
         split(
-            paged, TEXT, Sizes(num_tokens=1 - min(cut.num_known, 1), passage_len=20, new_tokens=4)
+            paged,
+            TEXT,
+            EvalSizes(num_tokens=1 - min(cut.num_known, 1), passage_len=20, new_tokens=4),
         )
     with pytest.raises(
         InputError, match="passages of 158 tokens and 4 new ones in a context of 160"
     ):
-        split(paged, TEXT, Sizes(passage_len=158, new_tokens=4))
+        split(paged, TEXT, EvalSizes(passage_len=158, new_tokens=4))
 
 
 @pytest.mark.usefixtures("pooled")
@@ -163,7 +165,7 @@ def test_the_reference_held_against_itself_differs_in_nothing() -> None:
     def make() -> LLM:
         return LLM(BRIEF, **SIZES, kernels={"attention": "xla", "linear": "xla"})
 
-    found = evaluate(make, make, TEXT, Sizes(num_tokens=40, passage_len=40, new_tokens=6))
+    found = evaluate(make, make, TEXT, EvalSizes(num_tokens=40, passage_len=40, new_tokens=6))
     assert found.prefill.max == found.decode.max == 0.0
     assert found.perplexity == found.reference_perplexity
     assert found.same_argmax == 1.0

@@ -16,7 +16,7 @@ from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.config import EngineConfig
 from enginebay.engine import Compilations, RowPlan, StepPlan
 from enginebay.errors import UnknownNameError, UnsupportedError
-from enginebay.executor.commands import Command, Drop, Make, Step, WriteRows
+from enginebay.executor.commands import Drop, ExecutorCommand, Make, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.hooks import Declaration
@@ -32,9 +32,9 @@ class Listing(Executor):
     """Notes the commands that it is given, and has no device."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self.compilations, self.commands = Compilations(), list[Command[Any]]()
+        self.compilations, self.commands = Compilations(), list[ExecutorCommand[Any]]()
 
-    def run(self, command: Command[Result]) -> Result:
+    def run(self, command: ExecutorCommand[Result]) -> Result:
         self.commands.append(command)
         none: Any = None
         return none

@@ -13,7 +13,7 @@ import pytest
 
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
-from enginebay.compose.fused import COMPOSED, Part, choose_fused
+from enginebay.compose.fused import COMPOSED, FusedPart, choose_fused
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import usable_ops
 from enginebay.config import make_config
@@ -44,7 +44,7 @@ def choose(
     wanted: str, candidates: list[Candidate], part: Candidate = NORM, *, named: bool = False
 ) -> Any:
     return choose_fused(
-        "kernels.add_rms_norm", wanted, candidates, [Part("rms_norm", part, is_named=named)]
+        "kernels.add_rms_norm", wanted, candidates, [FusedPart("rms_norm", part, is_named=named)]
     )
 
 

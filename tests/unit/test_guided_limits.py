@@ -28,7 +28,7 @@ from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guides.grammars import ChosenGrammars, choose_grammars
 from enginebay_samplers.guides.guarded import GuardedLibrary
 from enginebay_samplers.guides.guide import Guides
-from enginebay_vinference.requests import Requests
+from enginebay_vinference.requests import RequestMaker
 from enginebay_worker.process import LimitedWorker, LimitError, WorkerLimits
 from tests.brief import BRIEF, DEMO
 
@@ -320,7 +320,7 @@ def test_esurge_refuses_it_and_serves_others(faked: None) -> None:
 
 
 def test_vinference_refuses_it_unread() -> None:
-    bare = Requests.__new__(Requests)
+    bare = RequestMaker.__new__(RequestMaker)
     bare.default = FREE
     for fields in ({"grammar": CHAIN}, {"json_schema": deep(10_000)}):
         with pytest.raises(ValueError, match="in the vInference API"):

@@ -15,7 +15,7 @@ import pytest
 from enginebay.registry import load_registry
 from enginebay_samplers import standard
 from enginebay_testing.mixed_draws import NUM_DRAWS, Mix, check_mixed_draws
-from enginebay_testing.sampler_runs import History, logits_of
+from enginebay_testing.sampler_runs import RowHistory, logits_of
 from enginebay_testing.sampling_oracle import Params, penalised, probabilities
 from enginebay_xla import sample as draw
 
@@ -23,7 +23,7 @@ REGISTRY = load_registry()
 SAMPLE = functools.partial(standard.sample, draw=draw.sample)
 VOCAB = 24
 LOGITS = logits_of(VOCAB, spread=1.0, seed=3)
-HISTORY = History((2, 5, 7, 11), (5, 8, 5, 3, 2, 5))
+HISTORY = RowHistory((2, 5, 7, 11), (5, 8, 5, 3, 2, 5))
 
 
 def processors_of(names: Sequence[str]) -> tuple[Any, ...]:

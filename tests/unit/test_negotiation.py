@@ -12,7 +12,7 @@ import pytest
 
 from enginebay.cache import KVLayout
 from enginebay.compose.composition import find_family, make_engine, make_plan
-from enginebay.compose.fused import Part, choose_fused
+from enginebay.compose.fused import FusedPart, choose_fused
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.platforms import find_platform
 from enginebay.config import EngineConfig, Reason, make_config
@@ -216,7 +216,7 @@ def test_a_kernel_of_default_priority_does_not_win_by_its_name() -> None:
 
 
 def test_a_strangers_fused_op_of_equal_priority_leaves_the_built_in_parts() -> None:
-    parts = [Part("rms_norm", Candidate("xla", 0, impl="xla", built_in=True), is_named=False)]
+    parts = [FusedPart("rms_norm", Candidate("xla", 0, impl="xla", built_in=True), is_named=False)]
     fused = Candidate("aaa", 0, impl="fused")
     assert choose_fused("kernels.add_rms_norm", "auto", [fused], parts)[0] is None
     built_in = dataclasses.replace(fused, built_in=True)

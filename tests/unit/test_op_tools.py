@@ -15,14 +15,14 @@ from enginebay.ops.cost import Cost
 from enginebay.registry import Registry
 from enginebay_bench.problem import bench_of, call_problem, cost_of
 from enginebay_bench.shapes import LAYERS, Shape
-from enginebay_testing.exact import Call, errors, exact_results
+from enginebay_testing.exact import OpCall, errors, exact_results
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import judge
 from enginebay_xla.layout import HndLayout
 from tests.unit.test_registered_ops import NUMBER, SWING, SWINGS, swing, wrong_swing
 
 X = np.linspace(0.0, 1.0, 6, dtype=np.float32).reshape(3, 2)
-CALL = Call((X,))
+CALL = OpCall((X,))
 
 
 def test_an_op_without_a_kit_is_checked_by_its_quick_cases() -> None:

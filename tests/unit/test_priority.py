@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
-from enginebay.llm.priority import MAX_PRIORITY, Priority, priorities_of
+from enginebay.llm.priority import MAX_PRIORITY, RequestPriority, priorities_of
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit.loops import generate_at_once
@@ -115,8 +115,9 @@ def test_bad_ones_are_refused_and_nothing_is_queued(
 
 
 def test_there_is_one_for_all_or_one_for_each() -> None:
-    assert priorities_of(2, 1, "a") == [Priority(1, "a")] * 2
-    assert priorities_of(2, np.array([1, 2]), ("a", None)) == [Priority(1, "a"), Priority(2)]  # type: ignore[arg-type]
+    assert priorities_of(2, 1, "a") == [RequestPriority(1, "a")] * 2
+    given = priorities_of(2, np.array([1, 2]), ("a", None))  # type: ignore[arg-type]
+    assert given == [RequestPriority(1, "a"), RequestPriority(2)]
     assert priorities_of(0, 1, []) == []
     for priority, tenant, message in (
         ([1], None, "1 priorities for 2"),

@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams, Segments
 from enginebay.errors import RequestError
-from enginebay.executor.commands import Command, Step
+from enginebay.executor.commands import ExecutorCommand, Step
 from enginebay.proposer import Proposer
 from enginebay_executor.codec import decode, encode
 from enginebay_executor.local import runner_of
@@ -96,7 +96,7 @@ def test_commands_carry_embeddings_as_bytes(llm: LLM, table: np.ndarray) -> None
     steps: list[Step] = []
     run = llm.engine.executor.run
 
-    def recording(command: Command[Any]) -> Any:
+    def recording(command: ExecutorCommand[Any]) -> Any:
         if isinstance(command, Step) and command.program.embeds:
             steps.append(command)
         return run(command)

@@ -17,7 +17,7 @@ from enginebay.compose.plan import Plan
 from enginebay.config import make_config
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, IncorrectError, UnknownNameError, UnsupportedError
-from enginebay.executor.commands import Command, SetParts
+from enginebay.executor.commands import ExecutorCommand, SetParts
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.sampler import SamplingState
@@ -44,7 +44,7 @@ class Listener(Executor):
         self.compilations = Compilations()
         self.heard: list[Any] = []
 
-    def run(self, command: Command[Result]) -> Result:
+    def run(self, command: ExecutorCommand[Result]) -> Result:
         self.heard.append(command if isinstance(command, SetParts) else type(command).__name__)
         return None  # type: ignore[return-value]  # no command here has a result
 

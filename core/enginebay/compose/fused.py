@@ -16,7 +16,7 @@ COMPOSED = "composed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class FusedPart:
     """An op that a fused one is made of: its implementation, and whether it was chosen by name."""
 
     op: str
@@ -25,7 +25,7 @@ class Part:
 
 
 def choose_fused(
-    setting: str, wanted: str, candidates: Sequence[Candidate], parts: Sequence[Part]
+    setting: str, wanted: str, candidates: Sequence[Candidate], parts: Sequence[FusedPart]
 ) -> tuple[Candidate | None, Reason]:
     """The fused implementation to use for `setting`, or None where its parts compute it.
 

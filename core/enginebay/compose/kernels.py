@@ -10,7 +10,7 @@ from typing import Any
 from enginebay.cache import KVLayout
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.candidates import candidates, interpreted_names
-from enginebay.compose.fused import Part, choose_fused
+from enginebay.compose.fused import FusedPart, choose_fused
 from enginebay.compose.negotiate import (
     PlanSteps,
     StepsFor,
@@ -275,7 +275,7 @@ def _choose_plain(
             layout=layout,
         )
         parts = [
-            Part(part, plain[part], is_named=_wanted(config, part) != AUTO)
+            FusedPart(part, plain[part], is_named=_wanted(config, part) != AUTO)
             for part in record.made_of
             if part in plain
         ]

@@ -22,7 +22,7 @@ from enginebay.processor import RowValues
 Result_co = TypeVar("Result_co", covariant=True)
 
 
-class Command(Generic[Result_co]):
+class ExecutorCommand(Generic[Result_co]):
     """A command; one of COMMANDS. An executor that runs it returns a `Result`."""
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class RowUpdate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step(Command[Pending]):
+class Step(ExecutorCommand[Pending]):
     """Run one compiled step.
 
     `inputs` are the program's arrays. Of a prefill: token_ids, ints, floats and, with
@@ -72,7 +72,7 @@ class Step(Command[Pending]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WriteRows(Command[None]):
+class WriteRows(ExecutorCommand[None]):
     """Write to rows what no step brings: `known` tokens of their history; `used`, all logits
     processors that a row uses from now on; `updates` of single fields.
     """
@@ -83,21 +83,21 @@ class WriteRows(Command[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetTables(Command[None]):
+class SetTables(ExecutorCommand[None]):
     """Change entries of page tables, as a Step does, without running a step."""
 
     tables: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CopyPages(Command[None]):
+class CopyPages(ExecutorCommand[None]):
     """Copy pages within the cache, in order: int32 [n, 2] (from, to) by cache group."""
 
     pages: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PageOut(Command[Mapping[str, np.ndarray]]):
+class PageOut(ExecutorCommand[Mapping[str, np.ndarray]]):
     """Read pages int32 [n] of each cache group to the host. Returns all arrays of all layers by
     "group/layer/array", as the device stores them.
     """
@@ -106,7 +106,7 @@ class PageOut(Command[Mapping[str, np.ndarray]]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PageIn(Command[None]):
+class PageIn(ExecutorCommand[None]):
     """Write what a PageOut has returned to pages int32 [n] of each cache group."""
 
     pages: Mapping[str, np.ndarray]
@@ -114,7 +114,7 @@ class PageIn(Command[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Make(Command[None]):
+class Make(ExecutorCommand[None]):
     """Load the weights if they are not loaded, and allocate an empty cache of these sizes and rows
     without requests.
     """
@@ -123,19 +123,19 @@ class Make(Command[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Grow(Command[None]):
+class Grow(ExecutorCommand[None]):
     """Enlarge the cache's arrays to these sizes; their content is kept."""
 
     shapes: Mapping[str, CacheShape]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Drop(Command[None]):
+class Drop(ExecutorCommand[None]):
     """Free the cache and the rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Take(Command[RowState]):
+class Take(ExecutorCommand[RowState]):
     """Read a row's state to the host. `pages` int32 [n] by cache group hold its keys and values;
     `token_ids` int32 [tokens] are its tokens. Without pages, only its sampling state is read.
     """
@@ -146,7 +146,7 @@ class Take(Command[RowState]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Put(Command[None]):
+class Put(ExecutorCommand[None]):
     """Write a row's state to a row, and its keys and values to pages int32 [n] by cache group."""
 
     row: int
@@ -155,7 +155,7 @@ class Put(Command[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetParts(Command[None]):
+class SetParts(ExecutorCommand[None]):
     """Run steps with other parts from now on: registered names or import paths by setting, such as
     {"attention.decode": "xla", "sampler": "package.module:sample"}. Without names, the parts before
     the latest SetParts return.
@@ -165,13 +165,13 @@ class SetParts(Command[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetWeights(Command[None]):
+class SetWeights(ExecutorCommand[None]):
     """Replace weights by path, each with an array of the same shape and dtype."""
 
     weights: Mapping[str, np.ndarray | jax.Array]
 
 
-COMMANDS: tuple[type[Command[object]], ...] = (
+COMMANDS: tuple[type[ExecutorCommand[object]], ...] = (
     Step,
     WriteRows,
     SetTables,

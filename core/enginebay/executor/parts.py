@@ -20,7 +20,7 @@ from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem, Compilations
 from enginebay.executor.buckets import BucketSizes, default_sizes
-from enginebay.executor.commands import Command
+from enginebay.executor.commands import ExecutorCommand
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.sharding import Placement
 from enginebay.model import Model, Weights
@@ -139,7 +139,7 @@ class Executor(ABC):
     compilations: Compilations
 
     @abstractmethod
-    def run(self, command: Command[Result]) -> Result:
+    def run(self, command: ExecutorCommand[Result]) -> Result:
         """Run a command after all earlier commands."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.constraint import MakeGuide
 from enginebay.errors import RequestError, shown
-from enginebay.llm.choice import Choice
+from enginebay.llm.choice import BestOf
 from enginebay.llm.requested_processors import PENALTIES
 from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, ROW_VALUES, Pooling, SamplingParams
 
@@ -82,7 +82,7 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
 
 def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
     """RequestError for log-probabilities that the engine cannot return."""
-    chooses = Choice.of(params) is not None
+    chooses = BestOf.of(params) is not None
     if not abilities.returns_logprobs and (params.logprobs is not None or chooses):
         field, value = (
             ("best_of", params.best_of)

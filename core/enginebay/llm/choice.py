@@ -1,4 +1,4 @@
-"""Choice: selects the likeliest completions of a request that makes more than it returns
+"""BestOf: selects the likeliest completions of a request that makes more than it returns
 (`best_of`).
 """
 
@@ -14,7 +14,7 @@ from enginebay.types import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
+class BestOf:
     """How many completions are returned, and whether they include the log-probabilities that the
     choice needed.
     """
@@ -23,13 +23,13 @@ class Choice:
     shows_logprobs: bool
 
     @staticmethod
-    def of(params: SamplingParams) -> Choice | None:
+    def of(params: SamplingParams) -> BestOf | None:
         """The choice that `params` request; None when all completions are returned, in the order in
         which they were made.
         """
         if params.best_of is None or params.best_of == params.n:
             return None
-        return Choice(params.n, params.logprobs is not None)
+        return BestOf(params.n, params.logprobs is not None)
 
     def order(self, completions: Sequence[CompletionOutput]) -> list[int]:
         """Indices of the completions to return, best first: by the mean log-probability of their

@@ -22,8 +22,8 @@ from enginebay.llm.abilities import (
     check_penalties,
     check_pooling,
 )
-from enginebay.llm.choice import Choice
-from enginebay.llm.priority import Priority, Turn, Turns, is_list, priorities_of
+from enginebay.llm.choice import BestOf
+from enginebay.llm.priority import RequestPriority, Turn, Turns, is_list, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts, check_prompt
 from enginebay.llm.requested_processors import requested_processors
 from enginebay.llm.segments import Segments
@@ -63,7 +63,7 @@ class Prepared:
     prompt: str | None
     prompt_token_ids: list[int]
     requests: tuple[Request, ...]
-    choice: Choice | None = None
+    choice: BestOf | None = None
     """Selects which completions are returned; None: all of them."""
 
 
@@ -147,7 +147,7 @@ class Preparer:
         )
 
     def _prepare_all(
-        self, prompts: list[Prompt], params: Params, priorities: Sequence[Priority]
+        self, prompts: list[Prompt], params: Params, priorities: Sequence[RequestPriority]
     ) -> list[Prepared]:
         given = (
             list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
@@ -165,7 +165,7 @@ class Preparer:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        priority: Priority,
+        priority: RequestPriority,
         pooling: Pooling | None = None,
     ) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
@@ -207,7 +207,7 @@ class Preparer:
             )
             for index in range(params.best_of or params.n)
         )
-        return Prepared(request_id, text, token_ids, requests, Choice.of(params))
+        return Prepared(request_id, text, token_ids, requests, BestOf.of(params))
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
@@ -276,7 +276,7 @@ class Preparer:
         of the token itself, hence at least 0.
         """
         if params.logprobs is None:
-            return None if Choice.of(params) is None else 0
+            return None if BestOf.of(params) is None else 0
         return self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
 
 

@@ -53,7 +53,7 @@ digits for the time.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Priority:
+class RequestPriority:
     """A request's priority (larger is more urgent), the tenant that it is charged to ("": none),
     and the salt of its cached prefix ("": none).
     """
@@ -65,16 +65,16 @@ class Priority:
 
 def priorities_of(
     num_prompts: int, priority: Priorities = 0, tenant: Tenants = None, cache_salt: Salts = None
-) -> list[Priority]:
-    """One Priority per prompt. RequestError for an invalid value, and for a list of another length
-    than `num_prompts`.
+) -> list[RequestPriority]:
+    """One RequestPriority per prompt. RequestError for an invalid value, and for a list of another
+    length than `num_prompts`.
     """
     texts = (("tenant", tenant), ("cache_salt", cache_salt))
     tenants, salts = (
         [_text(name, one) for one in _each(num_prompts, given, f"{name}s")] for name, given in texts
     )
     priorities = map(_priority, _each(num_prompts, priority, "priorities"))
-    return [Priority(*each) for each in zip(priorities, tenants, salts, strict=True)]
+    return [RequestPriority(*each) for each in zip(priorities, tenants, salts, strict=True)]
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:

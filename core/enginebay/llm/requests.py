@@ -18,7 +18,7 @@ from enginebay.text import Tokenizer
 from enginebay.types import Request
 
 
-class Runs(Protocol):
+class RequestRunner(Protocol):
     """Runs requests: an EngineLoop, or a service that starts and stops one."""
 
     def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> Sequence[Ticket]:
@@ -133,7 +133,7 @@ class Submission:
 class Requests:
     """Submits requests to a loop, and finds unfinished ones by id. Any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, runs: Runs) -> None:
+    def __init__(self, tokenizer: Tokenizer, runs: RequestRunner) -> None:
         self.wakers = LoopWakers()
         self.runs = runs
         self._tokenizer = tokenizer

@@ -69,7 +69,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 def run(name: str, args: argparse.Namespace) -> int:
     """Score the text with both configurations, and print what differs."""
     from enginebay.llm import LLM
-    from enginebay_bench.evaluate import Sizes, evaluate
+    from enginebay_bench.evaluate import EvalSizes, evaluate
 
     text = read_text(args.text)
     for flag, least in (("num_tokens", 2), ("passage_len", 2), ("new_tokens", 1)):
@@ -83,7 +83,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     )
     config = given.model_copy(update={"shadow": {}})
     reference = reference_config(given, args.reference)
-    sizes = Sizes(args.num_tokens, args.passage_len, args.new_tokens)
+    sizes = EvalSizes(args.num_tokens, args.passage_len, args.new_tokens)
     with progress() as report, traced(args):
         found = evaluate(
             lambda: LLM(config=config, progress=report),

@@ -157,7 +157,7 @@ def open_session(
     """
     from enginebay.compose.platforms import find_platform
     from enginebay.registry import load_registry
-    from enginebay_bench.kernels import Bench, Limits
+    from enginebay_bench.kernels import Bench, ShapeLimits
     from enginebay_bench.roofline import measure_roofline
     from enginebay_cli.environment import free_bytes
     from enginebay_startup.jaxconfig import configure_compile_cache
@@ -176,7 +176,7 @@ def open_session(
         measure_roofline(device, settings, platform.compile_options()),
         platform.compile_options(),
         args.rounds or KERNEL_ROUNDS,
-        Limits(min(memory, free_bytes(device, memory)), args.max_call_s or CALL_S),
+        ShapeLimits(min(memory, free_bytes(device, memory)), args.max_call_s or CALL_S),
         device,
     )
     flags = {

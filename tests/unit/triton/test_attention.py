@@ -23,7 +23,7 @@ from enginebay_testing.kernels import (
     why_not,
 )
 from enginebay_triton.attention import TritonAttention, attention
-from enginebay_triton.attention_config import AttentionConfig
+from enginebay_triton.attention_config import TritonAttentionConfig
 from enginebay_triton.call import Launch
 from enginebay_triton.interpreter import interpret
 from enginebay_triton.layout import NhdLayout
@@ -83,14 +83,14 @@ LONG = AttentionCase(
 class Configured(TritonAttention):
     """Attention whose default is a given configuration."""
 
-    fixed: AttentionConfig | None = None
+    fixed: TritonAttentionConfig | None = None
 
-    def default_config(self, *_: Any) -> AttentionConfig:
+    def default_config(self, *_: Any) -> TritonAttentionConfig:
         assert self.fixed is not None, "made by configured"
         return self.fixed
 
 
-def configured(config: AttentionConfig, launcher: Any = interpret) -> Configured:
+def configured(config: TritonAttentionConfig, launcher: Any = interpret) -> Configured:
     return Configured(caps=interpreted.caps, launcher=launcher, fixed=config)
 
 
@@ -101,25 +101,27 @@ def configured(config: AttentionConfig, launcher: Any = interpret) -> Configured
 def test_splits_of_the_context_change_nothing(splits: int, fields: dict[str, Any]) -> None:
     spec = dataclasses.replace(LONG.spec, **fields)
     case = dataclasses.replace(LONG, spec=spec)
-    check_attention(configured(AttentionConfig(16, 32, splits)), case, NhdLayout)
+    check_attention(configured(TritonAttentionConfig(16, 32, splits)), case, NhdLayout)
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 24, 64])
 def test_pages_smaller_than_a_tile_and_pages_that_do_not_fit_it(page_size: int) -> None:
     case = dataclasses.replace(LONG, page_size=page_size, capacity=528)
-    check_attention(configured(AttentionConfig(16, 32, splits=3)), case, NhdLayout)
+    check_attention(configured(TritonAttentionConfig(16, 32, splits=3)), case, NhdLayout)
 
 
 def test_splits_past_a_short_row_are_not_read(tmp_path: Any) -> None:
     filled = planted("if (start >= stop) & (split > 0):", "if start < 0:", tmp_path)
     for launcher in (interpret, filled):  # what nobody wrote, or parts of nothing
-        check_attention(configured(AttentionConfig(16, 32, splits=16), launcher), LONG, NhdLayout)
+        check_attention(
+            configured(TritonAttentionConfig(16, 32, splits=16), launcher), LONG, NhdLayout
+        )
 
 
 def test_the_first_split_has_the_sinks_though_the_window_begins_behind_it() -> None:
     spec = dataclasses.replace(LONG.spec, sinks=True, return_lse=True, window=100)
     case = dataclasses.replace(LONG, spec=spec)
-    check_attention(configured(AttentionConfig(16, 32, splits=4, chunk=128)), case, NhdLayout)
+    check_attention(configured(TritonAttentionConfig(16, 32, splits=4, chunk=128)), case, NhdLayout)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +214,13 @@ def test_a_mask_off_by_one_is_found(tmp_path: Any) -> None:
     launcher = planted("is_key = at < stop", "is_key = at <= stop", tmp_path)
     case = dataclasses.replace(CASES["prefill_not_causal"], poison=1e30)
     with pytest.raises(AssertionError, match="is off by"):
-        check_attention(configured(AttentionConfig(16, 16), launcher), case, NhdLayout)
+        check_attention(configured(TritonAttentionConfig(16, 16), launcher), case, NhdLayout)
 
 
 def test_a_page_read_beyond_the_cache_is_found(tmp_path: Any) -> None:
     launcher = planted("pages.to(tl.int64) * PAGE", "(pages + 9).to(tl.int64) * PAGE", tmp_path)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="outside of k_ptr"):
-        check_attention(configured(AttentionConfig(16, 16), launcher), SMALL, NhdLayout)
+        check_attention(configured(TritonAttentionConfig(16, 16), launcher), SMALL, NhdLayout)
 
 
 def test_a_read_beyond_the_page_table_is_found(tmp_path: Any) -> None:
@@ -226,7 +228,7 @@ def test_a_read_beyond_the_page_table_is_found(tmp_path: Any) -> None:
         "table + tile // PAGE_SIZE", "table + tile // PAGE_SIZE + 100 * PAGE_SIZE", tmp_path
     )
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="outside of page_table_ptr"):
-        check_attention(configured(AttentionConfig(16, 16), launcher), SMALL, NhdLayout)
+        check_attention(configured(TritonAttentionConfig(16, 16), launcher), SMALL, NhdLayout)
 
 
 def test_a_race_between_splits_is_found(tmp_path: Any) -> None:
@@ -236,12 +238,14 @@ def test_a_race_between_splits_is_found(tmp_path: Any) -> None:
         tmp_path,
     )
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a race"):
-        check_attention(configured(AttentionConfig(16, 16, splits=2), launcher), LONG, NhdLayout)
+        check_attention(
+            configured(TritonAttentionConfig(16, 16, splits=2), launcher), LONG, NhdLayout
+        )
 
 
 def test_the_cache_is_the_array_that_was_given() -> None:
     problem = make_problem(SMALL, NhdLayout)
-    config = AttentionConfig(16, 16)
+    config = TritonAttentionConfig(16, 16)
     arguments = (problem.q, None, None, problem.cache, problem.batch)
     _, cache, lse = interpreted(*arguments, spec=SMALL.spec, layout=problem.layout, config=config)
     assert cache["kv"] is problem.cache["kv"]

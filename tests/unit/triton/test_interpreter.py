@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" b
 
 from enginebay.errors import UnsupportedError
 from enginebay_triton.call import Launch
-from enginebay_triton.interpreter import Worker, interpret
+from enginebay_triton.interpreter import InterpreterWorker, interpret
 from tests.unit.triton import faults
 
 F32 = jnp.float32
@@ -121,7 +121,7 @@ def test_a_race_between_two_programs_is_found() -> None:
 
 
 def test_a_worker_that_dies_is_told_of_and_replaced() -> None:
-    worker = Worker()
+    worker = InterpreterWorker()
     try:
         place = ("tests.unit.triton.faults", faults.__file__, "half_written")
         order = (place, (1,), [np.ones(8, np.float32)], 0, [((8,), "float32")], {"BLOCK": 8})

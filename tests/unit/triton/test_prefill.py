@@ -41,13 +41,13 @@ def flash() -> Any:
 
 def small_blocks() -> Any:
     """The same with blocks far smaller than rows."""
-    from enginebay_triton.flash import FlashConfig, FlashPrefill
+    from enginebay_triton.flash import FlashPrefill, TritonFlashConfig
 
     class Small(FlashPrefill):
         def default_config(
             self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-        ) -> FlashConfig:
-            return FlashConfig(16, 16)
+        ) -> TritonFlashConfig:
+            return TritonFlashConfig(16, 16)
 
     impl = flash()
     return Small(caps=impl.caps, launcher=impl.launcher)

@@ -8,7 +8,7 @@ from enginebay.ops.cost import Cost
 from enginebay_bench.problem import BenchSetting, OpBench, Problem, call_problem, noise
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
 from enginebay_swiglu.op import SWIGLU
-from enginebay_testing.exact import Call
+from enginebay_testing.exact import OpCall
 
 
 def cost(x: Any, gate: Any, up: Any) -> Cost:
@@ -26,7 +26,7 @@ def problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
     layer = shape.layer
     sizes = ((shape.num_tokens(), layer.hidden), *[(layer.mlp, layer.hidden)] * 2)
     arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))
-    return [call_problem(SWIGLU, shape, Call(tuple(arrays)))]
+    return [call_problem(SWIGLU, shape, OpCall(tuple(arrays)))]
 
 
 BENCH = OpBench(Axes(BATCHES, {"decode": (0,), "prefill": CONTEXTS, "mixed": (0,)}), problems)

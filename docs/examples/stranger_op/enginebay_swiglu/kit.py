@@ -15,7 +15,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting, QuickCase
 from enginebay_swiglu.op import SWIGLU
 from enginebay_testing.covering import DTYPES, OpAxes
-from enginebay_testing.exact import Call, within_tolerance
+from enginebay_testing.exact import OpCall, within_tolerance
 from enginebay_testing.op_kit import Layouts, OpKit, OpProgram, PlainCase, covering_cases
 
 
@@ -46,7 +46,7 @@ AXES = OpAxes(
 )
 
 
-def call_of(case: PlainCase) -> Call:
+def call_of(case: PlainCase) -> OpCall:
     """The arrays of a case. A "negative" gate closes everything."""
     rng = case.rng()
     rows, inputs, outputs = (case.int(axis) for axis in ("rows", "inputs", "outputs"))
@@ -56,7 +56,7 @@ def call_of(case: PlainCase) -> Call:
         x[:, 0] = 30.0
     elif case.row["data"] == "negative":
         x, gate = np.abs(x), -np.abs(gate)
-    return Call(tuple(array.astype(case.dtype) for array in (x, gate, up)))
+    return OpCall(tuple(array.astype(case.dtype) for array in (x, gate, up)))
 
 
 def programs(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
