@@ -1,6 +1,4 @@
-"""Background: jobs that run one after the other on a thread of their own, beside whoever started
-them.
-"""
+"""Background: runs jobs one after the other on a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ log = logging.getLogger("enginebay.background")
 
 
 class Background:
-    """Jobs in their order, begun by start(). Any thread may call any method.
+    """Runs jobs in order on one thread, from start() on. Any thread may call any method.
 
-    The thread ends before the next job when it is stopped, and when the program ends. A job that
-    raises is logged and ends the thread; start() tries it again.
+    The thread ends before its next job after stop(), and when the program ends. An error in a job
+    is logged and ends the thread; another start() runs this job again.
     """
 
     def __init__(self, jobs: Iterable[Callable[[], object]] = (), name: str = "background") -> None:
-        """`name` is the thread's."""
+        """`name` is the name of the thread."""
         self._jobs = collections.deque(jobs)
         self._name = name
         self._lock = threading.Lock()
@@ -33,22 +31,24 @@ class Background:
         return not self._jobs
 
     def start(self) -> None:
-        """Run the jobs that have not run; nothing happens when there is none, or the thread
-        runs.
+        """Start a thread for the jobs that have not run. Does nothing when no job is left or the
+        thread is running.
         """
         with self._lock:
             if self.is_done or (self._thread is not None and self._thread.is_alive()):
                 return
             self._stopping = threading.Event()
-            # No daemon: Python would end while a job is inside a library. So the thread looks
-            # itself whether the program ends.
+            # Not a daemon: Python would end while a job is inside a library. Instead the thread
+            # itself checks whether the program ends.
             self._thread = threading.Thread(
                 target=self._run, args=(self._stopping,), name=self._name, daemon=False
             )
             self._thread.start()
 
     def stop(self) -> bool:
-        """Begin no other job, and wait for the one that runs; whether the thread was running."""
+        """Begin no more jobs, and wait for the running one. Returns whether the thread was
+        running.
+        """
         with self._lock:
             self._stopping.set()
             thread, self._thread = self._thread, None
@@ -58,7 +58,9 @@ class Background:
             return was_running
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread has ended; whether every job has run by then."""
+        """Wait until the thread has ended or the time is over. Returns whether every job has
+        run.
+        """
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
@@ -69,6 +71,6 @@ class Background:
             try:
                 self._jobs[0]()
             except BaseException:
-                log.exception("%s ends after an error", self._name)
+                log.exception("thread %s ends after an error", self._name)
                 return
             self._jobs.popleft()

@@ -1,6 +1,4 @@
-"""Whose part failed: the plugin whose code an error was raised in, for the sentence that asks for a
-report.
-"""
+"""Finds the plugin whose code raised an error, so that the message says where to report it."""
 
 from __future__ import annotations
 
@@ -12,32 +10,32 @@ from enginebay.hooks import GROUP
 
 
 def failure(what: str, error: BaseException) -> EnginebayError:
-    """The error to report when `what` failed: `error` itself if it is one of ours, or an
-    InternalError that it is the cause of.
+    """Return the error to report when `what` failed: `error` itself if it is an EnginebayError,
+    else an InternalError with `error` as its cause.
     """
     if isinstance(error, EnginebayError):
         return error
     given = f"{what} failed: {error_line(error)}"
-    todo = f"The service goes on. {please_report(error)}"
-    made = InternalError(given, "one that succeeds", todo)
+    todo = f"Other requests continue. {please_report(error)}"
+    made = InternalError(given, "code that raises no such error", todo)
     made.__cause__ = error
     return made
 
 
 def please_report(error: BaseException) -> str:
-    """The sentence "please report this", which names the plugin that the innermost frame of a
-    plugin belongs to.
+    """Return the sentence "Please report this ...". It names the plugin in whose code the error was
+    raised: the innermost frame that belongs to a plugin.
     """
     plugins = _plugins()
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package in plugins:
-            return f"Please report this as a fault of {plugins[package]}."
+            return f"Please report this to the authors of {plugins[package]}."
     return "Please report this."
 
 
 def _plugins() -> dict[str, str]:
-    """Top-level module -> the plugin that it belongs to, in words."""
+    """Top-level module -> name of its plugin, as an error message shows it."""
     found: dict[str, str] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         words = f"plugin {point.name!r}"

@@ -1,5 +1,5 @@
-"""The contract of constraints: grammars that a request's output keeps to, compiled and followed on
-the host.
+"""The contracts of guided decoding: libraries that compile grammars, and guides that make the
+grammar of a request. Both run on the host.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 
 GUIDED, BITS = "guided", "bits"
-"""The logits processor that leaves a row the tokens of a mask, and its only field: uint32
-[num_words(vocabulary)].
+"""The name of the logits processor that allows only the tokens of a mask, and the name of its only
+field, the mask: uint32 [num_words(vocab_size)].
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of one model: its tokenizer, how many logits it gives, and which ids end a
-    sequence.
+    """The vocabulary of one model: its tokenizer, its number of logits (`size`), and the ids that
+    end a sequence.
 
-    Ids that the tokenizer does not know (a vocabulary may be padded) are never allowed.
+    Ids that the tokenizer does not know are never allowed: models may pad their vocabulary.
     """
 
     tokenizer: Tokenizer
@@ -35,49 +35,46 @@ class Vocabulary:
 
 
 class GrammarLibrary(ABC):
-    """What a plugin registers as kind "grammar": made with a Vocabulary, and its options if it has
-    any, at an engine's first guided request.
+    """Compiles grammars. A plugin registers a subclass as kind "grammar". The first guided request
+    of an engine makes an instance, from a Vocabulary and the options if the part has any.
 
-    UnsupportedError when it cannot be made for this tokenizer. Safe from several threads. It is
-    made in a worker process too, where each structure is compiled first (see
-    `enginebay_samplers.guides`): there the tokenizer's `inner` has `backend_tokenizer`, encode and
-    decode alone. Importing its module must not import JAX.
+    The constructor raises UnsupportedError for a tokenizer that the library cannot use. Methods may
+    be called from several threads. An instance is also made in a worker process, which compiles
+    each structure first (see `enginebay_samplers.guides`); there `tokenizer.inner` only has
+    `backend_tokenizer`, `encode` and `decode`. Importing the library's module must not import JAX.
     """
 
     @abstractmethod
     def compile(self, structure: Structure) -> Grammar:
-        """RequestError with the library's reason for what is malformed, matches nothing, or cannot
-        be held to its end.
-
-        What the library would not hold is refused: nothing of a structure is ever left out
-        silently.
+        """Compile a structure. RequestError, with the library's reason, for a structure that is
+        malformed, that matches nothing, or that the library can enforce only in part.
         """
 
 
 class Guide(ABC):
-    """What makes grammars for the requests of one engine. Safe from several threads.
+    """Makes the grammars for the requests of one engine. Any thread may call its methods.
 
-    A plugin registers, as kind "guide", a callable (`Registry`, `EngineConfig`) -> `MakeGuide`. It
-    raises ConfigError for wrong options of the configuration.
+    A plugin registers, as kind "guide", a callable (`Registry`, `EngineConfig`) -> `MakeGuide`. The
+    callable raises ConfigError for wrong options in the configuration.
     """
 
     @abstractmethod
     def grammar(self, params: SamplingParams) -> Grammar | None:
-        """What the output of a request must be, or None when it may be anything. RequestError for
-        what cannot be held.
+        """Return the grammar that the output of a request must follow, or None when the request is
+        not guided. RequestError for a grammar that cannot be enforced.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End what compiles and follows grammars. It starts again with the next constraint."""
+        """End the worker processes. They start again with the next guided request."""
 
 
 MakeGuide = Callable[[Vocabulary], Guide]
-"""Makes the guide of an engine over its vocabulary."""
+"""Makes the guide of an engine from the vocabulary of its model."""
 
 
 def forms_of(params: SamplingParams) -> dict[Form, Any]:
-    """The fields of a request that say what its output must be, with their values."""
+    """Return the fields that guide the output of a request, with their values; {} for none."""
     asked: dict[Form, Any] = {
         "json_schema": params.json_schema,
         "json_object": params.json_object or None,
@@ -89,12 +86,12 @@ def forms_of(params: SamplingParams) -> dict[Form, Any]:
 
 
 def num_words(vocab_size: int) -> int:
-    """Words of a mask."""
+    """Return the number of 32-bit words in a mask."""
     return -(-vocab_size // 32)
 
 
 def with_tokens(bits: np.ndarray, token_ids: tuple[int, ...]) -> np.ndarray:
-    """A copy of a mask in which these tokens are allowed too."""
+    """Return a copy of a mask in which these tokens are allowed, too."""
     ids = np.asarray(token_ids, np.int64)
     more = bits.copy()
     np.bitwise_or.at(more, ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))

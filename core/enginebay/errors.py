@@ -1,4 +1,4 @@
-"""The exception tree: wrong input, not supported here, and our own bug are three branches."""
+"""The exception tree. Its three branches: wrong input, not supported here, and a bug of ours."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Final
 
 
 class EnginebayError(Exception):
-    """Base of everything that enginebay raises on purpose."""
+    """Base class of all errors that enginebay raises on purpose."""
 
     exit_code = 1
 
     def __init__(self, given: str = "", allowed: str | None = None, todo: str = "") -> None:
-        """A sentence, or the three parts of a message about what was given; see `explain`."""
+        """Pass a whole sentence as `given`, or the three parts of a message; see `explain`."""
         super().__init__(given if allowed is None else explain(given, allowed, todo))
 
 
 class InputError(EnginebayError, ValueError):
-    """What the caller gave is wrong; the message says what is allowed and what to do."""
+    """The caller's input is wrong. The message says what is allowed and what to do."""
 
     exit_code = 2
 
 
 class ConfigError(InputError):
-    """A configuration value, section or combination is not allowed."""
+    """A value, section or combination of the configuration is not allowed."""
 
 
 class UnknownNameError(InputError):
-    """A name that nothing is registered under."""
+    """No part is registered under a name."""
 
 
 class RequestError(InputError):
-    """A request that can never be served as it stands."""
+    """A request that this engine can never serve in this form."""
 
 
 class IncorrectError(InputError):
-    """An implementation given by hand whose results are not what its op's contract says."""
+    """An implementation that was not registered returns results that break its op's contract."""
 
 
 class CheckpointError(InputError):
@@ -46,13 +46,13 @@ class CheckpointError(InputError):
 
 
 class UnsupportedError(EnginebayError):
-    """Right in itself, but not possible with this platform, plugin or build."""
+    """Valid input that this platform, plugin or build does not support."""
 
     exit_code = 2
 
 
 class PluginError(UnsupportedError):
-    """A plugin that could not be loaded; raised when somebody picks it."""
+    """A plugin that could not be loaded. Raised when one of its parts is chosen."""
 
 
 class StoppedError(EnginebayError):
@@ -60,22 +60,22 @@ class StoppedError(EnginebayError):
 
 
 class CompilationError(UnsupportedError):
-    """A program was about to be compiled while the engine was told to compile no more."""
+    """A program would have to be compiled while `forbid_compiling` is on."""
 
 
 class InternalError(EnginebayError):
-    """A broken invariant of ours: please report it."""
+    """A broken invariant, which is a bug of enginebay or a plugin. Please report it."""
 
 
 def explain(given: str, allowed: str, todo: str) -> str:
-    """Join the three parts every error message has: what was given, what is allowed, what to do."""
+    """Join the three parts of an error message: what was given, what is allowed, what to do."""
     given = given if given.endswith("...") else given.removesuffix(".")
     return f"{given}. Allowed: {allowed}. {todo}"
 
 
 def shown(value: object, limit: int = 100) -> str:
-    """A value as an error message quotes it: in one line of at most `limit` characters and an
-    ellipsis.
+    """Return a value as an error message quotes it: on one line, and cut after `limit`
+    characters.
     """
     if isinstance(value, str | bytes):
         value = value[: limit + 1]
@@ -87,15 +87,15 @@ def shown(value: object, limit: int = 100) -> str:
 
 
 def shown_text(text: str, limit: int = 300) -> str:
-    """A sentence of another library, without line breaks and control characters, cut to `limit`
-    characters.
+    """Return a text of another library on one line, without control characters and cut after
+    `limit` characters.
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
 def error_line(error: BaseException) -> str:
-    """Type and message of any error in one line, even where reading its message raises."""
+    """Return type and message of an error on one line, even when reading its message raises."""
     try:
         message = str(error)
     except BaseException:  # noqa: BLE001  # a plugin's class of errors may raise anything
@@ -106,11 +106,13 @@ def error_line(error: BaseException) -> str:
 OTHER_PROGRAMS: Final = tomllib.loads(
     Path(__file__).with_name("other_programs.toml").read_text(encoding="utf-8")
 )
-"""What other programs call options and values that have another name here."""
+"""Names of options and values in other programs, with their names in enginebay."""
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
-    """The name among `known` that was most likely meant; None when none is so alike (0 to 1)."""
+    """Return the name in `known` that is most similar to `name`; None when every similarity, from 0
+    to 1, is below `cutoff`.
+    """
     names = list(known)
     other = OTHER_PROGRAMS["names"].get(name[:100].lower())
     if other in names:
@@ -121,9 +123,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | No
 def unknown_name(
     what: str, name: str, known: Iterable[str], todo: str = "Choose one of these."
 ) -> UnknownNameError:
-    """The error for a name that is not among `known`; it names the nearest match, if there
-    is one.
-    """
+    """Return the error for a name that is not in `known`. It suggests the most similar name."""
     names = sorted(set(known))
     near = nearest(name, names)
     hint = f"Did you mean {near!r}? " if near else ""

@@ -1,5 +1,5 @@
-"""Grammars that a request's output keeps to: the structure asked for, and its compiled form, which
-follows each completion on the host.
+"""Grammars of guided requests: the structure that a request asks for, its compiled form, and the
+state of one completion within it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Form = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Structure:
-    """What an output must be. `text` is a JSON schema, a regular expression, a JSON list of texts,
-    or a grammar.
+    """The form that an output must have. `text` is a JSON schema, a regular expression, a JSON list
+    of texts (for "choice"), or a grammar, depending on `form`.
     """
 
     form: Form
@@ -26,55 +26,55 @@ class Structure:
 
 
 class Constraint(ABC):
-    """How far one completion has come in its grammar; used by one thread at a time.
+    """The state of one completion in its grammar. One thread at a time uses it.
 
-    Any method may raise RequestError, for a grammar that is too complex to be followed: then the
-    request ends with it.
+    Any method may raise RequestError when the grammar turns out to be too complex; the request then
+    ends with this error.
     """
 
     @abstractmethod
     def bits(self) -> np.ndarray:
-        """uint32 [num_words(size)]: bit i % 32 of word i // 32 says whether token i may come next,
-        never for an end of sequence.
+        """Return the mask of allowed next tokens, uint32 [num_words(vocab_size)]: bit i % 32 of
+        word i // 32 is set when token i is allowed. Bits of end-of-sequence tokens are never set.
 
-        Nobody changes it: it may be read until long after. RequestError when the text can neither
-        go on nor end.
+        The array must not be changed afterwards, because it may be read much later. RequestError
+        when the text can neither continue nor end.
         """
 
     @abstractmethod
     def accept(self, token_id: int) -> None:
-        """Go on behind a token. RequestError, here or from `bits`, for one that `bits` does not
-        allow.
+        """Advance by one token. For a token that `bits` does not allow, this call or the next call
+        of `bits` raises RequestError.
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the other methods return at once, after a wait of at most `timeout_s` seconds.
+        """Wait until the next mask is ready, at most `timeout_s` seconds; return whether it is.
 
-        False only where another process computes the mask behind the last accepted token.
+        False is possible only where another process computes the mask after the last token.
         """
         return True
 
     @property
     @abstractmethod
     def may_end(self) -> bool:
-        """Whether the text so far is all that the grammar asks for."""
+        """Whether the text so far is complete, so that the output may end here."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the text can only end."""
+        """Whether the text is complete and no token may follow."""
         return not self.bits().any() and self.may_end
 
 
 class Grammar(ABC):
-    """A compiled structure. Safe from several threads; each completion has a Constraint of
-    its own.
-    """
+    """A compiled structure. Any thread may use it; each completion has its own Constraint."""
 
     @abstractmethod
     def start(self) -> Constraint:
-        """A constraint at the beginning, whose first mask is computed already."""
+        """Return a Constraint for an empty output, with its first mask already computed."""
 
     @property
     def refusal(self) -> RequestError | None:
-        """Why no further request may use it: a limit that a request exceeded, or None."""
+        """The error for further requests with this grammar, after a request has exceeded a limit;
+        None while requests may use it.
+        """
         return None

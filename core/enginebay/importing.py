@@ -1,14 +1,16 @@
-"""Imports of a plugin's code: what a module does to this process while it is imported is named, and
-undone where it can be.
+"""Imports the code of plugins, and limits what a module can do to this process while it is
+imported.
 
-==================================  ====================================================
-while it is imported, it            then
-==================================  ====================================================
-raises, whatever it is              PluginError's cause; Ctrl-C alone ends the program
-prints                              the lines go to stderr, behind the plugin's name
-changes JAX's configuration         a warning names the settings; they are put back
-starts a thread                     the thread is a daemon: the program ends without it
-==================================  ====================================================
+===========================  =============================================================
+the imported module          then
+===========================  =============================================================
+raises any exception         the exception is the cause of a PluginError; only a real
+                             Ctrl-C ends the program
+prints                       the lines are written to stderr after the name of the plugin
+changes JAX's configuration  a warning lists the settings, and they are restored
+starts a thread              the thread becomes a daemon, so it cannot delay the program's
+                             end
+===========================  =============================================================
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ log = logging.getLogger("enginebay.plugins")
 
 
 class StrayExitError(Exception):
-    """An import raised something that is no Exception, such as SystemExit or KeyboardInterrupt."""
+    """An import raised a BaseException that is no Exception, such as SystemExit."""
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line, a stray exit as what it was raised as."""
+    """Return an error on one line; for a StrayExitError, the exception that was raised first."""
     if isinstance(error, StrayExitError) and error.__cause__ is not None:
         error = error.__cause__
     return error_line(error)
@@ -44,11 +46,10 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def guarded(who: str) -> Iterator[None]:
-    """Within the block this thread runs code of `who`, such as "plugin 'lifo'", as the table above
-    says.
+    """Run the block as code of `who`, such as "plugin 'lifo'", under the rules of the table above.
 
-    Whatever the code raises that is no Exception becomes a StrayExitError, but for the
-    KeyboardInterrupt of a real Ctrl-C.
+    A BaseException that is no Exception becomes a StrayExitError, except for the KeyboardInterrupt
+    of a real Ctrl-C.
     """
     with _WATCH.naming(who), _jax_settings_kept(who), _ctrl_c_noted() as pressed:
         try:
@@ -62,8 +63,8 @@ def guarded(who: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Watches the standard streams and new threads of this process while any thread imports a
-    plugin's code.
+    """Replaces the standard streams and Thread.start of this process while any thread imports the
+    code of a plugin.
     """
 
     def __init__(self) -> None:
@@ -75,13 +76,13 @@ class _Watch:
 
     @property
     def who(self) -> str | None:
-        """Whose code this thread imports; None: none."""
+        """The plugin whose code this thread imports, or None."""
         found: str | None = getattr(self._current, "who", None)
         return found
 
     @contextlib.contextmanager
     def naming(self, who: str) -> Iterator[None]:
-        """Within the block this thread imports code of `who`."""
+        """Mark this thread as importing code of `who` within the block."""
         before = self.who
         self._enter()
         self._current.who = who
@@ -92,7 +93,7 @@ class _Watch:
             self._leave()
 
     def print(self, who: str, lines: Sequence[str]) -> None:
-        """Write lines to stderr, behind a name."""
+        """Write lines to stderr, each after the name `who`."""
         self._streams[1].write("".join(f"{who}: {line}\n" for line in lines))
 
     def _enter(self) -> None:
@@ -123,16 +124,14 @@ class _Watch:
     def _make_daemon(self, thread: threading.Thread) -> None:
         who = self.who
         if who is not None and not thread.daemon:
-            told = (
-                "%s starts the thread %r while it is imported: it does not keep the program alive"
-            )
-            log.warning(told, who, thread.name)
+            text = "%s starts the thread %r while it is imported; enginebay makes it a daemon"
+            log.warning(text, who, thread.name)
             thread.daemon = True
 
 
 class _Labelled(io.TextIOBase):
-    """A standard stream for all threads: lines of one that imports a plugin's code go to stderr,
-    behind its name.
+    """A standard stream for all threads. Lines from a thread that imports the code of a plugin are
+    written to stderr after the plugin's name.
     """
 
     def __init__(self, watch: _Watch, real: TextIO) -> None:
@@ -154,7 +153,7 @@ class _Labelled(io.TextIOBase):
         self._real.flush()
 
     def end_lines(self) -> None:
-        """Print what was written without a line break."""
+        """Print the last lines that were written without a line break."""
         for who, rest in self._rest.items():
             self._watch.print(who, [rest])
         self._rest = {}
@@ -168,8 +167,8 @@ _WATCH = _Watch()
 
 @contextlib.contextmanager
 def _ctrl_c_noted() -> Iterator[list[bool]]:
-    """A list that is filled when the user presses Ctrl-C; code of plugins may raise
-    KeyboardInterrupt as well.
+    """Yield a list that gets an item when the user presses Ctrl-C. It distinguishes this from a
+    KeyboardInterrupt that the code of a plugin raises.
     """
     pressed: list[bool] = []
     handler = signal.getsignal(signal.SIGINT)
@@ -190,8 +189,8 @@ def _ctrl_c_noted() -> Iterator[list[bool]]:
 
 @contextlib.contextmanager
 def _jax_settings_kept(who: str) -> Iterator[None]:
-    """JAX's configuration is after the block what it was before it, or what JAX itself set when the
-    block imported it.
+    """Restore JAX's configuration after the block. If the block imports JAX, restore the values
+    that JAX has just after its import.
     """
     before: dict[str, Any] = {}
     watch = None
@@ -205,7 +204,7 @@ def _jax_settings_kept(who: str) -> Iterator[None]:
     finally:
         if watch is not None and watch in sys.meta_path:
             sys.meta_path.remove(watch)
-        _put_back(who, before)
+        _restore(who, before)
 
 
 def _settings() -> dict[str, Any]:
@@ -213,21 +212,21 @@ def _settings() -> dict[str, Any]:
     return {} if config is None else dict(config.values)
 
 
-def _put_back(who: str, before: Mapping[str, Any]) -> None:
+def _restore(who: str, before: Mapping[str, Any]) -> None:
     now = _settings() if before else {}
     changed = {name: value for name, value in before.items() if now.get(name, value) != value}
     if not changed:
         return
-    told = ", ".join(f"{name} {value!r} -> {now[name]!r}" for name, value in changed.items())
+    changes = ", ".join(f"{name} {value!r} -> {now[name]!r}" for name, value in changed.items())
     log.warning(
-        "%s changed JAX's configuration while it was imported: %s. It is put back.", who, told
+        "%s changed JAX's configuration while it was imported: %s. It is restored.", who, changes
     )
     for name, value in changed.items():
         sys.modules["jax"].config.update(name, value)
 
 
 class _JaxWatch(importlib.abc.MetaPathFinder):
-    """Notes JAX's configuration as it is when JAX has just been imported."""
+    """Records JAX's configuration when JAX has just been imported."""
 
     def __init__(self, into: dict[str, Any]) -> None:
         self._into = into
@@ -245,7 +244,7 @@ class _JaxWatch(importlib.abc.MetaPathFinder):
 
 
 class _Noting(importlib.abc.Loader):
-    """JAX's own loader, and a note of the configuration behind it."""
+    """JAX's own loader, which also records JAX's configuration after the import."""
 
     def __init__(self, real: importlib.abc.Loader, into: dict[str, Any]) -> None:
         self._real = real

@@ -1,4 +1,4 @@
-"""What engines will hold on each device, and one account of it for all engines of a process."""
+"""Memory plans of engines, and one account of device memory for all engines of a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from enginebay.errors import UnsupportedError
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes an engine will hold on each device, made before anything is allocated."""
+    """The bytes that an engine will use on each device, planned before it allocates any. The device
+    has `device_bytes` in all.
+    """
 
     weights_bytes: int
     cache_bytes: int
@@ -23,12 +25,12 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Bytes that the engine will use in all."""
         return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
     def check(self, promised_bytes: int = 0) -> None:
-        """UnsupportedError when it does not fit the device, of which `promised_bytes` are
-        others'.
+        """Raise UnsupportedError when the engine does not fit the device beside `promised_bytes` of
+        other engines.
         """
         if self.total_bytes + promised_bytes <= self.device_bytes:
             return
@@ -37,19 +39,19 @@ class MemoryPlan:
             f"{n / 2**20:.0f} MiB" for n in (*parts, promised_bytes, self.device_bytes)
         )
         beside = f" beside the {others} of this process's other engines" if promised_bytes else ""
-        close = "Close an engine that is not needed; or lower" if promised_bytes else "Lower"
+        close = "Close another engine of this process, or lower" if promised_bytes else "Lower"
         raise UnsupportedError(
             f"weights {weights}, cache {cache} and working space {workspace} do not fit the "
             f"device{beside}",
             f"{device} in all",
-            f"{close} the engine's num_pages or cache_bytes where one is given, "
-            "max_model_len or max_num_seqs; use a smaller dtype, or more devices.",
+            f"{close} the engine option num_pages or cache_bytes if it is set, --max-model-len or "
+            "--max-num-seqs; or use a smaller --dtype, or more devices (--mesh).",
         )
 
 
 class MemoryAccount:
-    """Bytes that the engines of this process have promised to hold on each device, allocated yet or
-    not. An engine that is garbage is not counted. Any thread may call.
+    """Counts the bytes that the engines of this process use on each device, or will use once they
+    allocate. Engines that were garbage-collected do not count. Any thread may call the methods.
     """
 
     def __init__(self) -> None:
@@ -58,22 +60,22 @@ class MemoryAccount:
         self._promises = weakref.WeakKeyDictionary()
 
     def promise(self, owner: object, plan: MemoryPlan, devices: Sequence[jax.Device]) -> None:
-        """Count `plan` for `owner` on each of the devices, in the place of what it had promised.
+        """Count `plan` for `owner` on each of the devices, in place of an earlier plan of `owner`.
 
-        UnsupportedError when it does not fit beside what others have promised there; nothing is
-        counted then.
+        UnsupportedError when it does not fit beside the other engines; the counts then stay as they
+        were.
         """
         with self._lock:
             plan.check(max(self._promised(device, but=owner) for device in devices))
             self._promises[owner] = plan.total_bytes, frozenset(devices)
 
     def release(self, owner: object) -> None:
-        """Count nothing for `owner` any more; nothing to do when it has promised nothing."""
+        """Stop counting the plan of `owner`, if it has one."""
         with self._lock:
             self._promises.pop(owner, None)
 
     def promised_bytes(self, device: jax.Device) -> int:
-        """Of all engines on a device."""
+        """Return the bytes of all engines on a device."""
         with self._lock:
             return self._promised(device, but=None)
 
@@ -86,4 +88,4 @@ class MemoryAccount:
 
 
 ACCOUNT = MemoryAccount()
-"""That of this process."""
+"""The account of this process."""

@@ -1,5 +1,5 @@
-"""JSON from outside: text that is none, or that is nested deeper than Python's own functions
-follow, is an InputError.
+"""Checks JSON and configurations from outside for their nesting, which Python's own functions
+follow only to a limited depth.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import Any
 from enginebay.errors import InputError, shown_text
 
 MAX_DEPTH = 100
-"""Levels of lists and objects within one another. Configurations have a few; Python's recursion
-ends near a thousand.
+"""Max nesting of lists and objects. Configurations have a few levels; Python's recursion limit is
+near a thousand.
 """
 
 
 def parse_json(
     text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """The value of a JSON text. `pairs`: what makes a value of an object's pairs, in place of dict.
+    """Parse a JSON text. `pairs`, if given, is called with the list of pairs of each object, and
+    its result is used in place of a dict.
 
-    InputError for text that is no JSON, that is nested more than MAX_DEPTH deep, or that `pairs`
-    refuses (ValueError).
+    InputError for a text that is not JSON, that is nested deeper than MAX_DEPTH, or that `pairs`
+    refuses with a ValueError.
     """
     try:
         value = json.loads(text, object_pairs_hook=pairs)
@@ -35,16 +36,16 @@ def parse_json(
             else shown_text(str(error))
         )
         raise InputError(
-            f"text that is no JSON ({why})",
-            f"JSON, nested {MAX_DEPTH} deep at most",
-            "Was it cut short?",
+            f"text that is not JSON ({why})",
+            f"JSON with at most {MAX_DEPTH} levels of nesting",
+            "Check that the text is complete.",
         ) from None
     check_depth(value)
     return value
 
 
 def check_depth(value: object) -> None:
-    """InputError for lists and mappings that are nested more than MAX_DEPTH deep."""
+    """Raise InputError for lists and mappings that are nested deeper than MAX_DEPTH."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -62,5 +63,7 @@ def check_depth(value: object) -> None:
         if not level:
             return
     raise InputError(
-        "lists or sections that are nested too deeply", f"{MAX_DEPTH} levels", "Make it flatter."
+        "lists or sections that are nested too deeply",
+        f"at most {MAX_DEPTH} levels",
+        "Use fewer levels of nesting.",
     )

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for."""
+"""Imports the public names of a package when they are first used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 
 def on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's __getattr__. `homes`: the names of each module, with spaces between them."""
+    """Return a __getattr__ for a package. `homes`: module -> its names, separated by spaces."""
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> object:

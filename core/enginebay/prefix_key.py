@@ -1,4 +1,4 @@
-"""PrefixKey: what the keys and values of a row depend on besides its token ids."""
+"""PrefixKey: the facts besides token ids that decide whether two rows may share cached pages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import hashlib
 import json
 
 DIGEST_BYTES = 16
-"""The length of a hash. BLAKE2b is collision resistant: a prompt cannot be made that has the
-hash of another one and so reads its pages.
+"""Length of a hash. BLAKE2b is collision resistant, so an attacker cannot make a prompt that has
+the hash of another prompt and reads its pages.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefixKey:
-    """Rows share the cache of a beginning only where their token ids and their keys agree.
+    """Two rows share the cache of a common prefix only if their token ids and their keys agree.
 
-    `weights` names the engine's weights and their version, and `salt` is the request's
-    `cache_salt`: rows with another one share nothing. `embeds` has (position, hash) of each
-    position whose content is an embedding; rows share what stands before the first that differs.
+    `weights`: names the engine's weights and their version. `salt`: the request's `cache_salt`.
+    Rows that differ in one of these share nothing. `embeds`: a pair (position, hash) for each
+    position with an embedding; rows share the pages before the first embedding that differs.
     """
 
     weights: str = ""
@@ -26,12 +26,12 @@ class PrefixKey:
     embeds: tuple[tuple[int, bytes], ...] = ()
 
     def digest(self) -> bytes:
-        """The hash that a chain of pages begins with; the same in every process."""
+        """Return the hash that the chain of page hashes begins with; the same in every process."""
         text = json.dumps([self.weights, self.salt])
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
     def by_page(self, page_size: int) -> dict[int, bytes]:
-        """The hashes of the embeddings in each page that has some, by the number of the page."""
+        """Return, for each page with embeddings, their concatenated hashes, by page number."""
         pages: dict[int, bytes] = {}
         for position, digest in self.embeds:
             page = position // page_size

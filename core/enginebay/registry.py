@@ -1,6 +1,4 @@
-"""The plugin host: finds plugins, isolates broken ones, and resolves a name to the part
-behind it.
-"""
+"""The plugin registry: finds plugins, isolates broken ones, and finds and loads parts by name."""
 
 from __future__ import annotations
 
@@ -24,24 +22,26 @@ from enginebay.importing import guarded, reason_of
 from enginebay.validation import describe_validation
 
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
-"""Names of the entry points to load, separated by commas; unset loads all."""
+"""Environment variable with the names of the entry points to load, separated by commas. When it is
+not set, all are loaded.
+"""
 
 DISTRIBUTION = "enginebay"
-"""The distribution that brings the built-in parts."""
+"""The distribution that contains the built-in parts."""
 
 State = Literal["ready", "unavailable", "broken"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One part, or one plugin that could not be loaded (kind "plugin"), as `enginebay plugins`
-    lists it.
+    """One line of `enginebay plugins`: a part, or a plugin that could not be loaded (kind
+    "plugin").
     """
 
     kind: str
     name: str
     package: str
-    """Name of the plugin's entry point."""
+    """Name of the entry point of the plugin."""
     version: str
     distribution: str
     state: State = "ready"
@@ -55,20 +55,20 @@ class Entry:
 
     @property
     def built_in(self) -> bool:
-        """Whether the part comes with enginebay itself."""
+        """Whether the part is in the distribution of enginebay itself."""
         return self.distribution == DISTRIBUTION
 
     @property
     def priority(self) -> int:
-        """The priority that it declares, 0 by default."""
+        """The priority that the part declares; 0 by default."""
         return int(self.capability("priority", 0))
 
     def capability(self, name: str, default: Any = None) -> Any:
-        """What the part declares of itself under this name."""
+        """Return the capability that the part declares under this name."""
         return self.declaration.capabilities.get(name, default) if self.declaration else default
 
     def why_not_on(self, platform: str) -> str | None:
-        """Why the part cannot be used on a platform, or None."""
+        """Return why the part cannot be used on a platform, or None when it can."""
         declared = self.declaration.platforms if self.declaration else ()
         if self.reason:
             return self.reason
@@ -77,40 +77,42 @@ class Entry:
         return None
 
     def record(self) -> dict[str, str]:
-        """The fields that programs read."""
+        """Return the fields for programs that read the list (`enginebay plugins --json`)."""
         fields = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")
         return {name: getattr(self, name) for name in fields}
 
 
 class Registry:
-    """All parts of all loaded plugins, by kind, op and name. Immutable once made."""
+    """All parts of all loaded plugins. It is not changed after it was made."""
 
     def __init__(
         self, entries: Iterable[Entry], import_s: Mapping[str, float] | None = None
     ) -> None:
-        """`import_s`: seconds that the import of each plugin's module and its hooks took."""
+        """`import_s`: plugin -> seconds that importing its module and calling its hooks took."""
         self.entries = tuple(
             sorted(entries, key=lambda e: (e.kind, e.op, e.name, e.state != "ready"))
         )
         self.import_s = dict(import_s or {})
 
     def names(self, kind: str, op: str = "") -> list[str]:
-        """Names of the parts of a kind that are not broken."""
+        """Return the names of the parts of a kind (for kernels: of an op) that are not broken."""
         return [
             e.name for e in self.entries if (e.kind, e.op) == (kind, op) and e.state != "broken"
         ]
 
     def ready(self, kind: str) -> list[Entry]:
-        """The parts of a kind that can be used: by priority, of equals built-in ones first."""
+        """Return the usable parts of a kind, sorted by priority; for equal priorities, built-in
+        parts first, then by name.
+        """
         ready = [e for e in self.entries if (e.kind, e.state) == (kind, "ready")]
         return sorted(ready, key=lambda e: (-e.priority, not e.built_in, e.name))
 
     def find(self, kind: str, name: str, op: str = "") -> Entry:
-        """The entry of a name, or of "package/name" where two plugins share one; does not import
-        its code.
+        """Return the entry of a part without importing its code. `name` may be "package/name", for
+        a name that two plugins use.
 
-        Raises UnknownNameError with the list of names, and PluginError when the part is broken or
-        unavailable.
+        UnknownNameError, which lists the known names, for an unknown name; PluginError for a part
+        that is broken or unavailable.
         """
         package, _, plain = name.rpartition("/")
         same = [
@@ -129,7 +131,7 @@ class Registry:
             raise PluginError(
                 f"{kind} {name!r} cannot be used: {entry.reason}",
                 ", ".join(self.names(kind, op)),
-                "Mend or choose another.",
+                "Fix this cause, or choose another name.",
             )
         return entry
 
@@ -140,20 +142,20 @@ class Registry:
                 raise PluginError(
                     f"{kind} {name!r}: plugin {entry.name!r} could not be loaded: {entry.reason}",
                     ", ".join(self.names(kind)),
-                    "Mend the plugin or choose another.",
+                    "Fix the plugin, or choose another name.",
                 )
 
     def load(self, entry: Entry) -> Any:
-        """Import the code behind an entry. An import that fails raises PluginError with its
-        reason.
-        """
+        """Import the target of an entry. PluginError, with the reason, when the import fails."""
         assert entry.declaration is not None, "find() returns declared parts only"
         return import_target(
             entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}"
         )
 
     def run(self, entry: Entry, *arguments: Any) -> Any:
-        """Call the code behind an entry. An error that is not enginebay's raises PluginError."""
+        """Load the target of an entry and call it. An error that is not an EnginebayError becomes a
+        PluginError.
+        """
         function = self.load(entry)
         try:
             return function(*arguments)
@@ -161,19 +163,21 @@ class Registry:
             raise
         except Exception as error:
             given = f"{entry.kind} {entry.name!r} of plugin {entry.package!r}: {reason_of(error)}"
-            todo = f"Mend the plugin, or leave it out of {PLUGINS_VARIABLE}."
-            raise PluginError(given, "a part that works", todo) from error
+            todo = f"Fix the plugin, or leave it out of {PLUGINS_VARIABLE}."
+            raise PluginError(given, "a part that raises no such error", todo) from error
 
     def options(self, entry: Entry, values: Mapping[str, Any]) -> BaseModel | None:
-        """The part's options, validated by its own model; ConfigError names each wrong one."""
+        """Validate options with the part's own model; None for a part without options. ConfigError
+        names each wrong option.
+        """
         assert entry.declaration is not None, "find() returns declared parts only"
         what = f"{entry.kind} {entry.name!r}"
         if entry.declaration.options is None:
             if values:
                 raise ConfigError(
                     f"options {', '.join(values)} for {what}",
-                    "none: it has no options",
-                    "Leave them out.",
+                    "no options: this part has none",
+                    "Leave these options out.",
                 )
             return None
         model = import_target(entry.declaration.options, f"options of {what}")
@@ -184,8 +188,8 @@ class Registry:
 
 
 def import_target(target: str, what: str) -> Any:
-    """The attribute that "module:attribute" names; PluginError, with `what` it is and the reason,
-    when it cannot be had.
+    """Import and return the attribute that "module:attribute" names. PluginError, with `what` and
+    the reason, when the import fails.
     """
     module, _, attribute = target.partition(":")
     try:
@@ -196,18 +200,18 @@ def import_target(target: str, what: str) -> Any:
     except Exception as error:  # whatever a plugin's import raises must not take the host down
         raise PluginError(
             f"{what}: importing {target} failed: {reason_of(error)}",
-            'an importable "module:attribute"',
-            "Mend the plugin.",
+            'a "module:attribute" that can be imported',
+            "Fix the plugin, or install what the import needs.",
         ) from error
     return found
 
 
 def load_registry(names: Iterable[str] | None = None) -> Registry:
-    """Load the plugins of the entry-point group, all or those named.
+    """Load the plugins with these names; None loads the plugins that ENGINEBAY_PLUGINS lists, or
+    all.
 
-    `names` None reads ENGINEBAY_PLUGINS. A name that no entry point has raises UnknownNameError; a
-    plugin that fails to load is listed as broken. Built-in plugins come first: nobody else's can
-    take one of their names.
+    UnknownNameError for a name that is no entry point. A plugin that fails to load is listed as
+    broken. Built-in plugins are loaded first, so that no other plugin can take their names.
     """
     points = sorted(importlib.metadata.entry_points(group=hooks.GROUP), key=_built_in_first)
     known = {point.name for point in points}
@@ -217,7 +221,7 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
     chosen = set(names)
     for name in sorted(chosen - known):
         raise unknown_name(
-            "plugin", name, known, f"Correct {PLUGINS_VARIABLE}, or install the plugin."
+            "plugin", name, known, f"Correct the name in {PLUGINS_VARIABLE}, or install the plugin."
         )
     manager = hooks.make_manager()
     entries: list[Entry] = []
@@ -231,7 +235,7 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
 
 
 def _without_unknown_ops(entries: list[Entry]) -> list[Entry]:
-    """The entries, a kernel of an op that cannot be used being broken, with its reason."""
+    """Mark every kernel whose op cannot be used as broken, with the reason."""
     ops = {e.name for e in entries if e.kind == "op" and e.state == "ready"}
     return [
         dataclasses.replace(e, state="broken", reason=_why_no_op(e, ops, entries))
@@ -242,14 +246,14 @@ def _without_unknown_ops(entries: list[Entry]) -> list[Entry]:
 
 
 def _why_no_op(kernel: Entry, ops: set[str], entries: list[Entry]) -> str:
-    """Why the op of a kernel cannot be used: it is broken, or no plugin registered it."""
+    """Return why the op of a kernel cannot be used: it is broken, or no plugin registered it."""
     for entry in entries:
         if (entry.kind, entry.name) == ("op", kernel.op):
             return f"op {entry.name!r} of plugin {entry.package!r} cannot be used: {entry.reason}"
     broken = [f"{e.name!r} ({e.reason})" for e in entries if e.kind == "plugin"]
-    todo = "Correct the plugin, or install the one that registers the op."
+    todo = "Correct the name of the op, or install the plugin that registers it."
     if broken:
-        todo += f" Its plugin may be one that could not be loaded: {', '.join(broken)}."
+        todo += f" These plugins could not be loaded, and may register it: {', '.join(broken)}."
     return str(unknown_name("op", kernel.op, ops, todo))
 
 
@@ -265,7 +269,7 @@ def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
 def _load_plugin(
     manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, before: list[Entry]
 ) -> list[Entry]:
-    """The entries of one plugin; a single broken one when its module or its hooks fail."""
+    """Return the entries of one plugin, or one broken entry when its module or a hook fails."""
     distribution, version = _distribution(point)
 
     def broken(reason: str) -> list[Entry]:
@@ -317,14 +321,14 @@ def _load_plugin(
 def _state(
     declaration: Declaration, distribution: str, taken: Iterable[Entry]
 ) -> tuple[State, str]:
-    """Whether a declared part can be used here, and if not, why."""
+    """Return the state of a declared part, and the reason when it is not ready."""
     wanted = hooks.INTERFACE_VERSIONS[declaration.kind]
     if declaration.interface != wanted:
         return (
             "broken",
             (
                 f"written for version {declaration.interface} of the {declaration.kind} "
-                f"interface, this is version {wanted}"
+                f"interface; this enginebay has version {wanted}"
             ),
         )
     for entry in taken:
@@ -344,5 +348,5 @@ def _state(
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # the parent of a dotted name is missing, or the name is none
+    except (ImportError, ValueError):  # the parent package is missing, or the name is malformed
         return False

@@ -1,4 +1,4 @@
-"""The declared values of rows as two host arrays, f32 and int32, with a column for each value."""
+"""The sampling parameters of rows as two host arrays, f32 and int32, with one column each."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ INTS = tuple(name for name, one in ROW_VALUES.items() if one.dtype == "int32")
 
 
 def neutral_columns(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """f32 [num_rows, len(FLOATS)] and int32 [num_rows, len(INTS)] of rows without a request."""
+    """Return f32 [num_rows, len(FLOATS)] and int32 [num_rows, len(INTS)] with neutral values."""
     floats = np.asarray([ROW_VALUES[name].neutral for name in FLOATS], np.float32)
     ints = np.asarray([ROW_VALUES[name].neutral for name in INTS], np.int32)
     return np.tile(floats, (num_rows, 1)), np.tile(ints, (num_rows, 1))
 
 
 def by_name(floats: Column, ints: Column) -> dict[str, Column]:
-    """The columns [rows] of both arrays, NumPy's or JAX's, by the names of their values."""
+    """Return the columns [rows] of both arrays (NumPy or JAX) by the name of the parameter."""
     return {name: floats[:, i] for i, name in enumerate(FLOATS)} | {
         name: ints[:, i] for i, name in enumerate(INTS)
     }
 
 
 def write_row(floats: np.ndarray, ints: np.ndarray, params: SamplingParams) -> None:
-    """Write the values of a request into one row of each array, within the declared limits."""
+    """Write a request's parameters into one row of each array, clipped to their limits."""
     floats[:] = [ROW_VALUES[name].clip(getattr(params, name)) for name in FLOATS]
     ints[:] = [ROW_VALUES[name].clip(getattr(params, name)) for name in INTS]

@@ -1,21 +1,21 @@
-"""Stop sequences: runs of token ids that end a completion, found as its tokens come."""
+"""Stop sequences: finds sequences of token ids that end a completion, token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 Sequences = Sequence[Sequence[int]]
-"""Runs of at least one token id each."""
+"""Stop sequences of at least one token id each."""
 
 
 def length_of_match(output: Sequence[int], sequences: Sequences) -> int:
-    """The length of the longest sequence that `output` ends with; 0 when it ends with none."""
+    """Return the length of the longest stop sequence that `output` ends with, or 0."""
     return max((len(one) for one in sequences if _ends_with(output, one)), default=0)
 
 
 def end_of_match(output: Sequence[int], sequences: Sequences, start: int = 0) -> int | None:
-    """The first end > `start` at which output[:end] ends with a sequence, so that it may begin
-    before `start`; None: there is none.
+    """Return the first `end` > `start` for which output[:end] ends with a stop sequence, or None.
+    The sequence may begin before `start`.
     """
     for end in range(start + 1, len(output) + 1):
         if any(output[end - 1] == one[-1] and _ends_with(output[:end], one) for one in sequences):
@@ -24,8 +24,8 @@ def end_of_match(output: Sequence[int], sequences: Sequences, start: int = 0) ->
 
 
 def length_of_beginning(output: Sequence[int], sequences: Sequences) -> int:
-    """How many of the last tokens may become a sequence: the longest end of `output` that one
-    begins with, and goes on after.
+    """Return how many of the last tokens may be the beginning of a stop sequence: the length of the
+    longest end of `output` with which a longer stop sequence begins.
     """
     longest = max((len(one) - 1 for one in sequences), default=0)
     for length in range(min(longest, len(output)), 0, -1):
@@ -36,11 +36,11 @@ def length_of_beginning(output: Sequence[int], sequences: Sequences) -> int:
 
 
 class SequenceChecker:
-    """Finds stop sequences in a stream of tokens, and gives out none that a sequence still to be
-    completed would take.
+    """Finds stop sequences in a stream of tokens, and holds back tokens that may be the beginning
+    of a stop sequence.
 
-    Of several sequences the one that ends first counts, of those the longest. What ends within the
-    first `min_tokens` does not count.
+    If several sequences match, the one that ends first counts, and the longest of those that end at
+    the same token. A sequence that ends within the first `min_tokens` tokens does not count.
     """
 
     def __init__(self, sequences: Sequences, min_tokens: int = 0) -> None:
@@ -50,9 +50,9 @@ class SequenceChecker:
         self.stopped = False
 
     def push(self, token_id: int) -> list[int]:
-        """The tokens that are sure to be no part of a sequence, of those held and this one."""
-        # A sequence that ends here began in what is held, because its beginning was held from its
-        # first token on.
+        """Add a token, and return the held and new tokens that cannot be part of a sequence."""
+        # A sequence that ends here begins in the held tokens, because its beginning was held back
+        # from its first token on.
         self._held.append(token_id)
         is_early, self._num_early = self._num_early > 0, self._num_early - 1
         length = 0 if is_early else length_of_match(self._held, self._sequences)
@@ -62,7 +62,7 @@ class SequenceChecker:
         return given
 
     def flush(self) -> list[int]:
-        """The tokens held back, now that nothing follows."""
+        """Return the tokens that are held back, at the end of the stream."""
         given, self._held = self._held, []
         return given
 

@@ -1,5 +1,5 @@
-"""Text on the host: the contract of tokenizers, token ids to text as they come, and stop texts
-across their borders.
+"""Text on the host: the contract of tokenizers, incremental decoding of token ids, and stop texts
+in a stream of text.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from typing import Any, TypedDict, Unpack
 from enginebay.config_sections import TemplateLimits
 
 UNFINISHED = "\ufffd"
-"""What decoders give for bytes that are no character (yet)."""
+"""The character that decoders return for bytes that are not a character, or not yet."""
 
 MAX_HELD_TOKENS = 8
-"""A character is at most 4 bytes, hence 4 tokens: more held tokens than this are no character to
-come.
+"""Max tokens to hold back. A character has at most 4 bytes and therefore at most 4 tokens, so more
+held tokens do not become a character.
 """
 
 
 Message = Mapping[str, Any]
-"""One message of a chat: "role" and "content", and whatever else the chat template knows."""
+"""One message of a chat: "role", "content", and other keys that the chat template reads."""
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a request wants its conversation rendered.
+    """Options for rendering a conversation.
 
-    `tools` are descriptions of functions for the template, if it knows what to do with them,
-    `chat_template` is Jinja text in place of the model's, and `chat_template_kwargs` are further
-    variables of it. With `continue_final_message` the text ends where the final message does, or
-    where its field of that name does; then `add_generation_prompt`, True by default, must be False.
+    tools: descriptions of functions, for templates that read them. chat_template: Jinja text to use
+    in place of the model's template. chat_template_kwargs: additional variables of the template.
+    add_generation_prompt: whether to end with the prefix of an assistant's message; True by
+    default. continue_final_message: True ends the text where the final message ends, and a string
+    ends it where the field of this name in the final message ends; `add_generation_prompt` must
+    then be False.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -40,11 +42,11 @@ class ChatOptions(TypedDict, total=False):
 
 
 class Tokenizer(ABC):
-    """Texts and chats to token ids and back. Safe from several threads. What a checkpoint loads;
-    the usual one is `enginebay_worker.tokenizer.TextTokenizer`.
+    """Converts texts and chats to token ids, and token ids to text. Any thread may call it. A
+    checkpoint loads it; the usual class is `enginebay_worker.tokenizer.TextTokenizer`.
 
-    Invariant: `decode` keeps spaces as they are, so that decoding parts adds up to decoding the
-    whole.
+    Invariant: `decode` does not change spaces, so that the decoded parts of a sequence join to the
+    decoded sequence.
     """
 
     inner: Any
@@ -53,44 +55,45 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work."""
+        """Whether the model has a chat template."""
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. RequestError for what is no text, or holds half a UTF-16 pair."""
+        """Return the token ids of a text. RequestError for a value that is not a str, and for half
+        of a UTF-16 surrogate pair.
+        """
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
 
     @abstractmethod
     def apply_chat_template(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Token ids of a conversation; special tokens are the template's business.
+        """Render a conversation and return its token ids. The template writes all special tokens.
 
         RequestError for messages that are empty, malformed or refused by the template, and for a
-        template that exceeds a limit, UnsupportedError when there is no chat template.
+        template that exceeds a limit. UnsupportedError when there is no chat template.
         """
 
     @abstractmethod
     def limit_templates(self, limits: TemplateLimits) -> None:
-        """Render chats within these limits from now on."""
+        """Use these limits for all chats from now on."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what renders chats. It starts again with the next chat."""
+        """End the worker process that renders chats. It starts again with the next chat."""
 
 
 class IncrementalDetokenizer:
-    """Turns token ids into text as they come; the parts joined are the text of all ids decoded at
+    """Decodes token ids to text while they arrive. The parts join to the text of all ids decoded at
     once.
 
-    Bytes that are no whole character yet are held back. What a token adds depends on the tokens
-    before it (leading spaces, bytes), so new tokens are decoded together with those of the part
-    given last, and that part's text is taken off: the technique of two offsets known from
-    text-generation-inference. A push decodes the tokens of the last part and its own, and a few
-    held ones, never more.
+    Bytes that are not a whole character yet are held back. The text of a token depends on the
+    tokens before it (leading spaces, bytes). New tokens are therefore decoded together with the
+    tokens of the last part, whose text is then removed: the technique of two offsets known from
+    text-generation-inference. A push decodes only its own tokens, held tokens and the last part.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -100,8 +103,9 @@ class IncrementalDetokenizer:
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain with these new tokens; "" when none is."""
-        self._held = [*self._held, *token_ids]  # no list is changed, so that a copy stays as it is
+        """Add tokens, and return the new text that later tokens cannot change; may be ""."""
+        # Lists are replaced, not changed, so that a copy of this object stays as it is.
+        self._held = [*self._held, *token_ids]
         if not self._held:
             return ""
         text = self._text_of(self._held)
@@ -115,8 +119,8 @@ class IncrementalDetokenizer:
         return self._give_up_waiting(text) if len(self._held) > MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
-        """What is held back, bytes without a character as U+FFFD. For the end; another push begins
-        a new text.
+        """Return the held text at the end of the stream, with U+FFFD for incomplete characters. A
+        later push begins a new text.
         """
         text = self._text_of(self._held) if self._held else ""
         self._context, self._held = [], []
@@ -128,7 +132,7 @@ class IncrementalDetokenizer:
         )
 
     def _text_of(self, token_ids: list[int]) -> str:
-        """What the tokens add after the context."""
+        """Return the text that the tokens add after the context."""
         return self._decode(self._context + token_ids)[len(self._decode(self._context)) :]
 
     def _give(self, num_tokens: int, text: str) -> str:
@@ -136,11 +140,11 @@ class IncrementalDetokenizer:
         return text
 
     def _give_up_waiting(self, text: str) -> str:
-        """Bounds what is held: tokens of no text are forgotten, bytes that are no character are
-        given as they are.
+        """Limit the number of held tokens: drop tokens without text, and return bytes that are not
+        a character as they are.
 
-        They are cut where both sides decode alone to what they decode to together, hence not within
-        a character.
+        The held tokens are cut where both sides decode separately to the same text as together, so
+        that no character is split.
         """
         if not text:
             self._held = []
@@ -153,12 +157,12 @@ class IncrementalDetokenizer:
 
 
 class StopChecker:
-    """Finds stop texts in a stream of text, and never gives out text that a stop text still to be
-    completed would cut.
+    """Finds stop texts in a stream of text, and holds back text that may be the beginning of a stop
+    text.
 
-    Of several stop texts the one that ends first counts, of those the longest: the same however the
-    stream is cut. One that ends in text pushed with `counts` False does not count; one that only
-    begins there does.
+    If several stop texts match, the one that ends first counts, and the longest of those that end
+    at the same place, however the stream is divided. A stop text that ends in text pushed with
+    `counts` False does not count; a stop text that only begins there does.
     """
 
     def __init__(self, stop: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
@@ -179,13 +183,11 @@ class StopChecker:
         return self._met is not None
 
     def push(self, text: str, *, counts: bool = True) -> str:
-        """What can be shown of the held text and this. Once a stop text was met, nothing any
-        more.
-        """
+        """Add text, and return the held and new text that can be shown; "" after a stop text."""
         if self.stopped:
             return ""
         before, text = len(self._held), self._held + text
-        # What ends in the held text was looked for already, or did not count there.
+        # Stop texts that end in the held text were found by an earlier push, or did not count.
         ends = [
             (start + len(stop), start, stop)
             for stop in (self._stop if counts else ())
@@ -200,13 +202,13 @@ class StopChecker:
         return text[:sure]
 
     def flush(self) -> str:
-        """The text held back, now that nothing follows."""
+        """Return the text that is held back, at the end of the stream."""
         text, self._held = self._held, ""
         return text
 
     def _start_of_held(self, text: str) -> int:
-        """Where the longest end of `text` begins that a stop text begins with; its length when none
-        does.
+        """Return where the longest end of `text` starts with which a stop text begins; len(text)
+        when there is none.
         """
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stop):

@@ -1,5 +1,5 @@
-"""Wrong values and unknown fields, as pydantic finds them, in one line: what was given, what is
-allowed, what to do.
+"""Turns pydantic's findings into our error messages: what was given, what is allowed, what to
+do, on one line.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Given = TypeVar("Given")
 Kept = TypeVar("Kept")
 
 MAX_FINDINGS = 5
-"""Wrong fields that one message lists."""
+"""Max number of wrong fields in one message."""
 
 MAX_NAME = 60
-"""Characters of a field's name that a message quotes as they are."""
+"""Longer field names are cut in a message."""
 
 FEW_FIELDS = 12
-"""An unknown field of a model with so many fields or fewer is answered with all their names."""
+"""Max fields of a model for which the error about an unknown field lists all field names."""
 
 
 def other_program_hint(name: str, *, is_flag: bool) -> str | None:
-    """What to do in place of another program's option, given as --flag-name or field_name; None for
-    an unknown one.
+    """Return what to do in place of an option of another program, or None for an unknown option.
+    `name` is --flag-name or field_name; `is_flag` selects the form of the answer.
     """
     plain = name.lstrip("-").replace("-", "_")
     if plain in OTHER_PROGRAMS["nothing"]:
@@ -40,7 +40,7 @@ def other_program_hint(name: str, *, is_flag: bool) -> str | None:
 if TYPE_CHECKING:
 
     class Accepts(Generic[Given, Kept]):
-        """Type of a field that a caller may give as `Given`, and that holds a `Kept`."""
+        """The type of a field that a caller may set to a `Given`, and that stores a `Kept`."""
 
         def __get__(self, instance: object, owner: object) -> Kept: ...
         def __set__(self, instance: object, value: Given) -> None: ...
@@ -48,27 +48,26 @@ if TYPE_CHECKING:
 else:
 
     class Accepts:
-        """The same while the program runs: the type of what the field holds."""
+        """The same at run time: the type that the field stores."""
 
         def __class_getitem__(cls, types):
             return types[1]
 
 
 def option(default: Any, **checks: Any) -> Any:
-    """pydantic's Field, for a field whose type and default a type checker cannot compare."""
+    """pydantic's Field for fields whose default has another type than the annotation."""
     return Field(default=default, **checks)
 
 
 class Validated(BaseModel):
-    """A model whose wrong fields raise `refusal`, with one line for each, however it is made."""
+    """A pydantic model that raises `refusal` in place of pydantic's ValidationError."""
 
     refusal: ClassVar[type[EnginebayError]]
 
     @classmethod
     def refused(cls, error: ValidationError) -> EnginebayError:
-        """The error to raise in place of pydantic's."""
-        found = own_error(error, cls.refusal)  # one that has its three parts already
-        return found or cls.refusal(describe_validation(error, cls))
+        """Return the error to raise in place of pydantic's."""
+        return own_error(error, cls.refusal) or cls.refusal(describe_validation(error, cls))
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -88,23 +87,23 @@ class Validated(BaseModel):
 
 
 def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
-    """Pydantic's findings as our three-part message, one for each field that is wrong."""
+    """Return pydantic's findings as our messages, one for each wrong field."""
     schema = _schema(model)
-    told: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for finding in error.errors():
         path, node = _walk(schema, finding["loc"])
         unknown = finding["type"] in ("extra_forbidden", "no_such_attribute")
         name = _path(finding["loc"] if unknown or not path else path) or model.__name__
-        if name not in told:  # a union finds a fault for each of its members
-            told[name] = (
+        if name not in messages:  # pydantic reports a fault for each member of a union
+            messages[name] = (
                 _unknown(name, finding, node) if unknown else _wrong(name, finding, node, error)
             )
-    more = [f"{len(told) - MAX_FINDINGS} more."] if len(told) > MAX_FINDINGS else []
-    return " Also: ".join([*list(told.values())[:MAX_FINDINGS], *more])
+    more = [f"{len(messages) - MAX_FINDINGS} more."] if len(messages) > MAX_FINDINGS else []
+    return " Also: ".join([*list(messages.values())[:MAX_FINDINGS], *more])
 
 
 def changed_fields(model: BaseModel) -> list[tuple[str | None, Any]]:
-    """The fields whose values are not the defaults, for a repr that can be read."""
+    """Return the fields whose values are not the defaults, for a short repr."""
     values = (
         (name, getattr(model, name), field) for name, field in type(model).model_fields.items()
     )
@@ -116,8 +115,8 @@ def changed_fields(model: BaseModel) -> list[tuple[str | None, Any]]:
 
 
 def own_error(error: ValidationError, kind: type[EnginebayError]) -> EnginebayError | None:
-    """The error of class `kind` that a validator raised, which has its three parts already; None
-    when there is none.
+    """Return the error of class `kind` that one of our validators raised, or None. Its message has
+    the three parts already.
     """
     causes = (finding.get("ctx", {}).get("error") for finding in error.errors())
     return next((cause for cause in causes if isinstance(cause, kind)), None)
@@ -146,15 +145,13 @@ def _wrong(
     if not finding["loc"] and finding["type"] in whole:
         kind = type(finding["input"]).__name__
         given = message if finding["type"] == "json_invalid" else f"{kind} as {name}"
-        return explain(
-            given, "fields with their values", "Pass a dictionary, or an object of JSON."
-        )
-    if not finding["loc"]:  # of several fields together
-        return explain(message, "values that fit each other", "Change one of them.")
+        return explain(given, "fields with their values", "Pass a dict, or a JSON object.")
+    if not finding["loc"]:  # a check of several fields
+        return explain(message, "values that fit each other", "Change one of these fields.")
     given = f"{name} = {shown(finding['input'])}"
     allowed = allowed_values(node)
     if finding["type"] == "missing":
-        return explain(f"{name} is missing", allowed or "a value", f"Give {name}.")
+        return explain(f"{name} is missing", allowed or "a value", f"Set {name}.")
     if finding["loc"][-1] == "[key]":
         names = [str(choice) for choice in _choices(node.get("propertyNames", {}))]
         near = nearest(str(finding["input"]), names)
@@ -168,7 +165,7 @@ def _wrong(
 
 
 def _otherwise(name: str, node: Mapping[str, Any], value: object) -> str:
-    """The nearest of the values that the field may have, or its default."""
+    """Return the third part of a message: the most similar allowed value, or the default."""
     near = (
         nearest(value, [str(choice) for choice in _choices(node)])
         if isinstance(value, str)
@@ -186,8 +183,8 @@ def _otherwise(name: str, node: Mapping[str, Any], value: object) -> str:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Where a finding is, such as `kernels.attention`; a long name that a stranger wrote is quoted
-    in part.
+    """Return the path of a field, such as `kernels.attention`. Long or unprintable names are
+    quoted and cut.
     """
     names = [str(part) for part in loc]
     return ".".join(n if len(n) <= MAX_NAME and n.isprintable() else shown(n) for n in names)
@@ -196,14 +193,14 @@ def _path(loc: Sequence[int | str]) -> str:
 def _schema(model: type[BaseModel]) -> Mapping[str, Any]:
     try:
         return model.model_json_schema()
-    except PydanticUserError:  # a plugin's options may have types that JSON does not know
+    except PydanticUserError:  # a plugin's options may have types without a JSON schema
         return {}
 
 
 def _walk(
     schema: Mapping[str, Any], loc: Sequence[int | str]
 ) -> tuple[list[int | str], Mapping[str, Any]]:
-    """The part of `loc` that names fields, and the schema of the last of them."""
+    """Return the part of `loc` that names fields, and the schema of the last field."""
     path: list[int | str] = []
     node, defs = schema, schema.get("$defs", {})
     for key in loc[:-2] if loc[-1:] == ("[key]",) else loc:
@@ -246,7 +243,7 @@ def _choices(node: Mapping[str, Any]) -> list[Any]:
 
 
 def allowed_values(node: Mapping[str, Any]) -> str:
-    """The values of a field in words; "" where its schema does not say."""
+    """Return the allowed values of a field in words; "" when its schema does not limit them."""
     if "anyOf" in node:
         branches = sorted(node["anyOf"], key=lambda one: one.get("type") == "null")
         texts = list(dict.fromkeys(text for text in map(allowed_values, branches) if text))

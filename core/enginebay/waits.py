@@ -1,6 +1,4 @@
-"""Waits: whatever may take more than two seconds says on the logger "enginebay.waits" what
-it does.
-"""
+"""Logs long waits on the logger "enginebay.waits", so that users know what they wait for."""
 
 from __future__ import annotations
 
@@ -13,21 +11,21 @@ from collections.abc import Iterator
 log = logging.getLogger("enginebay.waits")
 
 PATIENCE_S = 2.0
-"""Seconds that something may take without a word."""
+"""Seconds before the first record of a wait."""
 
 REPEAT_S = 30.0
-"""Seconds after which a wait that goes on is named again."""
+"""Seconds between further records of the same wait."""
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Name `what` ("compiling ...") on the logger when the block takes longer than PATIENCE_S, and
-    again every REPEAT_S.
+    """Log `what` ("compiling ...") when the block takes longer than PATIENCE_S, and again every
+    REPEAT_S.
 
-    The records are warnings, which Python writes to stderr even where a program has configured no
-    logging; the record of the end is of level INFO, and only where the beginning was named. A
-    program that shows waits itself adds a handler to the logger: every record has `wait_key`, the
-    same for one wait, and `wait_ended`.
+    These records are warnings, which Python prints to stderr even in a program that configures no
+    logging. A wait that was logged ends with a record of level INFO. A program that shows waits
+    itself adds a handler to the logger: every record has `wait_key`, which is the same for all
+    records of one wait, and `wait_ended`.
     """
     start, ended = time.monotonic(), threading.Event()
     key = object()

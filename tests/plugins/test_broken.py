@@ -30,7 +30,7 @@ WHOLE = {
 PARTS = {
     "from_yesterday": (
         "broken",
-        "written for version 0 of the scheduler interface, this is version 1",
+        "written for version 0 of the scheduler interface; this enginebay has version 1",
     ),
     "fcfs": ("broken", "the name is already taken by plugin 'schedulers'"),
     "needs_more": ("unavailable", "needs a_module_that_nobody_has"),

@@ -219,7 +219,7 @@ def test_the_plugin_whose_part_failed_is_named(site: Path, monkeypatch: pytest.M
     with LLM(BRIEF, scheduler="never", **SIZES) as llm:
         with pytest.raises(InternalError, match="no decision") as caught:
             llm.generate("Once upon a time")
-    assert "Please report this as a fault of plugin 'failing' of harmful_failing 1.0." in str(
+    assert "Please report this to the authors of plugin 'failing' of harmful_failing 1.0." in str(
         caught.value
     )
 

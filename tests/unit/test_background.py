@@ -60,7 +60,7 @@ def test_a_job_that_raises_is_logged_and_tried_again(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR, "enginebay.background"):
         background.start()
         assert not background.wait(DEADLOCK_S)
-    assert "beside ends after an error" in caplog.text
+    assert "thread beside ends after an error" in caplog.text
     assert "no room" in caplog.text
     background.start()
     assert background.wait(DEADLOCK_S)

@@ -244,7 +244,8 @@ def test_a_part_for_another_interface_version_is_broken(install: Install) -> Non
     registry = load_registry()
     assert "lifo" not in registry.names("scheduler")
     with pytest.raises(
-        PluginError, match="written for version 2 of the scheduler interface, this is version 1"
+        PluginError,
+        match="written for version 2 of the scheduler interface; this enginebay has version 1",
     ):
         registry.find("scheduler", "lifo")
 
