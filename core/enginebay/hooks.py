@@ -45,6 +45,8 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "executor": 1,
     "engine": 1,
     "revision": 1,
+    "tool_parser": 1,
+    "reasoning_parser": 1,
     "command": 1,
 }
 """Every kind of part, with the version of its contract. A new kind needs one row here and one hook
@@ -74,6 +76,8 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         "ledger_example",
     ),
     "revision": ("priority",),
+    "tool_parser": ("priority",),
+    "reasoning_parser": ("priority",),
     "command": ("without_jax",),
 }
 """The capabilities that enginebay reads, by kind of part; see docs/plugins.md. A plugin may declare
@@ -253,6 +257,18 @@ class Hooks:
     def register_revisions(self, register: Register) -> None:
         """Register changes to the plan of an engine, applied before the engine is made. Target: a
         callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
+        """
+
+    @hookspec
+    def register_tool_parsers(self, register: Register) -> None:
+        """Formats in which models write tool calls. Target: an
+        `enginebay_server.parsing.contract.OutputFormat`.
+        """
+
+    @hookspec
+    def register_reasoning_parsers(self, register: Register) -> None:
+        """Formats in which models write reasoning. Target: an
+        `enginebay_server.parsing.contract.OutputFormat`.
         """
 
     @hookspec

@@ -45,6 +45,7 @@ class Choices:
 
 
 EVERYTHING = "all"
+RECORDS: dict[str, type] = {"command": Command, "by_hand": ByHand, "op": Op}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -135,17 +136,14 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         assert made.model_config.get("extra") == "forbid", (
             f'{declaration.options} has no extra="forbid"'
         )
-    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+    record = RECORDS.get(entry.kind)
+    if record is not None:
+        assert isinstance(target, record), f"{declaration.target} is no {record.__name__}"
+    elif entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
-    else:
-        is_data = entry.kind in ("model", "op", "command", "by_hand")
-        assert callable(target) or is_data, f"{declaration.target} is not callable"
-    if entry.kind == "command":
-        assert isinstance(target, Command), f"{declaration.target} is no Command"
-    if entry.kind == "by_hand":
-        assert isinstance(target, ByHand), f"{declaration.target} is no ByHand"
+    elif entry.kind not in ("model", "tool_parser", "reasoning_parser"):
+        assert callable(target), f"{declaration.target} is not callable"
     if entry.kind == "op":
-        assert isinstance(target, Op), f"{declaration.target} is no Op"
         assert target.name == entry.name, (
             f"the op calls itself {target.name!r}, it is registered as {entry.name!r}"
         )
@@ -282,6 +280,12 @@ def _guide(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     return guide_checks(registry.load(entry)(registry, config), config.guided_limits)
 
 
+def _output_format(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.output_formats import output_format_checks
+
+    return output_format_checks(registry.load(entry))
+
+
 def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.engines import engine_checks
     from enginebay_testing.ledgers import example_checks
@@ -389,7 +393,8 @@ _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "model": _model,
     "platform": _platform,
     "proposer": _proposer,
+    "reasoning_parser": _output_format,
     "sampler": _sampler,
     "scheduler": _scheduler,
+    "tool_parser": _output_format,
 }
-"""The kinds that have a suite; of the others only the declaration is checked."""

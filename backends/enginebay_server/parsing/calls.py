@@ -1,0 +1,100 @@
+"""What a JSON value says of tool calls, in the spellings that models use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import string
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, TypeGuard
+
+from enginebay_server.parsing.contract import Delta, ToolArgumentsDelta, ToolCallStart
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+CALL_KEYS = frozenset({*ARGUMENT_KEYS, "name", "type", "id", "function"})
+"""Keys that the object of a call may begin with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+    """The id that the model gave it."""
+
+
+def new_id() -> str:
+    """An id in the form of OpenAI's."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def mistral_id() -> str:
+    """Nine letters and digits, which Mistral's chat templates ask for."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+def call_deltas(call: Call, index: int, make_id: Callable[[], str]) -> list[Delta]:
+    """A whole call as deltas."""
+    start = ToolCallStart(index, call.id or make_id(), call.name)
+    return [start, ToolArgumentsDelta(index, call.arguments)]
+
+
+def loads(text: str) -> Any:
+    """The value of a JSON text, whose strings may have line breaks. ValueError for what is none,
+    and for NaN and Infinity.
+    """
+    return json.loads(text, strict=False, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def calls_of(value: Any, names: Collection[str] | None = None) -> list[Call]:
+    """The calls that an object or a list of objects stands for; none when a part of it is no call,
+    or calls no tool of `names`.
+    """
+    found = [_call_of(one, names) for one in (value if isinstance(value, list) else [value])]
+    return [] if None in found else [call for call in found if call is not None]
+
+
+def _call_of(value: Any, names: Collection[str] | None) -> Call | None:
+    if not isinstance(value, dict):
+        return None
+    if isinstance(value.get("function"), dict):
+        value = {**value, **value["function"]}
+    name, given_id = value.get("name"), value.get("id")
+    if not _is_name(name) or (names is not None and name not in names):
+        return None
+    arguments = arguments_of(next((value[key] for key in ARGUMENT_KEYS if key in value), None))
+    if arguments is None:
+        return None
+    return Call(name, arguments, given_id if _is_name(given_id) else None)
+
+
+def _is_name(value: Any) -> TypeGuard[str]:
+    """Whether a value can be a name or an id: text without half of a UTF-16 pair, which no answer
+    could carry.
+    """
+    return isinstance(value, str) and bool(value) and value.isprintable()
+
+
+def arguments_of(value: Any) -> str | None:
+    """The text of a call's arguments: an object, the JSON text of one, or None for no arguments.
+    None when the value is none of these.
+    """
+    try:
+        value = loads(value) if isinstance(value, str) else value
+        value = {} if value is None else value
+        if not isinstance(value, dict):
+            return None
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        return json.dumps(value)  # halves of UTF-16 pairs are escaped
+    return text

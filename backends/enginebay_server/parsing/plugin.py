@@ -1,0 +1,35 @@
+"""What this package offers: parsers of tool calls and of reasoning."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+_TOOL_PARSERS = (
+    ("template", "template:template", 100, "what the model's response_template declares"),
+    ("hermes", "json_calls:hermes", 10, "<tool_call> and JSON, as Hermes and Qwen write"),
+    ("mistral", "json_calls:mistral", 10, "[TOOL_CALLS], names and JSON, as Mistral writes"),
+    ("llama3", "json_calls:llama3", 10, "JSON, perhaps behind <|python_tag|>, as Llama 3 writes"),
+    ("json", "json_calls:bare_json", -10, "an answer that is the JSON of calls"),
+)
+
+
+@hookimpl
+def register_tool_parsers(register: Register) -> None:
+    """The formats of tool calls. `auto` asks them in the order of their priorities."""
+    for name, target, priority, summary in _TOOL_PARSERS:
+        register(
+            name,
+            f"enginebay_server.parsing.{target}",
+            summary=summary,
+            capabilities={"priority": priority},
+        )
+
+
+@hookimpl
+def register_reasoning_parsers(register: Register) -> None:
+    """Think tags."""
+    register(
+        "think",
+        "enginebay_server.parsing.thinking:think",
+        summary="reasoning between <think> and </think>",
+    )

@@ -1,0 +1,75 @@
+"""Reasoning between <think> and </think>, before the answer."""
+
+from __future__ import annotations
+
+from enginebay_server.parsing.contract import (
+    ContentDelta,
+    Delta,
+    ModelChat,
+    OutputFormat,
+    Parser,
+    ParseRequest,
+    ReasoningDelta,
+)
+from enginebay_server.parsing.marks import TextBeforeMarks
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ThinkParser(Parser):
+    """The text is reasoning up to </think> if it begins with <think>, or if the prompt ends with
+    <think>. Marks later in the text are content. Reasoning that is cut off stays reasoning.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        """`is_open`: whether the prompt ends with <think>."""
+        self._is_open = is_open
+        self._start: str | None = ""
+        """Text that may be the opening mark, with white space before it; None: it was decided."""
+        self._reasoning: TextBeforeMarks | None = None
+        self._follows_mark = False
+
+    def feed(self, text: str) -> list[Delta]:
+        """What is certain with this piece."""
+        if self._start is not None:
+            self._start += text
+            begun = self._start.lstrip()
+            if begun != OPEN and OPEN.startswith(begun):
+                return []
+            text, self._start = self._start, None
+            if begun.startswith(OPEN):
+                self._is_open, text = True, begun[len(OPEN) :]
+            if self._is_open:
+                self._reasoning = TextBeforeMarks((CLOSE,), strips=True)
+        if self._reasoning is None:
+            return self._answer(text)
+        thought, mark = self._reasoning.feed(text)
+        deltas: list[Delta] = [ReasoningDelta(thought)] if thought else []
+        if mark is not None:
+            self._reasoning, self._follows_mark = None, True
+            deltas += self._answer(mark.rest)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What was held back."""
+        if self._reasoning is not None:
+            held = self._reasoning.finish()
+            return [ReasoningDelta(held)] if held else []
+        return [ContentDelta(self._start)] if self._start else []
+
+    def _answer(self, text: str) -> list[Delta]:
+        if self._follows_mark:
+            text = text.lstrip()
+            self._follows_mark = not text
+        return [ContentDelta(text)] if text else []
+
+
+def _make(request: ParseRequest) -> Parser:
+    return ThinkParser(is_open=request.prompt_end(16).rstrip().endswith(OPEN))
+
+
+def _serves(chat: ModelChat) -> bool:
+    return CLOSE in chat.chat_template
+
+
+think = OutputFormat(_make, _serves)
