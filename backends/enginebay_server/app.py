@@ -16,6 +16,7 @@ from enginebay.errors import EnginebayError
 from enginebay_server.door import Door
 from enginebay_server.errors import ApiError, api_error
 from enginebay_server.limits import ConcurrencyLimit
+from enginebay_server.metrics import Metrics
 from enginebay_server.routes_generate import generate_routes
 from enginebay_server.routes_inform import inform_routes
 from enginebay_server.routes_tokens import token_routes
@@ -31,11 +32,8 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
     are given the same models.
     """
     settings = settings or ServerSettings()
-    state = AppState(
-        ServedModels(models),
-        settings,
-        ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s),
-    )
+    limit = ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s)
+    state = AppState(ServedModels(models), settings, limit, Metrics(models, limit))
     app = FastAPI(
         title="enginebay",
         version=__version__,

@@ -78,7 +78,7 @@ class ApiError(Exception):
         return orjson.dumps(self.body)
 
 
-FIELD = re.compile(r"(\w+) = ")
+FIELD = re.compile(r"([\w.]+) = ")
 
 
 def api_error(error: BaseException) -> ApiError:

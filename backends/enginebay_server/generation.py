@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,11 +13,11 @@ from enginebay.llm.events import AsyncEvents, Event, RequestEnded
 from enginebay.llm.prompts import Prompt
 from enginebay.llm.reading import in_thread
 from enginebay.llm.requests import RequestHandle
-from enginebay.outputs import RequestOutput
-from enginebay.types import SamplingParams
+from enginebay.outputs import RequestOutput, StreamChunk
+from enginebay.types import FinishReason, SamplingParams
 from enginebay_server.errors import ApiError
 from enginebay_server.limits import ConcurrencyLimit
-from enginebay_server.served import ServedModel
+from enginebay_server.metrics import ModelMetrics
 
 Result = TypeVar("Result")
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -37,10 +38,14 @@ class Generation:
     Closing it ends what has not ended and frees what it held; every owner closes it once at least.
     """
 
-    def __init__(self, model: ServedModel, limit: ConcurrencyLimit, prefix: str) -> None:
-        self.model = model
+    def __init__(self, metrics: ModelMetrics, limit: ConcurrencyLimit, prefix: str) -> None:
+        """`metrics`: of the model that generates. `prefix`: how the id begins."""
+        self.model = metrics.model
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.handles: Sequence[RequestHandle] = ()
+        self._metrics = metrics
+        self._num_open = 0
+        self._last_s: dict[tuple[str, int], float] = {}
         self._limit = limit
         self._has_place = False
         self._events = AsyncEvents()
@@ -62,6 +67,7 @@ class Generation:
         except BaseException:
             self.close()
             raise
+        self._num_open = sum(handle.num_completions for handle in self.handles)
 
     def _submit(self, make: Callable[[], Sequence[Job]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
         return [
@@ -81,8 +87,35 @@ class Generation:
         return int(event.request_id.rpartition("-")[2])
 
     async def get(self) -> list[Event]:
-        """Wait for events; none once it is closed."""
-        return await self._events.get()
+        """Wait for events, and count them; none once it is closed."""
+        events = await self._events.get()
+        now_s = time.monotonic()
+        for event in events:
+            if isinstance(event, StreamChunk):
+                self._count_chunk(event, now_s)
+            elif event.error is not None:
+                self._count_ends("error", self._num_open)
+            elif self._num_open and event.output is not None:  # it was no stream
+                for one in event.output.outputs:
+                    self._count_ends(one.finish_reason or "error", 1)
+                made = self.handles[self.place_of(event)].num_completions
+                self._num_open -= made - len(event.output.outputs)  # those that are not returned
+        return events
+
+    def _count_chunk(self, chunk: StreamChunk, now_s: float) -> None:
+        key = chunk.request_id, chunk.index
+        num_tokens = len(chunk.delta_token_ids)
+        before_s = self._last_s.get(key)
+        if num_tokens:
+            self._last_s[key] = now_s
+            if before_s is not None:
+                self._metrics.inter_token.observe((now_s - before_s) / num_tokens, num_tokens)
+        if chunk.finish_reason is not None:
+            self._count_ends(chunk.finish_reason, 1)
+
+    def _count_ends(self, reason: FinishReason, times: int) -> None:
+        self._metrics.num_ended[reason] += times
+        self._num_open -= times
 
     async def outputs(self) -> list[RequestOutput]:
         """The whole outputs, in the order of the jobs; raises the error of the first that fails."""
@@ -104,6 +137,7 @@ class Generation:
     def close(self) -> None:
         """End what has not ended, and give the place to whoever waits."""
         self._is_closed = True
+        self._count_ends("abort", self._num_open)
         self._events.close()
         self._leave()
 

@@ -39,7 +39,7 @@ def generate_routes(state: AppState) -> APIRouter:
         check_stream(body)
         model = state.models.ready(body.model, settings.retry_after_s)
         params = chat_params(body, settings)
-        generation = Generation(model, state.limit, "chatcmpl-")
+        generation = Generation(state.metrics.of[model.name], state.limit, "chatcmpl-")
         try:
             start = generation.start(
                 lambda: chat_jobs(model, body, params), stream=bool(body.stream)
@@ -62,7 +62,7 @@ def generate_routes(state: AppState) -> APIRouter:
         check_stream(body)
         model = state.models.ready(body.model, settings.retry_after_s)
         params = completion_params(body, settings)
-        generation = Generation(model, state.limit, "cmpl-")
+        generation = Generation(state.metrics.of[model.name], state.limit, "cmpl-")
         try:
             start = generation.start(
                 lambda: completion_jobs(body, params), stream=bool(body.stream)

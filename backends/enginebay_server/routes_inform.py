@@ -15,7 +15,7 @@ from enginebay_server.state import AppState
 
 
 def inform_routes(state: AppState) -> APIRouter:
-    """/v1/models, the probes, /version and /explain."""
+    """/v1/models, the probes, /version, /metrics and /explain."""
     router = APIRouter()
 
     @router.get("/v1/models")
@@ -45,6 +45,11 @@ def inform_routes(state: AppState) -> APIRouter:
     @router.get("/version")
     async def version() -> Response:
         return as_json({"version": __version__})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Figures in Prometheus' text format."""
+        return Response(state.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @router.get("/explain")
     async def explain() -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from enginebay_server.limits import ConcurrencyLimit
+from enginebay_server.metrics import Metrics
 from enginebay_server.served import ServedModels
 from enginebay_server.settings import ServerSettings
 
@@ -16,6 +17,7 @@ class AppState:
     models: ServedModels
     settings: ServerSettings
     limit: ConcurrencyLimit
+    metrics: Metrics
     is_draining: bool = False
     """The server ends: it answers what it has accepted, and refuses everything else."""
     num_open: int = 0

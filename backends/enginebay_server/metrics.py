@@ -1,0 +1,194 @@
+"""Metrics of an application for Prometheus, by the names that vLLM's dashboards know, with the
+prefix `enginebay:`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.types import FinishReason
+from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
+from enginebay_server.limits import ConcurrencyLimit
+from enginebay_server.served import ServedModel
+
+PREFIX = "enginebay:"
+LABEL = "model_name"
+
+
+class EngineObserver(Observer):
+    """What the engine of one model tells. Its methods are called on the engine's thread, and do
+    little; a reader on another thread may see a request in one figure and not yet in the next.
+    """
+
+    def __init__(self) -> None:
+        self.num_preempted = self.num_new_tokens = self.num_prompt = self.num_cached = 0
+        self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
+        self.iteration_tokens = Histogram(
+            "iteration_tokens_total",
+            "Tokens of a step.",
+            (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+        )
+        self.first_token = _seconds("time_to_first_token_seconds", "From arrival to first token.")
+        self.latency = _seconds("e2e_request_latency_seconds", "From arrival to the last token.")
+        self.queued = _seconds("request_queue_time_seconds", "From arrival to the first step.")
+        self.prefill = _seconds("request_prefill_time_seconds", "First step to first token.")
+        self.decode = _seconds("request_decode_time_seconds", "First token to last.")
+        self.inference = _seconds("request_inference_time_seconds", "First step to last token.")
+        self.per_token = Histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time of a request's tokens after the first.",
+            STEP_SECONDS,
+        )
+        self.prompt_tokens = Histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
+        self.new_tokens = Histogram("request_generation_tokens", "New tokens.", TOKENS)
+
+    @property
+    def histograms(self) -> Sequence[Histogram]:
+        """All of them."""
+        return [one for one in vars(self).values() if isinstance(one, Histogram)]
+
+    def updated(self, update: Update) -> None:
+        self.num_preempted += update.num_preempted
+
+    def executed(self, execution: Execution) -> None:
+        self.num_new_tokens += execution.num_new_tokens
+        self.num_drafts += execution.num_drafts
+        self.num_draft_tokens += execution.num_draft_tokens
+        self.num_accepted += execution.num_accepted_tokens
+        self.iteration_tokens.observe(execution.num_new_tokens)
+
+    def ended(self, ending: Ending) -> None:
+        """A completion that never ran, or made no token, has no times to count."""
+        times = ending.metrics
+        if math.isnan(times.first_scheduled_s):
+            return
+        self.num_prompt += times.num_prompt_tokens
+        self.num_cached += times.num_cached_tokens
+        self.prompt_tokens.observe(times.num_prompt_tokens)
+        self.queued.observe(times.first_scheduled_s - times.arrival_s)
+        if math.isnan(times.first_token_s) or math.isnan(times.finished_s):
+            return
+        self.new_tokens.observe(times.num_generated_tokens)
+        self.first_token.observe(times.first_token_s - times.arrival_s)
+        self.prefill.observe(times.first_token_s - times.first_scheduled_s)
+        self.decode.observe(times.finished_s - times.first_token_s)
+        self.inference.observe(times.finished_s - times.first_scheduled_s)
+        self.latency.observe(times.finished_s - times.arrival_s)
+        if times.num_generated_tokens > 1:
+            span_s = times.finished_s - times.first_token_s
+            self.per_token.observe(span_s / (times.num_generated_tokens - 1))
+
+
+class ModelMetrics:
+    """The figures of one model: those of its engine, and what its clients receive."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.engine = EngineObserver()
+        self.inter_token = Histogram(
+            "inter_token_latency_seconds", "Between tokens of a stream.", STEP_SECONDS
+        )
+        self.num_ended: dict[FinishReason, int] = dict.fromkeys(
+            ("stop", "length", "abort", "error"), 0
+        )
+        self._capacity = max(1, model.llm.engine.ledger.num_free_tokens)
+        model.llm.loop.observers.add(self.engine)
+
+    @property
+    def cache_usage(self) -> float:
+        """The part of the cache that requests hold. The engine's thread may change it meanwhile."""
+        free = self.model.llm.engine.ledger.num_free_tokens
+        return min(1.0, max(0.0, 1 - free / self._capacity))
+
+    @property
+    def gauges(self) -> dict[tuple[str, str], float]:
+        """Values as of now, by name and meaning."""
+        counts = self.model.llm.counts()
+        return {
+            ("num_requests_running", "Requests that the engine runs."): counts.running,
+            ("num_requests_waiting", "Requests that wait in the engine."): counts.waiting,
+            (
+                "kv_cache_usage_perc",
+                "Part of the cache that requests hold, 0 to 1.",
+            ): self.cache_usage,
+        }
+
+    @property
+    def counters(self) -> dict[tuple[str, str], int]:
+        """Totals since the application was made, by name and meaning."""
+        engine = self.engine
+        return {
+            ("num_preemptions", "Requests that lost their row for a time."): engine.num_preempted,
+            ("prompt_tokens", "Tokens of prompts of ended completions."): engine.num_prompt,
+            ("generation_tokens", "New tokens."): engine.num_new_tokens,
+            ("prefix_cache_queries", "Prompt tokens looked up in the cache."): engine.num_prompt,
+            ("prefix_cache_hits", "Prompt tokens found in the cache."): engine.num_cached,
+            ("spec_decode_num_drafts", "Rows of steps that verified a draft."): engine.num_drafts,
+            ("spec_decode_num_draft_tokens", "Tokens drafted."): engine.num_draft_tokens,
+            ("spec_decode_num_accepted_tokens", "Drafted tokens accepted."): engine.num_accepted,
+            ("compilations", "Programs compiled."): self.model.llm.engine.compilations.count,
+        }
+
+
+class Metrics:
+    """The figures of one application, in a registry of its own."""
+
+    def __init__(self, models: Sequence[ServedModel], limit: ConcurrencyLimit) -> None:
+        self.of = {model.name: ModelMetrics(model) for model in models}
+        self._limit = limit
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """All figures, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry asks for."""
+        each = list(self.of.values())
+        for name, what in each[0].gauges:
+            gauge = GaugeMetricFamily(PREFIX + name, what, labels=[LABEL])
+            for one in each:
+                gauge.add_metric([one.model.name], one.gauges[name, what])
+            yield gauge
+        for name, what in each[0].counters:
+            counter = CounterMetricFamily(PREFIX + name, what, labels=[LABEL])
+            for one in each:
+                counter.add_metric([one.model.name], one.counters[name, what])
+            yield counter
+        ended = CounterMetricFamily(
+            f"{PREFIX}request_success",
+            "Completions by how they ended.",
+            labels=[LABEL, "finished_reason"],
+        )
+        for one in each:
+            for reason, count in one.num_ended.items():
+                ended.add_metric([one.model.name, reason], count)
+        yield ended
+        for place, first in enumerate(self._histograms(each[0])):
+            family = HistogramMetricFamily(PREFIX + first.name, first.what, labels=[LABEL])
+            for one in each:
+                self._histograms(one)[place].add_to(family, [one.model.name])
+            yield family
+        queued = "HTTP requests that wait before they are given to the engine."
+        yield GaugeMetricFamily(
+            f"{PREFIX}http_requests_queued", queued, value=self._limit.num_waiting
+        )
+
+    @staticmethod
+    def _histograms(one: ModelMetrics) -> Sequence[Histogram]:
+        return [*one.engine.histograms, one.inter_token]
+
+
+def _seconds(name: str, what: str) -> Histogram:
+    return Histogram(name, what, SECONDS)
