@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from enginebay_server.routes_tokens import token_routes
 from enginebay_server.served import ServedModel, ServedModels
 from enginebay_server.settings import ServerSettings
 from enginebay_server.state import AppState
+
+UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)")
+"""What pydantic adds to the path of a field that may have several types."""
 
 
 def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> FastAPI:
@@ -88,7 +92,7 @@ async def _on_invalid(_: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return as_response(ApiError(400, f"a body that is no JSON: {first['msg']}"))
-    path = [str(part) for part in first["loc"] if part != "body"]
+    path = [str(part) for part in first["loc"][1:] if not UNION_BRANCH.match(str(part))]
     field = ".".join(path)
     message = f"{field or 'the body'}: {first['msg']}. See /openapi.json for what is allowed."
     return as_response(ApiError(400, message, param=field or None))

@@ -1,0 +1,70 @@
+"""/metrics: Prometheus reads it, and its figures are those of the requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.asking import HELLO, Asker
+
+
+def samples(asker: Asker) -> dict[str, float]:
+    """Every sample by its name and labels but the model's."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = {}
+    for family in text_string_to_metric_families(asker.get("/metrics").text):
+        assert family.documentation
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+            found[sample.name + "".join(f" {k}={v}" for k, v in labels.items())] = sample.value
+    return found
+
+
+@pytest.fixture
+def after(asker: Asker) -> dict[str, float]:
+    body = {"messages": HELLO, "max_tokens": 9, "ignore_eos": True}
+    asker.ok("/v1/chat/completions", **body)
+    asker.events("/v1/chat/completions", **body, n=2)
+    asker.ok("/v1/chat/completions", **body, stop="How")
+    return samples(asker)
+
+
+def test_tokens_and_requests_are_counted(after: dict[str, float], asker: Asker) -> None:
+    num_prompt = len(asker.llm.tokenizer.apply_chat_template(HELLO))
+    assert after["enginebay:request_success_total finished_reason=length"] == 3
+    assert after["enginebay:request_success_total finished_reason=stop"] == 1
+    assert after["enginebay:request_success_total finished_reason=abort"] == 0
+    assert after["enginebay:prompt_tokens_total"] == 4 * num_prompt
+    assert after["enginebay:generation_tokens_total"] >= 27
+    assert after["enginebay:num_requests_running"] == 0
+    assert after["enginebay:num_requests_waiting"] == 0
+    assert 0 <= after["enginebay:kv_cache_usage_perc"] < 0.1
+    assert after["enginebay:compilations_total"] > 0
+    hits = after["enginebay:prefix_cache_hits_total"]
+    assert 0 <= hits < after["enginebay:prefix_cache_queries_total"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("time_to_first_token_seconds", 4),
+        ("e2e_request_latency_seconds", 4),
+        ("request_queue_time_seconds", 4),
+        ("request_prefill_time_seconds", 4),
+        ("request_decode_time_seconds", 4),
+        ("request_inference_time_seconds", 4),
+        ("request_prompt_tokens", 4),
+    ],
+)
+def test_times_are_counted_by_bucket(after: dict[str, float], name: str, count: int) -> None:
+    name = f"enginebay:{name}"
+    assert after[f"{name}_count"] == after[f"{name}_bucket le=+Inf"] == count
+    assert after[f"{name}_sum"] > 0
+    buckets = [value for key, value in after.items() if key.startswith(f"{name}_bucket")]
+    assert buckets == sorted(buckets)
+
+
+def test_times_between_tokens_are_those_of_streams(after: dict[str, float]) -> None:
+    """A stream's first tokens have no token before them."""
+    count = after["enginebay:inter_token_latency_seconds_count"]
+    assert 0 < count <= 2 * 8

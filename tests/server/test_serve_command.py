@@ -1,0 +1,147 @@
+"""`enginebay serve` from its start to its end: one line for what is wrong, warm-up, drain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.process import ServerProcess, is_running, refused
+
+LONG: dict[str, Any] = {"prompt": "One day", "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused("demo", "--port", str(port))
+    assert f"--port {port} at 127.0.0.1, which cannot be opened" in line
+    assert "--port 70000. Allowed: 0 to 65535" in refused("demo", "--port", "70000")
+
+
+def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert missing in refused("demo", "--api-key-file", missing)
+    assert missing in refused("demo", "--chat-template", missing)
+    assert missing in refused("demo", "--tls-cert", missing, "--tls-key", missing)
+    assert "Pass both" in refused("demo", "--tls-cert", missing)
+
+
+def test_a_model_that_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    assert str(tmp_path) in refused(str(tmp_path), "--port", "0")
+    too_large = refused("demo", "--port", "0", "--set", "engine.num_pages=100000000")
+    assert "memory" in too_large or "num_pages" in too_large
+
+
+def test_names_must_fit_the_models() -> None:
+    line = refused("demo", "--served-model-name", "a", "--served-model-name", "b")
+    assert "Pass --served-model-name once for each MODEL" in line
+    assert "one of the two" in refused("demo", "--model", "demo")
+
+
+def test_a_limit_out_of_range_is_one_line() -> None:
+    assert "max_n = 0. Allowed: 1 or more" in refused("demo", "--max-n", "0")
+
+
+def stream(url: str, took: list[str], began: threading.Event) -> None:
+    import httpx
+
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if line:
+                took.append(line.removeprefix("data: "))
+                began.set()
+
+
+@contextlib.contextmanager
+def streaming(url: str):  # type: ignore[no-untyped-def]
+    """Within the block a stream is under way; its events are there after it."""
+    took: list[str] = []
+    began = threading.Event()
+    thread = threading.Thread(target=stream, args=(url, took, began))
+    thread.start()
+    assert began.wait(60)
+    yield took
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_accepted_requests_are_answered_after_a_signal() -> None:
+    import httpx
+
+    flags = ("--warmup", "lazy", "--decode-steps", "1", "--drain-timeout", "60")
+    with ServerProcess(*flags) as server, httpx.Client(base_url=server.url) as client:
+        client.post("/v1/completions", json={**LONG, "max_tokens": 1, "stream": False}, timeout=120)
+        choice = {"prompt": "One", "guided_choice": ["a"]}  # guides run in processes of their own
+        assert client.post("/v1/completions", json=choice, timeout=120).status_code == 200
+        children = server.children
+        assert children
+        with streaming(server.url) as took:
+            server.terminate()
+            refusal = client.post("/v1/completions", json=LONG)
+            while refusal.status_code == 200:
+                refusal = client.post("/v1/completions", json={**LONG, "max_tokens": 1})
+            assert refusal.status_code == 503
+            assert client.get("/readiness").status_code == 503
+        assert took[-1] == "[DONE]"
+        assert json.loads(took[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.exit_code() == 0
+        assert not [pid for pid in children if is_running(pid)]
+
+
+def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
+    with ServerProcess("--warmup", "lazy", "--decode-steps", "1", "--drain-timeout", "0") as server:
+        with streaming(server.url) as took:
+            server.terminate()
+        assert json.loads(took[-1])["error"]["code"] == "engine_stopped"
+        assert server.exit_code() == 0
+
+
+def test_a_server_is_ready_when_every_program_is_compiled() -> None:
+    import httpx
+
+    least = ("--max-model-len", "64", "--max-num-seqs", "1", "--max-num-batched-tokens", "16")
+    with ServerProcess(*least) as server:
+        assert httpx.get(f"{server.url}/liveness").status_code == 200
+        server.wait_for("ready: every program is compiled")
+        assert httpx.get(f"{server.url}/readiness").status_code == 200
+        name = 'enginebay:compilations_total{model_name="demo"}'
+
+        def count() -> str:
+            text = httpx.get(f"{server.url}/metrics").text
+            [line] = [line for line in text.splitlines() if line.startswith(name)]
+            return line
+
+        before = count()
+        for fields in ({}, {"temperature": 1.0, "logprobs": 2}, {"logit_bias": {"5": 1.0}}):
+            body = {"prompt": "One day", "max_tokens": 3, **fields}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+        assert count() == before
+        embedding = httpx.post(f"{server.url}/v1/embeddings", json={"input": "One"}, timeout=60)
+        assert embedding.status_code == 400
+        assert "embeddings = true" in embedding.text
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+
+    from enginebay_cli.main import main
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "enginebay_server.command.importlib.util.find_spec",
+        lambda name: None if name == "fastapi" else found(name),
+    )
+    assert main(["serve", "demo"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("Install it: pip install 'enginebay[serve]'")
