@@ -1,4 +1,4 @@
-"""The activations of a gated MLP, by their names in config.json."""
+"""Activations of an MLP, by their names in config.json."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": _tanh_gelu,
     "relu": relu,
 }
-"""x f32 [...] -> [...]. `gelu` is x times the normal distribution's integral; the other two
-approximate it by tanh.
+"""Functions from f32 [...] to f32 [...]. `gelu` is exact (x times the normal distribution
+function); the other two forms of it approximate it by tanh.
 """

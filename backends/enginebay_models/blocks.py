@@ -1,6 +1,4 @@
-"""Blocks that decoder families are put together from: attention, MLP, layer and the whole stack, in
-flax.nnx.
-"""
+"""Building blocks of decoder families in flax.nnx: attention, MLP, layer, and the whole decoder."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ from enginebay_models.activations import ACTIVATIONS
 from enginebay_xla.ops import ADD_RMS_NORM, ATTENTION, EMBEDDING, LINEAR, RMS_NORM
 
 Batches = Mapping[str, AttnBatch]
-"""The rows of the step per cache group."""
+"""The batch record of the step for each cache group."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayerConfig:
-    """One kind of attention layer. `repeats`: how often each stored KV head appears in `spec`;
-    `cache_group`: its group.
+    """One kind of attention layer, with its cache group.
 
-    `qk_norm_eps` None means that queries and keys are not normed. `norm_offset`: see RmsNorm.
+    `repeats` is how often `spec` has each KV head of the checkpoint. With `qk_norm_eps` None,
+    queries and keys are not normed. RmsNorm describes `norm_offset`.
     """
 
     hidden_size: int
@@ -45,7 +43,7 @@ class AttentionLayerConfig:
 
     @property
     def dtype(self) -> str:
-        """That of the computation."""
+        """The dtype of the computation."""
         return self.spec.q_dtype
 
 
@@ -55,23 +53,21 @@ def parameter(
     source: TensorSource,
     num_inputs: int | None = None,
 ) -> nnx.Param:
-    """A weight that is yet to come: the checkpoint tensors behind it, and its WeightSpec.
+    """Return a placeholder of a weight, with its checkpoint tensors and its WeightSpec.
 
-    The dtype stands for none: weights come in the dtype that they were loaded in.
+    The dtype of the placeholder has no meaning: weights have the dtype in which they are loaded.
     """
     spec = WeightSpec(shape, axes, num_inputs)
     return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), spec=spec, source=source)
 
 
 def vector(name: str, size: int) -> nnx.Param:
-    """A weight of one dimension that every device has whole."""
+    """Return a placeholder of a weight of one dimension, which is replicated on all devices."""
     return parameter((None,), (size,), tensors.whole(name, (size,)))
 
 
 class RmsNorm(nnx.Module):
-    """Root-mean-square norm over the last axis. The checkpoint's weight plus `offset` is the
-    factor: with an offset of 1 a weight of 0 changes nothing.
-    """
+    """Root-mean-square norm over the last axis, times the checkpoint's weight plus `offset`."""
 
     def __init__(self, name: str, size: int, eps: float, offset: float = 0.0) -> None:
         self.scale = vector(f"{name}.weight", size)
@@ -83,32 +79,31 @@ class RmsNorm(nnx.Module):
         return scale.astype(jnp.float32) + self.offset if self.offset else scale
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [..., size] -> the same shape."""
+        """Return the norm of x [..., size]."""
         return ops[RMS_NORM](x, self._factor(), eps=self.eps)
 
     def of_sum(
         self, x: jax.Array, branch: jax.Array | None, ops: Ops
     ) -> tuple[jax.Array, jax.Array]:
-        """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as
-        0.
-        """
+        """Return (norm of x + branch, x + branch), both [..., size]; a branch of None is 0."""
         if branch is None:
             return self(x, ops), x
         return ops[ADD_RMS_NORM](x, branch, self._factor(), eps=self.eps)
 
 
 class NormOfSum(Protocol):
-    """A norm that a layer or a decoder puts before what it computes."""
+    """A norm before attention, an MLP or the head."""
 
     def of_sum(
         self, x: jax.Array, branch: jax.Array | None, ops: Ops
     ) -> tuple[jax.Array, jax.Array]:
-        """As RmsNorm.of_sum."""
+        """Return (norm of x + branch, x + branch), as RmsNorm.of_sum does."""
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; `name` is the checkpoint's prefix,
-    "model.layers.0.self_attn".
+    """Grouped-query attention with rotary positions.
+
+    `name` is the prefix of its tensors, such as "model.layers.0.self_attn".
     """
 
     def __init__(self, name: str, config: AttentionLayerConfig) -> None:
@@ -140,7 +135,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
     ) -> tuple[jax.Array, CacheArrays]:
-        """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
+        """Return (out [T, hidden], the layer's cache with the new tokens) for x [T, hidden]."""
         spec = self.config.spec
         qkv = ops[LINEAR](x, self.qkv.get_value(), value_of(self.qkv_bias))
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
@@ -164,8 +159,9 @@ def _wide_bias(name: str, intermediate_size: int) -> nnx.Param:
 
 
 class Mlp(nnx.Module):
-    """The gated MLP down(activation(gate(x)) * up(x)); `name` is the checkpoint's prefix,
-    "model.layers.0.mlp".
+    """The gated MLP down(activation(gate(x)) * up(x)).
+
+    `name` is the prefix of its tensors, such as "model.layers.0.mlp".
     """
 
     def __init__(
@@ -177,8 +173,8 @@ class Mlp(nnx.Module):
         bias: bool = False,
         activation: str = "silu",
     ) -> None:
-        # Two weights, not a pair in one: only so does each shard of "mlp" lie in one piece, as a
-        # product wants it.
+        # gate and up are two weights, because in one weight a shard of axis "mlp" would not be
+        # contiguous.
         self.gate = _wide(f"{name}.gate_proj", intermediate_size, hidden_size)
         self.up = _wide(f"{name}.up_proj", intermediate_size, hidden_size)
         down, tall = f"{name}.down_proj.weight", (hidden_size, intermediate_size)
@@ -189,7 +185,7 @@ class Mlp(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
+        """Return [T, hidden] for x [T, hidden]."""
         gate = ops[LINEAR](x, self.gate.get_value(), value_of(self.gate_bias))
         up = ops[LINEAR](x, self.up.get_value(), value_of(self.up_bias))
         opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
@@ -197,12 +193,11 @@ class Mlp(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention, or what is called like it and has `cache_group` and `dtype` in its `config`, and
-    MLP, each behind a norm and added to the residual stream.
+    """Attention and an MLP, each with a norm before it and added to the residual stream.
 
-    The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes
-    it on the way. `out_norms`: of what attention and MLP add to the stream, where a family has
-    these norms.
+    Any module may replace attention that has its signature, and `cache_group` and `dtype` in its
+    `config`. The residual stream is passed as two arrays, x and branch; the next norm adds them.
+    Families with norms of the results of attention and MLP give them as `out_norms`.
     """
 
     def __init__(
@@ -223,8 +218,9 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
     ) -> tuple[jax.Array, jax.Array, CacheArrays]:
-        """x, branch [T, hidden] -> (x, branch, the layer's cache). The first layer's branch is
-        None.
+        """Return (x, branch, the layer's cache) for x and branch [T, hidden].
+
+        The branch of the first layer is None.
         """
         normed, x = self.attention_norm.of_sum(x, branch, ops)
         mixed, cache = self.attention(normed, cache, batch, ops)
@@ -236,11 +232,11 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding `table` [vocab, hidden], layers, final norm and head. With `tied` the embedding is
-    the head too.
+    """The embedding `table` [vocab, hidden], layers, final norm and head.
 
-    Hidden states are of `dtype`, that of the queries, whatever the weights are stored in.
-    `embed_scale` multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
+    With `tied` the embedding is also the head. Hidden states have the dtype of the computation,
+    whatever the dtype of the weights. `embed_scale` multiplies embeddings. `logit_cap` c replaces a
+    logit l by c * tanh(l / c).
     """
 
     def __init__(
@@ -273,8 +269,9 @@ class Decoder(nnx.Module):
         ops: Ops,
         embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and
-        layer). `embeds` are not scaled.
+        """Return (normed hidden states [T, hidden], the cache per group and layer).
+
+        token_ids is int32 [T]. `embed_scale` does not apply to `embeds`.
         """
         x = ops[EMBEDDING](self.embed.get_value(), token_ids).astype(self.dtype)
         if self.embed_scale is not None:
@@ -293,7 +290,7 @@ class Decoder(nnx.Module):
         return hidden, {group: tuple(layers) for group, layers in done.items()}
 
     def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
-        """hidden [S, hidden] -> f32 [S, vocab]."""
+        """Return f32 logits [S, vocab] of hidden [S, hidden]."""
         head = self.embed if self.lm_head is None else self.lm_head
         logits = ops[LINEAR](hidden, head.get_value(), out_dtype=jnp.float32)
         if self.logit_cap is not None:
@@ -302,5 +299,5 @@ class Decoder(nnx.Module):
 
 
 def value_of(param: nnx.Param | None) -> jax.Array | None:
-    """The array of a weight, None of one that a model does without."""
+    """Return the array of a weight, or None for a weight that the model does not have."""
     return None if param is None else param.get_value()

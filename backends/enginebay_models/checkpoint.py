@@ -1,5 +1,5 @@
-"""Finding a model's folder by name, path or hub id, and the tensors in it, checked against the
-model that wants them.
+"""Finds the folder of a model by name, path or hub id, reads its files, and checks its tensors
+against the model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ HUB_PATTERNS = (
     "vocab.txt",
     "merges.txt",
 )
-# Buffers that old checkpoints carry and every model computes for itself.
+# Buffers in old checkpoints, which models compute themselves.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
-# Rows compared at once: 16 MiB of an 8B model's.
+# Rows that are compared at once: 16 MiB of an 8B model.
 _TIED_ROWS = 1024
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_folder(name_or_path: str) -> Path:
-    """The folder of the demo model, of a directory, or of a hub repository (fetched when it is not
-    in the cache).
+    """Return the folder of the demo model, a given folder, or that of a repository on the hub.
+
+    A repository that is not in the hub's cache is downloaded.
     """
     if name_or_path == DEMO:
         return Path(str(importlib.resources.files("enginebay_models"))) / "demo"
@@ -52,7 +53,7 @@ def find_folder(name_or_path: str) -> Path:
         OSError,
         ValueError,
         RuntimeError,
-    ) as error:  # too long, with a NUL byte, of a user that there is not
+    ) as error:  # the name is too long, has a NUL byte, or names an unknown user
         raise _not_found(name_or_path, shown_text(str(error))) from None
     if exists:
         given = f"{name_or_path!r} is a file"
@@ -67,8 +68,7 @@ def find_folder(name_or_path: str) -> Path:
 def _download(repo_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    # The base of all errors of whichever HTTP library this huggingface_hub has; its own derive from
-    # it.
+    # The base class of the HTTP errors of this huggingface_hub; its own errors derive from it.
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 
     try:
@@ -94,7 +94,7 @@ def _not_found(name: str, why: str) -> CheckpointError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint."""
+    """Read a JSON object from a file; CheckpointError for anything else."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except InputError as error:
@@ -110,17 +110,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; CheckpointError when the folder is no model."""
+    """Read config.json; CheckpointError when the folder has none."""
     if not (folder / "config.json").is_file():
         given = f"{folder} is no model: it has no config.json"
         raise CheckpointError(
-            given, "a Hugging Face checkpoint folder", "Name the folder that config.json lies in."
+            given, "a Hugging Face checkpoint folder", "Give the folder that has config.json."
         )
     return read_json(folder / "config.json")
 
 
 def read_architecture(config: Mapping[str, Any]) -> str:
-    """The first architecture that config.json names."""
+    """Return the first architecture of config.json; CheckpointError without one."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         given = f"config.json has architectures = {shown(names)}"
@@ -131,11 +131,11 @@ def read_architecture(config: Mapping[str, Any]) -> str:
 
 
 def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
-    """Special tokens of config.json and generation_config.json: ends are united, else the latter
-    wins.
+    """Read the special tokens of config.json and generation_config.json.
 
-    CheckpointError for an end outside the vocabulary. A beginning or a pad outside it, as Llama's
-    first checkpoints have (-1), counts as none.
+    The end-of-sequence tokens are those of both files. For other tokens generation_config.json
+    wins. CheckpointError for an end-of-sequence token outside the vocabulary. A begin-of-sequence
+    or padding token outside of it counts as none; the first Llama checkpoints have -1.
     """
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
@@ -168,7 +168,7 @@ def _first(generation: Mapping[str, Any], config: Mapping[str, Any], name: str) 
 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder's *.safetensors, by the index file where there is one."""
+    """Return every tensor of a folder's *.safetensors, by the index file if there is one."""
     if (folder / INDEX_FILE).is_file():
         return _indexed(folder, read_json(folder / INDEX_FILE).get("weight_map"))
     single = folder / SINGLE_FILE
@@ -176,7 +176,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
     if not files:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
         has = (
-            f"only {', '.join(pickles)}, which are pickles and never read"
+            f"only {', '.join(pickles)}, which are pickles; pickles are never read"
             if pickles
             else "no weights"
         )
@@ -214,27 +214,25 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a NUL byte
+    except (OSError, ValueError):  # the name is too long or has a NUL byte
         return False
 
 
 def _united(paths: Iterable[Path]) -> dict[str, StoredTensor]:
-    """The tensors of all files; CheckpointError for one that stands in two of them."""
+    """Return the tensors of all files; CheckpointError for one that is in two files."""
     found: dict[str, StoredTensor] = {}
     for path in paths:
         for name, tensor in read_file(path).items():
             if name in found:
-                given = f"tensor {shown(name)} stands in {found[name].path.name} and in {path.name}"
-                todo = "Remove the file that is not the model's, or fetch the checkpoint again."
+                given = f"tensor {shown(name)} is in {found[name].path.name} and in {path.name}"
+                todo = "Remove the file of another model, or fetch the checkpoint again."
                 raise CheckpointError(given, "each tensor in one file", todo)
             found[name] = tensor
     return found
 
 
 def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
-    """CheckpointError when a tensor that the model wants is missing or misshapen, or one is left
-    over.
-    """
+    """Raise CheckpointError for a tensor that is missing, has a wrong shape, or is not used."""
     sources = model.tensor_sources().values()
     wanted = {
         name: shape
@@ -260,7 +258,7 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
             )
     if HEAD in stored and HEAD not in wanted and EMBEDDING in wanted:
         check_tied(stored[HEAD], stored[EMBEDDING])
-    # Stored although tied to the embedding; an untied one is wanted, so never left over.
+    # A head that is stored although it is tied. An untied head is used, so it is never left over.
     ignored = {HEAD}
     if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:
         given = (
@@ -268,14 +266,12 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
             f"which a {model.info.family} of this config.json does not have"
         )
         raise CheckpointError(
-            given, "the model's own tensors only", "Correct config.json, or choose another model."
+            given, "the tensors of the model only", "Correct config.json, or choose another model."
         )
 
 
 def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
-    """CheckpointError when a stored head is another tensor than the embedding that config.json ties
-    it to.
-    """
+    """Raise CheckpointError when a tied head is stored and differs from the embedding."""
     if head.shape == embedding.shape and all(
         np.array_equal(ours, theirs, equal_nan=True)
         for ours, theirs in zip(_pieces(head), _pieces(embedding), strict=True)
@@ -293,7 +289,7 @@ def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
 
 
 def _pieces(tensor: StoredTensor) -> Iterator[np.ndarray]:
-    """The tensor [rows, features] in f32, some rows at a time."""
+    """Yield the tensor [rows, features] in f32, some rows at a time."""
     whole = tensor.view()
     for row in range(0, whole.shape[0], _TIED_ROWS):
         yield whole[row : row + _TIED_ROWS].astype(np.float32)

@@ -1,5 +1,5 @@
-"""From a family's description of its decoder to the core's Model: a module without arrays, merged
-with them in traces.
+"""Builds the core's Model from a family's description of its decoder. The flax module has no
+arrays; weights are merged into it when a step is traced.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ FULL, WINDOW = "full", "window"
 
 @dataclasses.dataclass(frozen=True)
 class Mixer:
-    """What some `layers` have in the place of attention: `make` makes it of the layer's prefix in
-    the checkpoint, and `group` declares its states. Functions are no part of a repr, which would
-    differ between processes: ModelInfo.constants is one.
+    """A module that replaces attention in some `layers`.
+
+    `make` returns it for the prefix of a layer in the checkpoint, and `group` declares its states.
+    `make` is left out of the repr, which is part of ModelInfo.constants and must not differ between
+    processes.
     """
 
     make: Callable[[str], Any] = dataclasses.field(repr=False)
@@ -46,13 +48,13 @@ class Mixer:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What tells one decoder family from another. `windows` has one entry per layer, None for full
-    attention; all windows are equal.
+    """The differences between decoder families.
 
-    The later fields are those of Gemma: the rotary embedding of layers with a window, the factor on
-    scores, norms of what is added to the stream, and what RmsNorm and Decoder say of theirs.
-    `mlp` makes the MLP of a layer, as `Mlp` is made and called, by `mlp_config`, if any. `names`
-    replaces parts of tensors' names, where a family calls them otherwise.
+    `windows` has one entry per layer, None for full attention; all windows are equal. The later
+    fields are for Gemma: the rotary embedding of layers with a window, the factor on scores, the
+    norms of the results of attention and MLP, and fields that RmsNorm and Decoder describe. `mlp`
+    makes the MLP of a layer; it has the signature of `Mlp`, and gets `mlp_config` if that is given.
+    `names` replaces parts of the names of tensors.
     """
 
     windows: tuple[int | None, ...]
@@ -75,7 +77,7 @@ class Variant:
 def build_decoder(
     family: str, config: DecoderConfig, variant: Variant, *, dtype: str, num_shards: int
 ) -> Model:
-    """The model of a pre-norm decoder with grouped-query attention and a gated MLP.
+    """Return the model of a pre-norm decoder with grouped-query attention and a gated MLP.
 
     Raises ConfigError when the KV heads cannot be split over, or repeated for, `num_shards` shards.
     """
@@ -143,8 +145,8 @@ def _attention(
 
 
 def kv_head_repeats(config: DecoderConfig, num_shards: int) -> int:
-    """How often each KV head is repeated, so that every one of `num_shards` shards holds a whole
-    one.
+    """Return how often each KV head is repeated, so that each of `num_shards` shards has whole
+    heads.
     """
     heads, group = config.num_kv_heads, config.num_q_heads // config.num_kv_heads
     if heads % num_shards == 0:
@@ -172,7 +174,7 @@ def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
 def _layer(
     index: int, config: DecoderConfig, attention: AttentionLayerConfig | None, variant: Variant
 ) -> DecoderLayer:
-    """Layer `index`, with attention of this kind unless the variant has a mixer there."""
+    """Return layer `index`, with this attention or with the variant's mixer."""
     name, size = f"model.layers.{index}", config.hidden_size
 
     def norm(of: str) -> RmsNorm:
@@ -199,17 +201,16 @@ def _layer(
 
 
 class NnxModel(Model):
-    """A Model over any flax.nnx module that is called as Decoder is and whose Params tell `spec`
-    and `source`.
+    """A Model of a flax.nnx module that has the methods of Decoder.
 
-    The module is split once. A trace merges the flat weights into it; nothing of nnx is left in a
-    compiled step.
+    The parameters of the module have the metadata `spec` and `source`. The module is split once. A
+    trace merges the flat weights into it, so a compiled step has nothing of nnx.
     """
 
     def __init__(
         self, info: ModelInfo, module: Decoder, names: Mapping[str, str] | None = None
     ) -> None:
-        """`names` replaces parts of checkpoint tensors' names."""
+        """Split the module; `names` replaces parts of the names of checkpoint tensors."""
         self.info = info
         self._graph, state = nnx.split(module)
         variables = nnx.to_flat_state(state)

@@ -22,27 +22,29 @@ from enginebay_models.latent import LatentAttention, LatentConfig
 from enginebay_numerics.rotary import yarn_growth
 
 LATENT = "latent"
-"""The cache group of the compressed vectors."""
+"""Name of the cache group of the compressed vectors."""
 
 _RANK, _Q_RANK, _PLAIN_DIM, _ROPE_DIM, _OUT_DIM = 512, 1536, 128, 64, 128
 _EXPERTS, _SHARED, _WIDTH = 64, 2, 1407
 
 
 class SharedExperts(nnx.Module):
-    """Routed experts, and an MLP that every token goes through as well."""
+    """Routed experts, and shared experts (one MLP) that compute every token."""
 
     def __init__(self, routed: Experts, shared: Mlp) -> None:
         self.routed = routed
         self.shared = shared
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
+        """Return [T, hidden] for x [T, hidden]."""
         return self.routed(x, ops) + self.shared(x, ops)
 
 
 class DeepseekV2Family(ModelFamily):
-    """The router takes the best experts ("greedy"), or the best ones of some groups
-    ("group_limited_greedy"), by softmax scores that are not made to sum to 1.
+    """Latent attention, and experts.
+
+    The router takes the best experts ("greedy"), or the best experts of the best groups
+    ("group_limited_greedy"). The softmax scores of the chosen experts are not normalised to sum 1.
     """
 
     name = "deepseek_v2"
@@ -56,7 +58,7 @@ class DeepseekV2Family(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        # The rotary features are all that rotary positions see of a head.
+        # Rotary positions apply to the rotary features of a head only.
         rope_dim = positive(config, "qk_rope_head_dim", _ROPE_DIM)
         one_head = {**config, "head_dim": rope_dim, "num_key_value_heads": None}
         decoder = read_decoder(one_head, max_model_len=max_model_len)
@@ -142,7 +144,7 @@ def _read_latent(config: Mapping[str, Any], decoder: DecoderConfig, dtype: str) 
 
 
 def _scale(head_dim: int, rope: RopeSpec) -> float:
-    """The factor on scores: yarn's growth by mscale_all_dim is in it, squared."""
+    """Return the factor on scores; it contains the square of yarn's factor for mscale_all_dim."""
     growth = 1.0
     if rope.scaling == "yarn" and rope.mscale_all_dim:
         growth = yarn_growth(rope.factor, rope.mscale_all_dim)
@@ -150,7 +152,7 @@ def _scale(head_dim: int, rope: RopeSpec) -> float:
 
 
 def _read_experts(config: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
-    """The fields of the experts. CheckpointError names what is wrong."""
+    """Read the fields of the experts; CheckpointError names a wrong one."""
     for name, only in (("scoring_func", "softmax"), ("moe_layer_freq", 1)):
         if config.get(name, only) != only:
             raise bad_field(name, config[name], f"{only}, or absent")

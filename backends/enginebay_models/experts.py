@@ -1,4 +1,4 @@
-"""MLPs of experts, of which a router chooses some for each token."""
+"""Mixture of experts: a router chooses some experts for each token."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from enginebay_xla.ops import GROUPED_LINEAR, LINEAR
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
-    """The experts of a layer: their number, how many a token gets, the width of each, whether the
-    weights of the chosen ones sum to 1, and the layers that have a plain MLP.
+    """The experts of a layer.
 
-    Experts in `num_groups` equal groups are chosen from the `num_chosen_groups` groups that have
-    the best ones. `scale` multiplies the weights of the chosen experts.
+    The fields are: the number of experts, how many each token is sent to, the width of each,
+    whether the weights of the chosen ones are normalised to sum 1, and the layers that have a plain
+    MLP. The experts are in `num_groups` equal groups; only those of the `num_chosen_groups` groups
+    with the best scores are chosen. `scale` multiplies the weights of the chosen experts.
     """
 
     num_experts: int
@@ -39,7 +40,7 @@ class ExpertsConfig:
     scale: float = 1.0
 
     def route(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """scores f32 [T, experts] -> (weights, ids int32) [T, chosen] of each token's experts."""
+        """Return (weights, ids int32), both [T, chosen], for scores f32 [T, experts]."""
         shares = jax.nn.softmax(scores, axis=-1)
         if self.num_chosen_groups < self.num_groups:
             groups = shares.reshape(-1, self.num_groups, self.num_experts // self.num_groups)
@@ -53,8 +54,10 @@ class ExpertsConfig:
 
 
 class Experts(nnx.Module):
-    """A gated MLP for each expert; a token's output is the sum of its chosen ones, weighted by the
-    softmax of the router. `name` is the checkpoint's prefix, "model.layers.0.mlp".
+    """Gated MLPs. The output of a token is the weighted sum of its chosen experts' outputs.
+
+    The weights are the softmax of the router. `name` is the prefix of the tensors, such as
+    "model.layers.0.mlp".
     """
 
     def __init__(self, name: str, config: DecoderConfig, experts: ExpertsConfig) -> None:
@@ -69,7 +72,7 @@ class Experts(nnx.Module):
         self.experts = experts
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
+        """Return [T, hidden] for x [T, hidden]."""
         chosen = self.experts.num_chosen
         scores = ops[LINEAR](x, self.router.get_value(), out_dtype=jnp.float32)
         shares, ids = self.experts.route(scores)
@@ -85,7 +88,7 @@ class Experts(nnx.Module):
 
 
 def _stacked(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:
-    """The weight [experts, outputs, inputs] of one tensor for each expert."""
+    """Stack one tensor per expert into a weight [experts, outputs, inputs]."""
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
         return np.stack([reader[index[1:]] for reader in readers[index[0]]])

@@ -1,4 +1,4 @@
-"""Single fields of config.json, each checked for its type; an error names the field."""
+"""Reads single fields of config.json and checks their types; errors name the field."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, TypeGuard
 
 from enginebay.errors import CheckpointError, shown
 
-# No field of a model is near it, and products of a few such numbers are still finite.
+# Far above any field of a model, and products of a few such numbers are finite.
 _LARGEST = 1e30
 MAX_SIZE = 2**31 - 1
-"""Largest whole number of a field: sizes and positions are int32 on the device."""
+"""Largest integer of a field, because sizes and positions are int32 on the device."""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value of config.json is a finite number; true and false are none."""
+    """Return whether a value is a finite number; true and false are not."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -25,9 +25,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def positive(
     config: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_SIZE
 ) -> int:
-    """A field that must be a whole number from 1 to `most`; an absent one means the default, if
-    there is one.
-    """
+    """Read a field that must be an integer from 1 to `most`; `default` if it is absent."""
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise bad_field(name, value, "a positive whole number")
@@ -37,8 +35,9 @@ def positive(
 
 
 def number(config: Mapping[str, Any], name: str, default: float, *, path: str = "") -> float:
-    """A field that must be a positive number. `path` names it in the error where it lies in another
-    field.
+    """Read a field that must be a positive number.
+
+    `path` is its name in errors, for a field inside another one.
     """
     value = config.get(name, default)
     if not is_number(value) or value <= 0:
@@ -47,7 +46,7 @@ def number(config: Mapping[str, Any], name: str, default: float, *, path: str = 
 
 
 def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """A field that must be true or false."""
+    """Read a field that must be true or false."""
     value = config.get(name, default)
     if not isinstance(value, bool):
         raise bad_field(name, value, "true or false")
@@ -55,7 +54,7 @@ def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 
 def bad_field(name: str, value: object, allowed: str) -> CheckpointError:
-    """The error for a field of config.json that is missing, null, malformed or not served."""
+    """Return the error for a field that is missing, null, malformed or not supported."""
     given = (
         f"config.json has no {name}"
         if value is None

@@ -1,5 +1,5 @@
-"""The Gemma 3 family (text): layers with a window and full ones take turns, each kind with rotary
-positions of its own.
+"""The Gemma 3 family (text): most layers have a window, every sixth one is full. Each kind has its
+own rotary positions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DEFAULT_HEAD_DIM = 256
 _DEFAULT_KV_HEADS = 4
 _DEFAULT_THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 _DEFAULT_PATTERN = 6
-"""Every sixth layer is a full one."""
+"""Every sixth layer has full attention."""
 
 
 class Gemma3Family(ModelFamily):
-    """Norms before and after attention and MLP, weights of norms that stand for 1 + weight, scaled
-    embeddings, and normed queries and keys.
+    """Norms before and after attention and MLP, factors 1 + weight in norms, scaled embeddings, and
+    normed queries and keys.
     """
 
     name = "gemma3"
@@ -44,7 +44,7 @@ class Gemma3Family(ModelFamily):
     ) -> Model:
         if flag(config, "use_bidirectional_attention", default=False):
             raise bad_field("use_bidirectional_attention", value=True, allowed="false or absent")
-        # The names and defaults that the shared reader does not know.
+        # Names and defaults that differ from those of the shared reader.
         shared = {"tie_word_embeddings": True} | dict(config)
         shared["hidden_act"] = config.get("hidden_activation", "gelu_pytorch_tanh")
         decoder = read_decoder(
@@ -73,7 +73,7 @@ class Gemma3Family(ModelFamily):
 
 
 def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """The window of each layer; None in full ones."""
+    """Return the window of each layer, None for full attention."""
     window = positive(config, "sliding_window", DEFAULT_WINDOW)
     kinds = check_layer_types(config, num_layers, (FULL, SLIDING))
     if not kinds:
@@ -83,9 +83,10 @@ def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ..
 
 
 def _with_rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """A configuration that has the rotary fields of one kind of layer alone, by the rules of
-    transformers: `rope_parameters` by kind, or before transformers 5 `rope_scaling`, which full
-    layers alone follow, and `rope_local_base_freq` for the others.
+    """Return the configuration with the rotary fields of one kind of layer only.
+
+    The rules are those of transformers. `rope_parameters` has one entry per kind. Before
+    transformers 5, `rope_scaling` is for full layers and `rope_local_base_freq` for the others.
     """
     fields = dict(config)
     nested = fields.pop("rope_parameters", None)

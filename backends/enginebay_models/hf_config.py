@@ -1,5 +1,5 @@
-"""What config.json of a Hugging Face checkpoint says, read field by field; what is not served is
-refused by name.
+"""Reads the fields of config.json that families share. Fields that are not supported are refused by
+name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from enginebay_models.rope_config import check_spec, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 1000
-"""A layer is an object of Python: a configuration with more layers is refused before the first is
-made.
+"""Largest number of layers. A layer is a Python object, so a larger number is refused before any
+layer is made.
 """
 DEFAULT_WINDOW = 4096
-"""The sliding window of a family with one whose config.json gives none."""
+"""The sliding window of families with windows whose config.json has no number."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """The fields that all families share, checked. `auto_max_model_len`: see ModelInfo."""
+    """The fields that all families share, checked; ModelInfo describes `auto_max_model_len`."""
 
     vocab_size: int
     hidden_size: int
@@ -48,11 +48,11 @@ def read_decoder(
     kv_heads: int | None = None,
     max_model_len: int | None = None,
 ) -> DecoderConfig:
-    """The shared fields, with rotary positions for rows of `max_model_len` tokens; None:
-    auto_max_model_len.
+    """Read the shared fields, with rotary positions for rows of `max_model_len` tokens.
 
-    `head_dim` and `kv_heads` are what the family takes where config.json says nothing; None means
-    hidden_size / num_attention_heads and num_attention_heads. CheckpointError names what is wrong.
+    `max_model_len` None is auto_max_model_len. `head_dim` and `kv_heads` are the family's defaults;
+    None means hidden_size / num_attention_heads, and num_attention_heads. CheckpointError names a
+    wrong field.
     """
     refuse_unserved(config)
     hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
@@ -82,7 +82,7 @@ def read_decoder(
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int, silent: int) -> int:
-    """num_key_value_heads: `silent` where there is no such field, all heads where it is null."""
+    """Read num_key_value_heads: `silent` if the field is absent, all heads if it is null."""
     found = config.get("num_key_value_heads", silent)
     count = (
         heads if found is None else positive({"num_key_value_heads": found}, "num_key_value_heads")
@@ -98,7 +98,7 @@ def _kv_heads(config: Mapping[str, Any], heads: int, silent: int) -> int:
 
 
 def refuse_unserved(config: Mapping[str, Any]) -> None:
-    """CheckpointError for features that would change the result and are not implemented."""
+    """Raise CheckpointError for features that change the result and are not implemented."""
     activation = config.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise bad_field("hidden_act", activation, ", ".join(sorted(ACTIVATIONS)))
@@ -111,9 +111,7 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer, by the rules of Qwen2 and Qwen3 (None: attends to
-    everything).
-    """
+    """Return the window of each layer by the rules of Qwen2 and Qwen3; None is full attention."""
     window = None
     if (
         flag(config, "use_sliding_window", default=False)
@@ -135,8 +133,9 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
 def check_layer_types(
     config: Mapping[str, Any], num_layers: int, allowed: tuple[str, ...]
 ) -> list[str]:
-    """The field layer_types, empty where it is absent or null; CheckpointError for a kind that is
-    not in `allowed`.
+    """Read layer_types; an empty list if it is absent or null.
+
+    CheckpointError for a kind that is not in `allowed`.
     """
     kinds = config.get("layer_types")
     if kinds is None:

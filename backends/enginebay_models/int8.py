@@ -1,4 +1,4 @@
-"""The quantisation method int8: a byte for each value, and a scale for each output channel."""
+"""The quantisation method int8: one byte per value and one scale per output channel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import numpy as np
 from enginebay.weights import Quantization, QuantizedArray, StoredArray, WeightSpec
 
 LARGEST = 127
-"""Values are symmetric around 0: -128 is not used."""
+"""Largest value. Values are symmetric around 0, so -128 is not used."""
 
 
 class Int8(Quantization):
-    """Symmetric rounding to the nearest of 255 values; an error is at most half a scale, which is
-    1/254 of the channel's largest value.
+    """Rounds to the nearest of 255 values, symmetric around 0.
+
+    The error is at most half a scale, that is 1/254 of the channel's largest absolute value.
     """
 
     name = "int8"

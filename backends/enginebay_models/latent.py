@@ -1,4 +1,4 @@
-"""Attention over a latent cache (MLA): one compressed vector a token, which all heads share."""
+"""Attention over a latent cache (MLA): one compressed vector per token, which all heads share."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from enginebay_models.tensors import Index
 from enginebay_xla.ops import ATTENTION, LINEAR, ROPE
 
 _EPS = 1e-6
-"""Of the norms of compressed vectors, whatever config.json says of the others."""
+"""The eps of the norms of compressed vectors. config.json's eps is for other norms."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LatentConfig:
-    """Sizes of latent attention. A key is the compressed vector and its rotary features after it:
-    `spec.head_dim` is the width of both, `spec.v_head_dim` that of the vector.
+    """Sizes of latent attention.
 
-    A head's query has `plain_dim` features without positions and `rope.rotary_dim` with; its output
-    has `out_dim`. `q_rank`: the width that queries are compressed to, None where they are not.
+    A key is the compressed vector, followed by rotary features: `spec.head_dim` is the width of
+    both, `spec.v_head_dim` that of the vector. The query of a head has `plain_dim` features without
+    positions and `rope.rotary_dim` with positions; its output has `out_dim` features. `q_rank` is
+    the width of compressed queries, or None.
     """
 
     hidden_size: int
@@ -43,17 +44,18 @@ class LatentConfig:
 
     @property
     def dtype(self) -> str:
-        """That of the computation."""
+        """The dtype of the computation."""
         return self.spec.q_dtype
 
 
 class LatentAttention(nnx.Module):
-    """Attention of DeepSeek-V2 with absorbed projections: queries are brought into the space of the
-    compressed vectors, and the weighted sum of those is brought back. No head's keys or values are
-    ever made, whether tokens come one by one or as a prompt.
+    """Attention of DeepSeek-V2 with absorbed projections.
 
-    Rotary features are stored in pairs (i, i + half), where checkpoints have them side by side:
-    queries and keys are turned round alike while loading, so that scores are the same.
+    Queries are projected into the space of the compressed vectors, and the weighted sum of vectors
+    is projected back. Keys and values of heads are never computed, in decodes and in prompts.
+
+    Here the rotary features are pairs (i, i + half); in checkpoints they are pairs (2 i, 2 i + 1).
+    Loading reorders queries and keys alike, so scores are the same.
     """
 
     def __init__(self, name: str, config: LatentConfig) -> None:
@@ -95,7 +97,7 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
     ) -> tuple[jax.Array, CacheArrays]:
-        """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
+        """Return (out [T, hidden], the layer's cache with the new tokens) for x [T, hidden]."""
         config, spec, plain = self.config, self.config.spec, self.config.plain_dim
         compressed = x
         if self.q_down is not None and self.q_norm is not None:
@@ -119,7 +121,7 @@ class LatentAttention(nnx.Module):
 
 
 def _by_head(names: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A product of each head's features with that head's weight, accumulated in f32."""
+    """Multiply the features of each head with the head's weight; sums are f32."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     out = jnp.einsum(
         names,
@@ -132,8 +134,10 @@ def _by_head(names: str, x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _with_pairs(name: str, shape: tuple[int, ...], turning: int) -> TensorSource:
-    """A weight [heads, width, *inputs] of a tensor [heads * width, *inputs], whose last `turning`
-    features of each head are in pairs (2 i, 2 i + 1): here they are pairs (i, i + half).
+    """Read a tensor [heads * width, *inputs] as a weight [heads, width, *inputs].
+
+    The last `turning` features of each head are pairs (2 i, 2 i + 1) in the tensor, and become
+    pairs (i, i + half).
     """
     heads, width, *inputs = shape
     start = width - turning

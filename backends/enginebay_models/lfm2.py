@@ -1,5 +1,5 @@
-"""The LFM2 family (text): layers with attention, and layers that mix a few tokens by a gated short
-convolution, whose last inputs are a recurrent state.
+"""The LFM2 family (text): layers with attention, and layers with a gated short convolution over a
+few tokens. The last inputs of the convolution are a recurrent state.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _NAMES = {
     ".mlp.down_proj.": ".feed_forward.w2.",
     "model.norm.": "model.embedding_norm.",
 }
-"""What the checkpoint calls tensors that other families have under the first names."""
+"""(name of a tensor in other families, name in this checkpoint) pairs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShortConvConfig:
-    """A short convolution of `taps` taps over hidden values of this size and dtype."""
+    """A short convolution with `taps` taps over hidden states of this size and dtype."""
 
     hidden_size: int
     taps: int
@@ -53,8 +53,9 @@ class ShortConvConfig:
 
 
 class ShortConv(nnx.Module):
-    """out(c * conv(b * x)), where b, c and x are thirds of one projection; `name` is the
-    checkpoint's prefix, "model.layers.0.conv".
+    """Computes out(c * conv(b * x)), where b, c and x are the thirds of one projection.
+
+    `name` is the prefix of its tensors, such as "model.layers.0.conv".
     """
 
     def __init__(self, name: str, config: ShortConvConfig) -> None:
@@ -76,7 +77,7 @@ class ShortConv(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
     ) -> tuple[jax.Array, CacheArrays]:
-        """x [T, hidden] -> (out [T, hidden], the layer's state after these tokens)."""
+        """Return (out [T, hidden], the layer's state after the tokens) for x [T, hidden]."""
         biases = (
             None if one is None else one.get_value()
             for one in (self.inputs_bias, self.taps_bias, self.out_bias)
@@ -89,7 +90,7 @@ class ShortConv(nnx.Module):
 
 
 def _thirds(name: str, shape: tuple[int, ...]) -> TensorSource:
-    """A weight [3, channels, ...] of a tensor [3 * channels, ...]."""
+    """Read a tensor [3 * channels, ...] as a weight [3, channels, ...]."""
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
         first, last, _ = index[1].indices(shape[1])
@@ -105,7 +106,7 @@ def _thirds(name: str, shape: tuple[int, ...]) -> TensorSource:
 
 
 def _taps(name: str, shape: tuple[int, int]) -> TensorSource:
-    """A weight [channels, taps] of a convolution's tensor [channels, 1, taps]."""
+    """Read a tensor [channels, 1, taps] of a convolution as a weight [channels, taps]."""
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
         return readers[0][(index[0], slice(None), index[1])][:, 0]
@@ -114,9 +115,7 @@ def _taps(name: str, shape: tuple[int, int]) -> TensorSource:
 
 
 class Lfm2Family(ModelFamily):
-    """Normed queries and keys, and a gated MLP whose width config.json gives before it is
-    rounded.
-    """
+    """Normed queries and keys, and a gated MLP; config.json has its width before rounding."""
 
     name = "lfm2"
     architectures = ("Lfm2ForCausalLM",)
@@ -153,7 +152,7 @@ class Lfm2Family(ModelFamily):
 
 
 def _read(config: Mapping[str, Any], max_model_len: int | None) -> DecoderConfig:
-    """The shared fields under the names that LFM2 has for them, and the width of its MLP."""
+    """Read the shared fields, which have other names here, and the width of the MLP."""
     shared = {"tie_word_embeddings": True, "num_key_value_heads": 8} | dict(config)
     shared |= {"rms_norm_eps": config.get("norm_eps", 1e-5), "hidden_act": "silu"}
     for own, name in (
@@ -175,13 +174,13 @@ def _read(config: Mapping[str, Any], max_model_len: int | None) -> DecoderConfig
 
 
 def _layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """FULL or CONV of each layer; one at least is FULL."""
+    """Return FULL or CONV for each layer; at least one is FULL."""
     kinds = check_layer_types(config, num_layers, (FULL, CONV))
     if not kinds:
         full = config.get("full_attn_idxs")
         full = list(range(num_layers)) if full is None else full
         if not isinstance(full, list) or any(type(layer) is not int for layer in full):
-            raise bad_field("full_attn_idxs", full, "a list of numbers of layers")
+            raise bad_field("full_attn_idxs", full, "a list of layer indices")
         kinds = [FULL if i in full else CONV for i in range(num_layers)]
     if FULL not in kinds:
         raise bad_field("layer_types", kinds, f"at least one layer of {FULL}")

@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3.x, TinyLlama, SmolLM and others that say LlamaForCausalLM."""
+"""The Llama family: Llama 2 and 3.x, TinyLlama, SmolLM and others with LlamaForCausalLM."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
 
 
 class LlamaFamily(ModelFamily):
-    """Grouped-query attention to everything before, rotary positions, a gated MLP; biases where the
-    config says so.
+    """Full grouped-query attention, rotary positions, a gated MLP, and biases if config.json has
+    them.
     """
 
     name = "llama"

@@ -1,5 +1,5 @@
-"""Weights from the mapped files to the devices, tensor by tensor and shard by shard, never held
-twice.
+"""Loads weights from memory-mapped files to the devices, tensor by tensor and shard by shard. No
+weight is in memory twice.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Place = Callable[[str, WeightSpec], Sharding | None]
 Progress = Callable[[int, int], None]
 
 DTYPES = ("float32", "bfloat16", "float16")
-# XLA:CPU takes a NumPy array's memory as its own, without a copy, when it is aligned to this.
+# XLA:CPU uses the memory of a NumPy array without a copy if it is aligned to this.
 _ALIGNMENT = 64
-# What is in memory besides the weights: one piece of a tensor as it is in the file.
+# Size of a piece of a tensor: memory in addition to the weights.
 _PIECE_BYTES = 32 << 20
 
 
@@ -39,14 +39,14 @@ def load_weights(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Weight]:
-    """Every weight of `model` from `stored` tensors, in `dtype`, each shard built on the host and
-    sent to its devices; `quantization` is applied to weights that have `num_inputs`.
+    """Load every weight of `model` from `stored` tensors, in `dtype`.
 
-    `place` gives a weight's sharding, None for the default device. Peak memory is the weights, one
-    shard in flight when the devices are not the host's own (of a quantised weight all shards), and
-    _PIECE_BYTES. Raises CheckpointError for a missing, extra or misshapen tensor, for a dtype that
-    is not read, and for NaN and infinity in weights that are quantised, with `verify` in all,
-    naming the tensor.
+    Each shard is built on the host and sent to its devices. `quantization` applies to weights that
+    have `num_inputs`. `place` returns the sharding of a weight, None for the default device. Peak
+    memory is the weights, _PIECE_BYTES, and, if the devices are not the host's own, one shard (all
+    shards of a quantised weight). Raises CheckpointError, which names the tensor, for a tensor that
+    is missing, extra, or of a wrong shape or dtype, and for NaN and infinity: in quantised weights
+    always, in others with `verify`.
     """
     if dtype not in DTYPES:
         raise ConfigError(explain(f"dtype {dtype!r}", ", ".join(DTYPES), "Choose one of these."))
@@ -88,9 +88,7 @@ class _Part:
         self.readers = [tensor.view() for tensor in tensors]
 
     def read(self, index: Index, shape: tuple[int, ...]) -> np.ndarray:
-        """The part of the weight (of `shape` as a whole) at `index`, in fresh aligned memory, read
-        piece by piece.
-        """
+        """Read the part at `index` of a weight of this shape, piece by piece, into new memory."""
         bounds = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]
         out = _aligned_empty(tuple(stop - start for start, stop in bounds), self.dtype)
         for rows, built in self.pieces(bounds):
@@ -104,7 +102,7 @@ class _Part:
     def quantized(
         self, spec: WeightSpec, arrays: QuantizedArray, quantization: Quantization
     ) -> QuantizedArray:
-        """The whole weight as NumPy arrays of the shapes of `arrays`, quantised piece by piece."""
+        """Return the whole weight quantised, as NumPy arrays with the shapes of `arrays`."""
         assert spec.num_inputs is not None, "only such a weight is quantised"
         out = jax.tree.map(lambda a: _aligned_empty(a.spec.shape, jnp.dtype(a.dtype)), arrays)
         for rows, built in self.pieces([(0, size) for size in spec.shape]):
@@ -117,8 +115,10 @@ class _Part:
         return out
 
     def pieces(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[slice, np.ndarray]]:
-        """The part between `bounds`, one (start, stop) per dimension, piece by piece: rows of the
-        first dimension counted from its start, and their values as the file has them.
+        """Yield the part of the weight within `bounds`, piece by piece.
+
+        `bounds` has (start, stop) per dimension. A piece is (rows of the first dimension, counted
+        from its start, their values in the dtype of the file).
         """
         (first, last), *others = bounds
         row_bytes = math.prod(stop - start for start, stop in others) * self.readers[0].itemsize
@@ -173,12 +173,11 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def has_non_finite(values: np.ndarray) -> bool:
-    """Whether NaN or infinity is among values of a dtype that checkpoints have, looking at bits
-    only.
-    """
+    """Return whether values contain NaN or infinity; it reads bits only."""
     if values.dtype == np.float32:
         bits, mask = values.view(np.uint32), 0x7F800000
     else:
         bits, mask = values.view(np.uint16), 0x7C00 if values.dtype == np.float16 else 0x7F80
-    # An exponent of all ones is the largest value of its bits: one pass and no array of flags.
+    # NaN and infinity have an exponent of all ones. One maximum over the bits finds it without an
+    # array of flags.
     return bool(bits.size) and bool(np.bitwise_and(bits, bits.dtype.type(mask)).max() == mask)

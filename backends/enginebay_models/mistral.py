@@ -1,6 +1,4 @@
-"""The Mistral family: Llama's decoder with a sliding window in every layer, where config.json gives
-one.
-"""
+"""The Mistral family: Llama's decoder, with an optional sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ _DEFAULT_KV_HEADS = 8
 
 
 class MistralFamily(ModelFamily):
-    """Each layer attends to the last `sliding_window` positions, or to all of them when that is
-    null.
-    """
+    """Each layer attends to the last `sliding_window` positions, or to all if that is null."""
 
     name = "mistral"
     architectures = ("MistralForCausalLM",)
@@ -39,7 +35,7 @@ class MistralFamily(ModelFamily):
     ) -> Model:
         positive(
             config, "num_key_value_heads", _DEFAULT_KV_HEADS
-        )  # null is refused: here it has no meaning
+        )  # null has no meaning in this family, so it is refused
         decoder = read_decoder(config, kv_heads=_DEFAULT_KV_HEADS, max_model_len=max_model_len)
         off = config.get("sliding_window", DEFAULT_WINDOW) is None
         window = None if off else positive(config, "sliding_window", DEFAULT_WINDOW)

@@ -1,6 +1,4 @@
-"""The MPT family: attention with slopes by distance (ALiBi) in the place of rotary positions, norms
-that take the mean away, and a plain MLP.
-"""
+"""The MPT family: ALiBi instead of rotary positions, LayerNorm, and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -34,20 +32,21 @@ _NAMES = {
     "model.layers.": "transformer.blocks.",
     "model.norm.": "transformer.norm_f.",
 }
-"""What the checkpoint calls tensors that other families have under the first names."""
+"""(name of a tensor in other families, name in this checkpoint) pairs."""
 
 _USUAL = {
     "d_model": "hidden_size",
     "n_heads": "num_attention_heads",
     "n_layers": "num_hidden_layers",
 }
-"""Fields of config.json that may also have the name that other families have for them."""
+"""Fields of config.json, and the names of other families that they may also have."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MptConfig:
-    """One attention layer, and its cache group. Queries, keys and values beyond `clip` are set to
-    it.
+    """One attention layer and its cache group.
+
+    Queries, keys and values are clipped to `clip`, if it is given.
     """
 
     hidden_size: int
@@ -57,7 +56,7 @@ class MptConfig:
 
     @property
     def dtype(self) -> str:
-        """That of the computation."""
+        """The dtype of the computation."""
         return self.spec.q_dtype
 
 
@@ -69,7 +68,7 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x [..., size] -> the same shape and dtype, computed in f32."""
+        """Return the norm of x [..., size] in x's dtype, computed in f32."""
         wide = x.astype(jnp.float32)
         centred = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centred).mean(axis=-1, keepdims=True)
@@ -79,15 +78,13 @@ class LayerNorm(nnx.Module):
     def of_sum(
         self, x: jax.Array, branch: jax.Array | None, ops: Ops
     ) -> tuple[jax.Array, jax.Array]:
-        """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as
-        0.
-        """
+        """Return (norm of x + branch, x + branch), both [..., size]; a branch of None is 0."""
         total = x if branch is None else x + branch
         return self(total), total
 
 
 class MptAttention(nnx.Module):
-    """Multi-head attention; `name` is the checkpoint's prefix, "model.layers.0.attn"."""
+    """Multi-head attention; `name` is the prefix of its tensors: "model.layers.0.attn"."""
 
     def __init__(self, name: str, config: MptConfig) -> None:
         spec, hidden = config.spec, config.hidden_size
@@ -103,7 +100,7 @@ class MptAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
     ) -> tuple[jax.Array, CacheArrays]:
-        """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
+        """Return (out [T, hidden], the layer's cache with the new tokens) for x [T, hidden]."""
         spec, clip = self.config.spec, self.config.clip
         qkv = ops[LINEAR](x, self.qkv.get_value())
         if clip is not None:
@@ -115,8 +112,10 @@ class MptAttention(nnx.Module):
 
 
 def slopes_of(num_heads: int) -> np.ndarray:
-    """f32 [num_heads]: for a power of two 2 ** (-8 * i / num_heads), i from 1. Another number of
-    heads takes the slopes of the next power of two, every second one first.
+    """Return the slopes of ALiBi, f32 [num_heads].
+
+    For a power of two they are 2 ** (-8 * i / num_heads), with i from 1. Another number of heads
+    takes slopes of the next power of two, first every second one.
     """
     count = 1 << (num_heads - 1).bit_length()
     slopes = 2.0 ** (-_MAX_BIAS * np.arange(1, count + 1) / count)
@@ -126,7 +125,7 @@ def slopes_of(num_heads: int) -> np.ndarray:
 
 
 def _fused(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
-    """A weight [heads, 3, head_dim, hidden] of a tensor [3 * heads * head_dim, hidden]."""
+    """Read a tensor [3 * heads * head_dim, hidden] as a weight [heads, 3, head_dim, hidden]."""
     heads, _, size, hidden = shape
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
@@ -141,7 +140,7 @@ def _fused(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
 
 
 class PlainMlp(nnx.Module):
-    """down(gelu(up(x))); `name` is the checkpoint's prefix, "model.layers.0.ffn"."""
+    """Computes down(gelu(up(x))); `name` is the prefix of its tensors: "model.layers.0.ffn"."""
 
     def __init__(self, name: str, hidden_size: int) -> None:
         wide, tall = (_GROWTH * hidden_size, hidden_size), (hidden_size, _GROWTH * hidden_size)
@@ -150,14 +149,14 @@ class PlainMlp(nnx.Module):
         self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall), 1)
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
+        """Return [T, hidden] for x [T, hidden]."""
         up = ops[LINEAR](x, self.up.get_value())
         opened = ACTIVATIONS["gelu"](up.astype(jnp.float32)).astype(x.dtype)
         return ops[LINEAR](opened, self.down.get_value())
 
 
 class MptFamily(ModelFamily):
-    """Multi-head attention with ALiBi, without biases, as transformers has it."""
+    """Multi-head attention with ALiBi, without biases, as in transformers."""
 
     name = "mpt"
     architectures = ("MptForCausalLM",)
@@ -215,7 +214,7 @@ class MptFamily(ModelFamily):
 
 
 def _read_attention(config: Mapping[str, Any], hidden: int, heads: int, dtype: str) -> MptConfig:
-    """The fields of attention, and those that only one value of is served. CheckpointError."""
+    """Read the fields of attention; CheckpointError for a value that is not supported."""
     given = config.get("attn_config")
     own: Mapping[str, Any] = {} if given is None else given
     if not isinstance(own, Mapping):

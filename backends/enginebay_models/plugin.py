@@ -1,5 +1,5 @@
-"""What this package offers: model families, and checkpoints in Hugging Face's format as a source of
-weights.
+"""Registers the model families, the quantisation int8, and checkpoints in the format of Hugging
+Face.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAMILIES = {
 
 @hookimpl
 def register_models(register: Register) -> None:
-    """The families, by the architectures that their checkpoints name."""
+    """Register the families with the architectures of their checkpoints."""
     for name, architectures in _FAMILIES.items():
         register(
             name,
@@ -33,13 +33,15 @@ def register_models(register: Register) -> None:
 
 @hookimpl
 def register_quantizations(register: Register) -> None:
-    """int8."""
-    register("int8", "enginebay_models.int8:Int8", summary="a byte a value, a scale an output")
+    """Register int8."""
+    register(
+        "int8", "enginebay_models.int8:Int8", summary="one byte per value, one scale per output"
+    )
 
 
 @hookimpl
 def register_checkpoints(register: Register) -> None:
-    """Folders, hub ids and the embedded demo model."""
+    """Register folders, hub ids and the embedded demo model."""
     register(
         "huggingface",
         "enginebay_models.source:CheckpointSource",

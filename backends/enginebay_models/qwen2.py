@@ -1,5 +1,5 @@
-"""The Qwen2 family (Qwen2 and Qwen2.5): biases on queries, keys and values, and windows in upper
-layers on request.
+"""The Qwen2 family (Qwen2 and Qwen2.5): biases of queries, keys and values; upper layers may have
+windows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _DEFAULT_KV_HEADS = 32
 
 
 class Qwen2Family(ModelFamily):
-    """With use_sliding_window, layers from max_window_layers on have a window; layer_types, where
-    given, decides.
+    """With use_sliding_window, layers from max_window_layers on have a window.
+
+    layer_types, if given, decides instead.
     """
 
     name = "qwen2"
@@ -32,7 +33,7 @@ class Qwen2Family(ModelFamily):
         max_model_len: int | None = None,
     ) -> Model:
         if "head_dim" in config:
-            positive(config, "head_dim")  # null is refused: here it has no meaning
+            positive(config, "head_dim")  # null has no meaning in this family, so it is refused
         decoder = read_decoder(config, kv_heads=_DEFAULT_KV_HEADS, max_model_len=max_model_len)
         variant = Variant(windows=layer_windows(config, decoder.num_layers), qkv_bias=True)
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)

@@ -1,6 +1,4 @@
-"""The Qwen3 family (dense): queries and keys are normed per head, and head_dim stands on its
-own.
-"""
+"""The Qwen3 family (dense): queries and keys are normed per head; head_dim has its own field."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _DEFAULT_KV_HEADS = 32
 
 
 class Qwen3Family(ModelFamily):
-    """Windows as in Qwen2; biases only where attention_bias asks for them."""
+    """Windows are as in Qwen2; biases exist only with attention_bias."""
 
     name = "qwen3"
     architectures = ("Qwen3ForCausalLM",)

@@ -1,6 +1,4 @@
-"""The Qwen3-MoE family: Qwen3 whose MLPs are experts, of which a router chooses some for each
-token.
-"""
+"""The Qwen3-MoE family: Qwen3 with a mixture of experts in place of MLPs."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ _DEFAULT_EXPERTS, _DEFAULT_CHOSEN, _DEFAULT_WIDTH = 128, 8, 768
 
 
 def read_experts(config: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
-    """The fields of the experts. CheckpointError names what is wrong."""
+    """Read the fields of the experts; CheckpointError names a wrong one."""
     name = "num_local_experts" if "num_local_experts" in config else "num_experts"
     count = positive(config, name, _DEFAULT_EXPERTS)
     chosen = positive(config, "num_experts_per_tok", _DEFAULT_CHOSEN, most=count)
     step = positive(config, "decoder_sparse_step", 1)
     plain = config.get("mlp_only_layers") or []
     if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
-        raise bad_field("mlp_only_layers", plain, "a list of numbers of layers")
+        raise bad_field("mlp_only_layers", plain, "a list of layer indices")
     sparse = {layer for layer in range(num_layers) if (layer + 1) % step == 0} - set(plain)
     return ExpertsConfig(
         count,
@@ -38,7 +36,7 @@ def read_experts(config: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window of every layer."""
+    """Return the sliding window of all layers, or None."""
     if flag(config, "use_sliding_window", default=False):
         if config.get("sliding_window", DEFAULT_WINDOW) is not None:
             return positive(config, "sliding_window", DEFAULT_WINDOW)
@@ -46,8 +44,10 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 class Qwen3MoeFamily(ModelFamily):
-    """Attention as in Qwen3, but head_dim is hidden_size / num_attention_heads unless it is given,
-    and with a sliding window every layer has it.
+    """Attention as in Qwen3, with two differences.
+
+    The default of head_dim is hidden_size / num_attention_heads. A sliding window is for all
+    layers.
     """
 
     name = "qwen3_moe"

@@ -1,5 +1,5 @@
-"""Rotary positions as config.json gives them, and the frequencies for the length that an engine
-serves.
+"""Reads the rotary positions of config.json, and computes the frequencies for the length that an
+engine serves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from enginebay_numerics.rotary import rope_frequencies
 
 _ORIGINAL = "original_max_position_embeddings"
 _PARTIAL = "partial_rotary_factor"
-# What a rule needs besides rope_theta, and what it may have. `original` is read apart: it may stand
-# in three places.
+# The required and the optional parameters of each rule; all rules need rope_theta. `original` is
+# read separately, because three fields may have it.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -40,10 +40,10 @@ ROPE_TYPES = tuple(sorted(_NEEDED))
 
 @dataclasses.dataclass(frozen=True)
 class RopeRules:
-    """The rule that config.json names, checked. `context` is max_position_embeddings.
+    """The rule of config.json, checked.
 
-    `original` is the context before the rule stretched it, 0 where the rule has none; `values` are
-    the rule's other parameters by their names in config.json.
+    `context` is max_position_embeddings. `original` is the context before the rule extends it, 0 if
+    the rule has none. `values` has the other parameters of the rule by their names in config.json.
     """
 
     kind: str
@@ -55,8 +55,8 @@ class RopeRules:
 
     @property
     def max_model_len(self) -> int:
-        """The longest context: max_position_embeddings, or what the rule stretches the original one
-        to.
+        """The longest context: max_position_embeddings, or the original context extended by the
+        rule.
         """
         start = {"dynamic": self.context, "yarn": self.original, "longrope": self.original}.get(
             self.kind, 0
@@ -72,11 +72,11 @@ class RopeRules:
         return max(1, min(limit, self.max_model_len))
 
     def spec(self, head_dim: int, max_model_len: int | None = None) -> RopeSpec:
-        """The rotary embedding of an engine that serves rows of `max_model_len` tokens, None:
-        auto_max_model_len.
+        """Return the rotary embedding of an engine that serves rows of `max_model_len` tokens.
 
-        dynamic and longrope choose their frequencies by that length, once. The plain rule turns the
-        whole head whatever partial_rotary_factor says, as transformers does for these families.
+        None is auto_max_model_len. dynamic and longrope choose their frequencies once, by that
+        length. The plain rule rotates the whole head and ignores partial_rotary_factor, as
+        transformers does for these families.
         """
         length = self.auto_max_model_len if max_model_len is None else max_model_len
         width = self._rotary_dim(head_dim)
@@ -109,7 +109,7 @@ class RopeRules:
         return width
 
     def _factor(self) -> float:
-        """The factor; yarn and longrope without one take the ratio of the contexts."""
+        """Return the factor; without one, yarn and longrope take the ratio of the contexts."""
         factor = self.values.get("factor")
         if factor is None:
             return self.context / self.original if self.original else 1.0
@@ -125,9 +125,7 @@ class RopeRules:
         for listed in ("short_factor", "long_factor"):
             if len(self.values[listed]) != width // 2:
                 given = f"a list of {len(self.values[listed])}"
-                raise bad_field(
-                    listed, given, f"{width // 2} numbers, one for each pair of features"
-                )
+                raise bad_field(listed, given, f"{width // 2} numbers, one per pair of features")
         scale, factor = self.values.get("attention_factor"), self._factor()
         if scale is None:
             scale = (
@@ -140,11 +138,10 @@ class RopeRules:
 
 
 def read_rope(config: Mapping[str, Any]) -> RopeRules:
-    """The rule of `rope_parameters` (transformers 5), or of `rope_theta` and `rope_scaling`
-    (before).
+    """Read the rule from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
 
-    CheckpointError names the field that is missing, malformed or not served, and the first in which
-    both differ.
+    CheckpointError names a field that is missing, malformed or not supported, and the first field
+    in which the two forms differ.
     """
     fields = [name for name in ("rope_parameters", "rope_scaling") if config.get(name) is not None]
     for name in fields:
@@ -157,9 +154,7 @@ def read_rope(config: Mapping[str, Any]) -> RopeRules:
 
 
 def check_spec(spec: RopeSpec) -> None:
-    """CheckpointError when the parameters, each right by itself, give no finite frequencies
-    together.
-    """
+    """Raise CheckpointError when valid parameters together give no finite frequencies."""
     try:
         with np.errstate(all="ignore"):
             frequencies, scale = rope_frequencies(spec)
@@ -232,8 +227,9 @@ def _read(config: Mapping[str, Any], field: str) -> RopeRules:
 def _original(
     config: Mapping[str, Any], rules: Mapping[str, Any], field: str, context: int
 ) -> float:
-    """The one beside the rule wins over the one in it; without either the rule starts at the whole
-    context.
+    """Read the original context.
+
+    A field beside the rule wins over one inside the rule. Without either it is the whole context.
     """
     if _ORIGINAL in config:
         return number(config, _ORIGINAL, context)
@@ -252,7 +248,7 @@ def _partial(config: Mapping[str, Any], rules: Mapping[str, Any], field: str) ->
 
 
 def _checked(path: str, value: object) -> Any:
-    """A parameter of a rule; CheckpointError for one that would end in NaN, or of a wrong type."""
+    """Return a parameter of a rule; CheckpointError for a wrong type or one that would give NaN."""
     name = path.rpartition(".")[2]
     if name == "truncate":
         if not isinstance(value, bool):

@@ -1,5 +1,5 @@
-"""Reading *.safetensors by memory map: headers are checked first, and no tensor is copied that
-nobody asked for.
+"""Reads *.safetensors by memory map. Headers are checked first, and only tensors that are used are
+read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
-# Sizes of the dtypes that may stand in a header, so that a file is checked whole even where a
-# tensor is not read.
+# Sizes of all dtypes that a header may have, so that also tensors that are not read are checked.
 _ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
               "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8, "F8_E4M3": 8,
               "F8_E5M2": 8}  # fmt: skip
@@ -33,7 +32,7 @@ _DOWNLOAD_AGAIN = "Fetch the file again; it was probably cut short."
 
 
 class StoredTensor:
-    """One tensor of a file: name, dtype as the header spells it, shape, and its bytes by view."""
+    """One tensor of a file: name, dtype as in the header, shape, and a view of its bytes."""
 
     def __init__(
         self, data: mmap.mmap, path: Path, name: str, facts: Mapping[str, Any], start: int
@@ -48,7 +47,7 @@ class StoredTensor:
         self._start = start + begin
 
     def view(self) -> np.ndarray:
-        """The tensor as it lies in the file, read-only; pages come in as they are touched."""
+        """Return the tensor as a read-only view of the file; memory is used when it is read."""
         if self.dtype not in DTYPES:
             given = f"tensor {self.name!r} in {self.path.name} is {self.dtype}"
             raise CheckpointError(
@@ -58,19 +57,17 @@ class StoredTensor:
         return flat.reshape(self.shape)
 
     def forget(self) -> None:
-        """Take the tensor's pages out of this process's memory; they stay in the system's file
-        cache.
-        """
+        """Release the memory of the tensor's pages; they stay in the system's file cache."""
         first = self._start // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED") and self.num_bytes:
             self._data.madvise(mmap.MADV_DONTNEED, first, self._start + self.num_bytes - first)
 
 
 def read_file(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name.
+    """Return the tensors of a file by name.
 
-    CheckpointError when it cannot be read, its header is broken, the file is shorter than it says,
-    or two of its tensors have one name or share bytes.
+    CheckpointError when the file cannot be read, its header is malformed, it is shorter than its
+    header says, or two tensors have the same name or share bytes.
     """
     try:
         num_bytes, header_bytes, header, data = _open(path)
@@ -85,7 +82,7 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def _open(path: Path) -> tuple[int, int, dict[str, Any], mmap.mmap]:
-    """Size of the file, size of its header, the header, and the whole file."""
+    """Return (size of the file, size of its header, header, the mapped file)."""
     num_bytes = path.stat().st_size
     if not path.is_file() or num_bytes < 8:
         raise _broken(
@@ -159,7 +156,7 @@ def _check(path: Path, name: str, facts: object, room: int) -> None:
 
 
 def _refuse_overlaps(path: Path, header: Mapping[str, Any]) -> None:
-    """CheckpointError for two tensors that share bytes."""
+    """Raise CheckpointError for two tensors that share bytes."""
     places = sorted((*facts["data_offsets"], name) for name, facts in header.items())
     last_end, last = 0, ""
     for begin, end, name in places:

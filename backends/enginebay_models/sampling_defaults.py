@@ -1,4 +1,4 @@
-"""The sampling that generation_config.json recommends, as fields of SamplingParams."""
+"""Reads the sampling that generation_config.json recommends, as fields of SamplingParams."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ FIELD_OF = {
     for field, one in declared(SamplingParams, FromCheckpoint).items()
     if field != "temperature"
 }
-"""Names of transformers' GenerationConfig -> fields of SamplingParams with the same meaning, but
-for temperature, which counts beside do_sample only.
+"""Fields of transformers' GenerationConfig -> fields of SamplingParams with the same meaning.
+`temperature` is not among them, because it counts only together with do_sample.
 """
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Values by field of SamplingParams that differ from that field's own default; {} without a
-    generation_config.json.
+    """Return the fields of SamplingParams whose recommended value is not the default.
 
-    As in transformers, `temperature` counts only beside `do_sample: true`, and is then 1.0 where it
-    is not given; without `do_sample: true` the model is greedy. CheckpointError for a value that
-    SamplingParams does not take.
+    The result is {} without a generation_config.json. As in transformers, `temperature` counts only
+    with `do_sample: true`, and its default is then 1.0; without `do_sample: true` sampling is
+    greedy. CheckpointError for a value that SamplingParams refuses.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
@@ -46,7 +45,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
     try:
         params = SamplingParams(**values)
     except RequestError as error:
-        raise _wrong(path, str(error), "values that SamplingParams takes") from None
+        raise _wrong(path, str(error), "values that SamplingParams accepts") from None
     usual = SamplingParams()
     return {
         name: getattr(params, name)

@@ -1,4 +1,4 @@
-"""CheckpointSource: a model by name, path or hub id, with all that a core needs to run it."""
+"""CheckpointSource: a checkpoint by name, path or hub id, with everything that an engine needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from enginebay_models.sampling_defaults import read_sampling_defaults
 
 
 class CheckpointSource:
-    """A Hugging Face checkpoint: "demo", a folder, or a hub id. CheckpointError says why it cannot
-    be used.
+    """A Hugging Face checkpoint: "demo", a folder, or a hub id.
+
+    Raises CheckpointError when it cannot be used.
     """
 
     def __init__(self, name_or_path: str) -> None:
@@ -33,11 +34,11 @@ class CheckpointSource:
 
     @cached_property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """The sampling that generation_config.json recommends, by field of SamplingParams."""
+        """Return the sampling of generation_config.json by field of SamplingParams."""
         return read_sampling_defaults(self.folder)
 
     def load_tokenizer(self) -> Any:
-        """The tokenizer of the folder; CheckpointError when it has none."""
+        """Load the tokenizer of the folder; CheckpointError when it has none."""
         from enginebay_models.tokenizer import load_tokenizer
 
         return load_tokenizer(self.folder)
@@ -52,9 +53,7 @@ class CheckpointSource:
         verify: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Weight]:
-        """Every weight of `model`, each shard read from the file straight to its device; see
-        `load.load_weights`.
-        """
+        """Load every weight of `model`, each shard to its device; see `load.load_weights`."""
         stored = find_tensors(self.folder)
         return load_weights(
             model,

@@ -1,6 +1,4 @@
-"""How weights are put together from checkpoint tensors, part by part, so that a shard reads only
-what is its own.
-"""
+"""Builds weights from checkpoint tensors, part by part, so that a shard reads only its own part."""
 
 from __future__ import annotations
 
@@ -13,16 +11,16 @@ from enginebay.model import TensorSource
 Index = tuple[slice, ...]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-"""The checkpoint tensors of the embedding and of a head that is not tied to it."""
+"""Names of the checkpoint tensors of the embedding and of an untied head."""
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorSource:
-    """A weight that is a checkpoint tensor as it stands."""
+    """Return the source of a weight that equals one checkpoint tensor."""
     return TensorSource((name,), (shape,), lambda readers, index: readers[0][index])
 
 
 def split_columns(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
-    """A weight [out, kv_heads, group, head_dim] of a tensor [out, query heads * head_dim]."""
+    """Read a tensor [out, query heads * head_dim] as [out, kv_heads, group, head_dim]."""
     num_out, num_kv_heads, group, head_dim = shape
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
@@ -41,12 +39,12 @@ def fused_qkv(
     repeats: int,
     features: tuple[int, ...] = (),
 ) -> TensorSource:
-    """A weight [kv_heads, group + 2, head_dim, *features] of the q, k and v tensors [heads *
-    head_dim, *features].
+    """Join q, k and v tensors [heads * head_dim, *features] into one weight.
 
-    `shape` is (kv_heads, group, head_dim). Each stored KV head is repeated `repeats` times, and its
-    query heads are dealt out among the copies; rows are a copy's query heads, then its key, then
-    its value.
+    The weight is [kv_heads, group + 2, head_dim, *features]; `shape` is (kv_heads, group,
+    head_dim). Each KV head of the checkpoint is repeated `repeats` times, and its query heads are
+    divided among the copies. The second axis has the query heads of a copy, then its key, then its
+    value.
     """
     num_kv_heads, group, head_dim = shape
 

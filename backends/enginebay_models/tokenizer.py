@@ -1,9 +1,9 @@
-"""The tokenizer of a checkpoint: transformers', or the same one without transformers' start-up
-where that is certain.
+"""Loads the tokenizer of a checkpoint, without transformers where the result is certain to be the
+same.
 
-Importing transformers takes over a second, and its AutoTokenizer imports torch where that is
-installed. A folder whose tokenizer.json says everything is therefore read by the tokenizers
-library, which transformers itself calls for each text.
+Importing transformers takes over a second, and its AutoTokenizer imports torch if that is
+installed. So a folder whose tokenizer.json is complete is read by the tokenizers library, which
+transformers itself uses.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from enginebay_models.checkpoint import read_json
 from enginebay_worker.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
-# Classes that are tokenizer.json and nothing else; others may rebuild it by rules of their own.
+# Classes that use tokenizer.json unchanged; other classes may change it.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Settings with which transformers changes what tokenizer.json says.
+# Settings with which transformers changes tokenizer.json.
 _OVERRIDES = (
     "add_bos_token",
     "add_eos_token",
@@ -35,15 +35,14 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder`; CheckpointError when there is none or it cannot be read. Remote
-    code is never run.
+    """Load the tokenizer in `folder`; CheckpointError when it is missing or cannot be read.
+
+    Remote code is never run.
     """
     if not any((folder / name).is_file() for name in _FILES):
         allowed = f"one of {', '.join(_FILES)}"
         given = f"{folder} has no tokenizer"
-        raise CheckpointError(
-            given, allowed, "Copy the tokenizer's files of the model into the folder."
-        )
+        raise CheckpointError(given, allowed, "Copy the model's tokenizer files into the folder.")
     settings = folder / "tokenizer_config.json"
     config = read_json(settings) if settings.is_file() else {}
     _check_settings(config)
@@ -55,7 +54,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _check_settings(config: Mapping[str, Any]) -> None:
-    """CheckpointError for a field of tokenizer_config.json of a type that no tokenizer has."""
+    """Raise CheckpointError for a field of tokenizer_config.json with a wrong type."""
     templates, added = config.get("chat_template"), config.get("added_tokens_decoder", {})
     rules = {
         "tokenizer_class": (isinstance(config.get("tokenizer_class"), str | None), "a name"),
@@ -94,7 +93,7 @@ def _is_added(value: Any) -> bool:
 
 
 def _listed(name: str, value: Any) -> list[Any]:
-    """The tokens of a field: one, a list of them, or, of extra_special_tokens, several by name."""
+    """Return the tokens of a field: one, a list, or the values of an object."""
     if name == "extra_special_tokens" and isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else [value]
@@ -104,10 +103,10 @@ def _may_be_plain(folder: Path, config: Mapping[str, Any]) -> bool:
     if config.get("tokenizer_class") not in _GENERIC or any(name in config for name in _OVERRIDES):
         return False
     if not isinstance(config.get("chat_template"), str | None):
-        return False  # several templates, chosen by name
+        return False  # several templates by name
     model = folder / "config.json"
     if model.is_file() and "mistral" in str(read_json(model).get("model_type")):
-        return False  # transformers mends the pattern of some of them
+        return False  # transformers corrects the pattern of some tokenizers
     more = ("special_tokens_map.json", "added_tokens.json")
     return (folder / "tokenizer.json").is_file() and not any(
         (folder / name).is_file() for name in more
@@ -115,7 +114,7 @@ def _may_be_plain(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
-    """Special tokens that the configuration names by their role, such as eos_token."""
+    """Yield the special tokens that the configuration names by role, such as eos_token."""
     for name, value in config.items():
         if name.endswith(("_token", "_special_tokens")):
             values = _listed(name, value)
@@ -125,8 +124,9 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 class PlainTokenizer:
-    """What `enginebay.text.Tokenizer` uses of a fast tokenizer of transformers, from tokenizer.json
-    alone.
+    """A tokenizer from tokenizer.json only.
+
+    It has the methods of a fast tokenizer of transformers that `enginebay.text.Tokenizer` calls.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ class PlainTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except (
             BaseException
-        ) as error:  # the library raises nothing narrower, and a panic is no Exception
+        ) as error:  # the library raises bare Exceptions, and a panic of Rust is not even one
             _raise_what_is_not_the_librarys(error)
             given = f"{path} cannot be read: {shown_text(str(error))}"
             raise CheckpointError(
@@ -152,12 +152,10 @@ class PlainTokenizer:
             for name in _ROLES
             if (value := config.get(name)) is not None
         }
-        """Special tokens by their role, which are variables of chat templates."""
+        """Special tokens by role; chat templates have them as variables."""
 
     def says_all(self, config: Mapping[str, Any]) -> bool:
-        """Whether tokenizer.json has every token that tokenizer_config.json would have transformers
-        add.
-        """
+        """Return whether tokenizer.json has every token that transformers would add."""
         tokens = self._tokenizer.get_added_tokens_decoder()
         known = {(id_, token.content, token.special) for id_, token in tokens.items()}
         added = config.get("added_tokens_decoder", {}).items()
@@ -169,11 +167,11 @@ class PlainTokenizer:
 
     @property
     def backend_tokenizer(self) -> Any:
-        """The tokenizer of the tokenizers library, under the name that transformers gives it."""
+        """The tokenizer of the tokenizers library; transformers has the same name for it."""
         return self._tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids."""
+        """Return the token ids of a text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -184,7 +182,7 @@ class PlainTokenizer:
         skip_special_tokens: bool,
         clean_up_tokenization_spaces: bool,
     ) -> str:
-        """Ids to text."""
+        """Return the text of token ids."""
         if clean_up_tokenization_spaces:
             return self.full.decode(
                 token_ids,
@@ -196,12 +194,12 @@ class PlainTokenizer:
 
     @cached_property
     def full(self) -> HuggingFaceTokenizer:
-        """The same tokenizer by transformers."""
+        """Load the same tokenizer by transformers."""
         return _from_transformers(self._folder, "PreTrainedTokenizerFast")
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a folder; CheckpointError when its file is no text."""
+    """Read the chat template of a folder; CheckpointError when its file is not text."""
     path = folder / "chat_template.jinja"
     if not path.is_file():
         template: str | None = config.get("chat_template")
@@ -214,7 +212,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _raise_what_is_not_the_librarys(error: BaseException) -> None:
-    """Raise the ends of this program; a panic of Rust is neither these nor an Exception."""
+    """Raise `error` again if it ends this program; a panic of Rust does not."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         raise error
 
@@ -224,24 +222,22 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
-    # Importing transformers without torch gives advice that no user of ours can follow.
+    # transformers without torch logs advice that does not apply here.
     logging.getLogger("transformers").addFilter(_is_no_advice)
-    # The generic class by its own name: AutoTokenizer would import every model's configuration, and
-    # torch.
+    # The generic class, because AutoTokenizer would import torch and the configuration of every
+    # model.
     if kind in _GENERIC:
         from transformers import PreTrainedTokenizerFast as Loader
     else:
         from transformers import AutoTokenizer as Loader
     try:
         loaded: HuggingFaceTokenizer = Loader.from_pretrained(str(folder), trust_remote_code=False)
-        ids = loaded.encode(
-            "a", add_special_tokens=True
-        )  # some settings are looked at by the first call
+        ids = loaded.encode("a", add_special_tokens=True)  # some settings are first read by a call
         loaded.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    except BaseException as error:  # by the file's contents it raises anything
+    except BaseException as error:  # a malformed file can raise any error
         _raise_what_is_not_the_librarys(error)
         reason = shown_text(str(error).strip().partition("\n")[0]) or type(error).__name__
         given = f"the tokenizer in {folder} cannot be loaded: {reason}"
-        todo = "Fetch its files again; tokenizers with code of their own are not run."
+        todo = "Fetch its files again. Tokenizers that need code of their own are not supported."
         raise CheckpointError(given, "a tokenizer that transformers knows", todo) from error
     return loaded

@@ -210,7 +210,7 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.safetensors").write_bytes(save({"a": np.zeros(4, np.float32)}))
     with pytest.raises(
-        CheckpointError, match=r"tensor 'a' stands in one\.safetensors and in two\.safetensors"
+        CheckpointError, match=r"tensor 'a' is in one\.safetensors and in two\.safetensors"
     ):
         find_tensors(tmp_path)
 

@@ -295,7 +295,7 @@ def test_index_cannot_name_files_elsewhere(folder: Path) -> None:
 def test_pickles_are_never_read(folder: Path) -> None:
     (folder / SINGLE_FILE).rename(folder / "pytorch_model.bin")
     with pytest.raises(
-        CheckpointError, match=r"only pytorch_model\.bin, which are pickles and never read"
+        CheckpointError, match=r"only pytorch_model\.bin, which are pickles; pickles are never read"
     ):
         load(folder)
 
