@@ -13,7 +13,7 @@ from enginebay.engine import Engine
 from enginebay.errors import EnginebayError
 from enginebay.llm.override import overridden
 from enginebay.loop.loop import EngineLoop, count_prompts, end_all
-from enginebay.loop.messages import Take, Ticket
+from enginebay.loop.messages import TakeEvent, Ticket
 from enginebay.loop.observer import Observers
 from enginebay.types import Request
 from enginebay_esurge.errors import BusyError, NotRunningError
@@ -96,7 +96,7 @@ class Service:
                 loop.close()
             self._compiling.stop()
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> list[Ticket]:
+    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> list[Ticket]:
         """Queue requests, all or none, whose events `takes` are called with. NotRunningError when
         nothing runs.
         """

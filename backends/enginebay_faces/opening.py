@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, make_config
@@ -17,6 +19,9 @@ from enginebay_worker.tokenizer import TextTokenizer
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 """A model and its configuration, as the documented APIs take them."""
+
+Rules = tuple[tuple[str, PartitionSpec], ...]
+"""(pattern, spec): an array whose path the pattern matches is divided as the spec says."""
 
 
 def config_of(model: EngineConfig | Mapping[str, Any] | str | Path, engine: str) -> EngineConfig:

@@ -20,7 +20,7 @@ from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.tensors import Index
 
 Place = Callable[[str, WeightSpec], Sharding | None]
-Progress = Callable[[int, int], None]
+LoadProgress = Callable[[int, int], None]
 
 DTYPES = ("float32", "bfloat16", "float16")
 # XLA:CPU uses the memory of a NumPy array without a copy if it is aligned to this.
@@ -37,7 +37,7 @@ def load_weights(
     place: Place,
     quantization: Quantization | None = None,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: LoadProgress | None = None,
 ) -> dict[str, Weight]:
     """Load every weight of `model` from `stored` tensors, in `dtype`.
 

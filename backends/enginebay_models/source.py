@@ -16,7 +16,7 @@ from enginebay_models.checkpoint import (
     read_config,
     read_token_info,
 )
-from enginebay_models.load import Place, Progress, load_weights
+from enginebay_models.load import LoadProgress, Place, load_weights
 from enginebay_models.sampling_defaults import read_sampling_defaults
 
 
@@ -51,7 +51,7 @@ class CheckpointSource:
         place: Place,
         quantization: Quantization | None = None,
         verify: bool = False,
-        progress: Progress | None = None,
+        progress: LoadProgress | None = None,
     ) -> dict[str, Weight]:
         """Load every weight of `model`, each shard to its device; see `load.load_weights`."""
         stored = find_tensors(self.folder)

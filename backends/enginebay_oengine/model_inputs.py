@@ -8,19 +8,17 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jax import tree_util
 
 from enginebay.engine import RowPlan
 from enginebay.executor import columns
 from enginebay.executor.assemble import fill_columns, sorted_for_attention
+from enginebay.llm.segments import Array
 from enginebay.ops.spec import Bucket
 from enginebay.stepping.geometry import Geometry
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine.page_manager import POOL
-
-Array = np.ndarray | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

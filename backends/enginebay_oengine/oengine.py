@@ -25,7 +25,7 @@ from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
 from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
-from enginebay_faces.opening import ModelLike, eos_token_ids
+from enginebay_faces.opening import ModelLike, Rules, eos_token_ids
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
 from enginebay_oengine.engine_limits import make_limits
@@ -41,8 +41,6 @@ from enginebay_oengine.prompts import read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
 from enginebay_oengine.steps import StepLauncher
-
-Rules = tuple[tuple[str, PartitionSpec], ...]
 
 
 def _make_key(seed: int) -> jax.Array:

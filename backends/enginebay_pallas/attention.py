@@ -15,7 +15,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention_config import PallasAttentionConfig
 from enginebay_pallas.attention_kernel import paged_attention
-from enginebay_pallas.attention_plan import AttentionPlan, Tables
+from enginebay_pallas.attention_plan import AttentionPlan, PlanTables
 from enginebay_pallas.attention_units import (
     Units,
     chunk_units,
@@ -182,7 +182,7 @@ class AttentionCall:
             is_wide=spec.return_lse or spec.sinks,
             is_interpreted=self.is_interpreted,
         )
-        tables = Tables(
+        tables = PlanTables(
             units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1)
         )
         run = interpreting(paged_attention) if self.is_interpreted else paged_attention

@@ -20,8 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from enginebay_pallas.attention_plan import (
     AttentionPlan,
+    PlanTables,
     Span,
-    Tables,
     blocks_of,
     place_of_block,
     span_of,
@@ -51,7 +51,7 @@ class Scratch(NamedTuple):
 
 def for_each_read(
     plan: AttentionPlan,
-    tables: Tables,
+    tables: PlanTables,
     scratch: Scratch,
     sources: tuple[Any, Any],
     span: Span,
@@ -97,7 +97,7 @@ def for_each_read(
 
 def for_each_write(
     plan: AttentionPlan,
-    tables: Tables,
+    tables: PlanTables,
     scratch: Scratch,
     span: Span,
     cache: Any,
@@ -251,10 +251,10 @@ def finish(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> None:
 def kernel(plan: AttentionPlan, *refs: Any) -> None:
     """Run one unit.
 
-    `refs` are Tables, q, the new tokens if any, the cache twice (it is aliased), the outputs, and
-    Scratch.
+    `refs` are PlanTables, q, the new tokens if any, the cache twice (it is aliased), the outputs,
+    and Scratch.
     """
-    tables = Tables(*refs[:5])
+    tables = PlanTables(*refs[:5])
     q, *rest = refs[5:]
     new: Any = rest.pop(0) if plan.no_prefix else None
     rest.pop(0)  # the input cache: the same memory as the output
@@ -320,7 +320,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
 
 def paged_attention(
     plan: AttentionPlan,
-    tables: Tables,
+    tables: PlanTables,
     num_units: jax.Array,
     q: jax.Array,
     new: jax.Array | None,

@@ -35,7 +35,7 @@ class AttentionPlan:
     is_interpreted: bool
 
 
-class Tables(NamedTuple):
+class PlanTables(NamedTuple):
     """Scalar-prefetched int32 arrays: Units.rows, Units.first, and arrays of the batch.
 
     page_table is flat.
@@ -78,7 +78,7 @@ def blocks_of(tokens: Any, size: int) -> Any:
     return lax.div(tokens + (size - 1), jnp.int32(size))
 
 
-def span_of(plan: AttentionPlan, tables: Tables, unit: Any) -> Span:
+def span_of(plan: AttentionPlan, tables: PlanTables, unit: Any) -> Span:
     """Return the blocks that a unit reads; a unit without work reads none."""
     spec, size = plan.spec, plan.block_kv
     real = tables.unit_rows[unit] >= 0

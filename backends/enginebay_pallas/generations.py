@@ -20,7 +20,7 @@ between calls.
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
+class TpuGeneration:
     """One generation; figures are per core. `kinds` are JAX's names of its devices."""
 
     name: str
@@ -37,20 +37,20 @@ class Generation:
 
 
 GENERATIONS = (
-    Generation("v4", ("TPU v4",), 16 * MIB, MIB, 128, 1.23e12),
-    Generation("v5e", ("TPU v5 lite", "TPU v5e"), 128 * MIB, MIB, 128, 8.2e11),
-    Generation("v5p", ("TPU v5", "TPU v5p"), 64 * MIB, MIB, 128, 2.46e12),
-    Generation("v6e", ("TPU v6 lite", "TPU v6e"), 128 * MIB, MIB, 256, 1.64e12),
-    Generation("7x", ("TPU7x", "TPU7"), 64 * MIB, MIB, 256, 3.7e12),
+    TpuGeneration("v4", ("TPU v4",), 16 * MIB, MIB, 128, 1.23e12),
+    TpuGeneration("v5e", ("TPU v5 lite", "TPU v5e"), 128 * MIB, MIB, 128, 8.2e11),
+    TpuGeneration("v5p", ("TPU v5", "TPU v5p"), 64 * MIB, MIB, 128, 2.46e12),
+    TpuGeneration("v6e", ("TPU v6 lite", "TPU v6e"), 128 * MIB, MIB, 256, 1.64e12),
+    TpuGeneration("7x", ("TPU7x", "TPU7"), 64 * MIB, MIB, 256, 3.7e12),
 )
 """Published figures, as jax.experimental.pallas.tpu.get_tpu_info has them."""
 
-SMALLEST = Generation("any", (), 16 * MIB, MIB, 128, 8.2e11)
+SMALLEST = TpuGeneration("any", (), 16 * MIB, MIB, 128, 8.2e11)
 """The smallest figures of all generations, used where the target is unknown, as in the interpreter.
 """
 
 
-def generation(arch: str) -> Generation:
+def generation(arch: str) -> TpuGeneration:
     """Return the generation that `Env.arch` or a device kind names; the smallest figures for "".
 
     Raises UnsupportedError for an unknown name, because guessed figures would become errors of the

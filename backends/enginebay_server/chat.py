@@ -14,7 +14,7 @@ from enginebay.types import SamplingParams
 from enginebay_server.bodies import GenerationBody, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
-from enginebay_server.generation import Generation, Job
+from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import chat_logprobs
 from enginebay_server.messages_in import as_messages
 from enginebay_server.served import ServedModel
@@ -69,9 +69,9 @@ def render_chat(model: ServedModel, body: ChatBody) -> list[int]:
     return model.llm.tokenizer.apply_chat_template(as_messages(body.messages), **options)
 
 
-def chat_jobs(model: ServedModel, body: ChatBody, params: SamplingParams) -> Sequence[Job]:
+def chat_jobs(model: ServedModel, body: ChatBody, params: SamplingParams) -> Sequence[PromptJob]:
     """The one job of a chat."""
-    return [Job(render_chat(model, body), params, body.turn)]
+    return [PromptJob(render_chat(model, body), params, body.turn)]
 
 
 class ChatAnswer:

@@ -15,7 +15,7 @@ from enginebay.types import SamplingParams
 from enginebay_server.bodies import GenerationBody, TokenId, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
-from enginebay_server.generation import Generation, Job
+from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import CompletionLogprobs
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import ServerSettings
@@ -93,9 +93,9 @@ def completion_params(body: CompletionBody, settings: ServerSettings) -> Samplin
     )
 
 
-def completion_jobs(body: CompletionBody, params: SamplingParams) -> list[Job]:
+def completion_jobs(body: CompletionBody, params: SamplingParams) -> list[PromptJob]:
     """A job for each prompt. Of several, each has a seed of its own where the body gives one."""
-    return [Job(prompt, params, body.turn) for prompt in body.prompts]
+    return [PromptJob(prompt, params, body.turn) for prompt in body.prompts]
 
 
 class Echo:

@@ -18,9 +18,9 @@ from enginebay_server.state import AppState
 
 log = logging.getLogger("enginebay.server")
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 PROBES = frozenset({"/health", "/liveness", "/readiness"})
@@ -47,7 +47,7 @@ class Door:
         request_id = named if REQUEST_ID.fullmatch(named) else uuid.uuid4().hex.encode()
         began_s, status = time.monotonic(), 0
 
-        async def send_named(message: Message) -> None:
+        async def send_named(message: AsgiMessage) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -154,7 +154,7 @@ def replaying(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body that was read, and then what comes after it."""
     is_given = False
 
-    async def again() -> Message:
+    async def again() -> AsgiMessage:
         nonlocal is_given
         if is_given:
             return await receive()

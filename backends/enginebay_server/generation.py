@@ -15,16 +15,16 @@ from enginebay.llm.reading import in_thread
 from enginebay.llm.requests import RequestHandle
 from enginebay.outputs import RequestOutput, StreamChunk
 from enginebay.types import FinishReason, SamplingParams
+from enginebay_server.door import Receive
 from enginebay_server.errors import ApiError
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import ModelMetrics
 
 Result = TypeVar("Result")
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Job:
+class PromptJob:
     """One prompt and how it is completed. `turn` has the keywords of LLM.submit for its turn."""
 
     prompt: Prompt
@@ -51,7 +51,7 @@ class Generation:
         self._events = AsyncEvents()
         self._is_closed = False
 
-    async def start(self, make: Callable[[], Sequence[Job]], *, stream: bool) -> None:
+    async def start(self, make: Callable[[], Sequence[PromptJob]], *, stream: bool) -> None:
         """Wait for a place, then make the jobs and submit them on another thread.
 
         ApiError 429 when too many wait; whatever `make` and the engine refuse is raised, and then
@@ -69,7 +69,7 @@ class Generation:
             raise
         self._num_open = sum(handle.num_completions for handle in self.handles)
 
-    def _submit(self, make: Callable[[], Sequence[Job]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
+    def _submit(self, make: Callable[[], Sequence[PromptJob]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
         return [
             self.model.llm.submit(
                 job.prompt,

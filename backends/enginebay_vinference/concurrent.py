@@ -12,17 +12,17 @@ from typing import Any
 
 from enginebay.errors import InputError, error_line
 from enginebay.types import SamplingParams
-from enginebay_vinference.prompts import Prompt, PromptOutput, PromptText
+from enginebay_vinference.prompts import PromptOutput, PromptText, TextOrMessages
 from enginebay_vinference.state import SampleState
 
-Progress = Callable[[int, int], None]
+PromptProgress = Callable[[int, int], None]
 """Called on the event loop's thread with how many prompts have ended and how many there are."""
 
 StartPrompt = Callable[
     [Any, SamplingParams, Callable[[], bool]], tuple[PromptText, Generator[str, None, SampleState]]
 ]
 
-Event = tuple[int, str, Any]
+PromptEvent = tuple[int, str, Any]
 """(index of the prompt, "text" | "error" | "final", data)."""
 
 
@@ -35,7 +35,7 @@ class Concurrently:
     start: StartPrompt
     params: SamplingParams
     limit: int
-    progress: Progress | None
+    progress: PromptProgress | None
 
     def check(self, prompts: Any) -> None:
         """ValueError for arguments that cannot be served."""
@@ -55,7 +55,7 @@ class Concurrently:
         if wrong is not None:
             raise InputError(*wrong, "Correct it.")
 
-    async def gather(self, prompts: Sequence[Prompt]) -> list[PromptOutput]:
+    async def gather(self, prompts: Sequence[TextOrMessages]) -> list[PromptOutput]:
         """The outputs in the order of the prompts."""
         outputs: list[PromptOutput] = [PromptOutput()] * len(prompts)
         async with contextlib.aclosing(self.stream(prompts)) as events:
@@ -66,13 +66,13 @@ class Concurrently:
                     outputs[index] = PromptOutput(error=data, finish_reason="error")
         return outputs
 
-    async def stream(self, prompts: Sequence[Prompt]) -> AsyncGenerator[Event]:
+    async def stream(self, prompts: Sequence[TextOrMessages]) -> AsyncGenerator[PromptEvent]:
         """Events as they come, those of one prompt in order; closing it ends what is under way."""
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[PromptEvent] = asyncio.Queue()
         cancelled = threading.Event()
 
-        def put(event: Event) -> None:
+        def put(event: PromptEvent) -> None:
             with contextlib.suppress(
                 RuntimeError
             ):  # the event loop was closed, so nobody reads any more
@@ -98,14 +98,18 @@ class Concurrently:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(
-        self, index: int, prompt: Prompt, put: Callable[[Event], None], cancelled: threading.Event
+        self,
+        index: int,
+        prompt: TextOrMessages,
+        put: Callable[[PromptEvent], None],
+        cancelled: threading.Event,
     ) -> None:
         """One prompt, on a thread of the pool: always ends with one event that is no text."""
         try:
             text, parts = self.start(prompt, self.params, cancelled.is_set)
             for delta in parts:
                 put((index, "text", delta))
-            event: Event = (index, "final", text.output())
+            event: PromptEvent = (index, "final", text.output())
         except BaseException as error:  # noqa: BLE001  # the thread's edge: a failing prompt fails alone, and its reader is answered
             event = (index, "error", error_line(error))
         put(event)

@@ -22,7 +22,7 @@ from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
 from enginebay_faces.opening import ModelLike, find_tokenizer
 from enginebay_vinference.closing import closable
-from enginebay_vinference.concurrent import Concurrently, Progress
+from enginebay_vinference.concurrent import Concurrently, PromptProgress
 from enginebay_vinference.functions import Function
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import SEQUENCE_DIM_MAPPING, adjust, real_rows, refuse_inputs
@@ -32,8 +32,8 @@ from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.precompiler import Precompiler
 from enginebay_vinference.programs import Programs, Use
 from enginebay_vinference.prompts import (
-    Prompt,
     PromptText,
+    TextOrMessages,
     as_texts,
     is_conversation,
     prompt_ids,
@@ -330,11 +330,11 @@ class vInference:  # noqa: N801  # the name its users know
 
     async def process_prompts_concurrently(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TextOrMessages],
         max_concurrent_requests: int,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
-        progress_callback: Progress | None = None,
+        progress_callback: PromptProgress | None = None,
     ) -> Any:
         """Answers to many prompts, max_concurrent_requests at a time (0 or less: one by one).
 

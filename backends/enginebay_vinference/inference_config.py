@@ -10,10 +10,10 @@ from typing import Any, Self
 from enginebay.errors import ConfigError, RequestError, shown
 from enginebay.nesting import parse_json
 from enginebay.types import SamplingParams
+from enginebay_faces.opening import Rules
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.partition import (
     PartitionAxis,
-    Rules,
     default_rules,
     spec_from_plain,
     spec_to_plain,

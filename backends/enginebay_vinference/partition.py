@@ -15,8 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError
 from enginebay.executor.sharding import Placement
-
-Rules = tuple[tuple[str, PartitionSpec], ...]
+from enginebay_faces.opening import Rules
 
 VIEWS = "model_kwargs/past_key_values/views"
 """Path of the cache's layers within a state."""

@@ -33,9 +33,9 @@ from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
 
 log = logging.getLogger("enginebay.vinference")
 
-Kind = Literal["prefill", "decode"]
-STEPS: dict[Kind, Callable[..., Any]] = {"prefill": prefill, "decode": decode}
-KINDS: tuple[Kind, Kind] = ("prefill", "decode")
+ProgramKind = Literal["prefill", "decode"]
+STEPS: dict[ProgramKind, Callable[..., Any]] = {"prefill": prefill, "decode": decode}
+KINDS: tuple[ProgramKind, ProgramKind] = ("prefill", "decode")
 
 PATHS = {
     "tokens": "sequences",
@@ -92,7 +92,7 @@ class Programs:
         self._lock = threading.RLock()
         self._made = Made(runner_of(engine).program)
         self._num_uses = 0
-        self._described: dict[tuple[InferenceShape, Kind], Arrays] = {}
+        self._described: dict[tuple[InferenceShape, ProgramKind], Arrays] = {}
 
     @property
     def shapes(self) -> list[InferenceShape]:
@@ -193,7 +193,7 @@ class Programs:
     def jitted(
         self,
         shape: InferenceShape,
-        kind: Kind,
+        kind: ProgramKind,
         function: Callable[..., Any] | None = None,
         recipe: Recipe | None = None,
     ) -> Any:
@@ -227,7 +227,7 @@ class Programs:
         return Recipe(program or self._made.program, shape, slots, layouts)
 
     def describe(
-        self, shape: InferenceShape, kind: Kind
+        self, shape: InferenceShape, kind: ProgramKind
     ) -> tuple[Any, Arrays, jax.ShapeDtypeStruct]:
         """Shapes, dtypes and shardings of a function's arguments."""
         weights = jax.tree.map(
@@ -239,7 +239,7 @@ class Programs:
         )
         return weights, self.arrays(shape, kind), keys
 
-    def arrays(self, shape: InferenceShape, kind: Kind) -> Arrays:
+    def arrays(self, shape: InferenceShape, kind: ProgramKind) -> Arrays:
         """Shapes, dtypes and shardings of the state's arrays before a function; put together
         once.
         """

@@ -18,7 +18,7 @@ from enginebay.types import FinishReason, Request, SamplingParams, with_length
 from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.state import SampleState
 
-Prompt = str | Sequence[Message]
+TextOrMessages = str | Sequence[Message]
 
 
 class PromptOutput(BaseModel):

@@ -44,7 +44,7 @@ from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import spec_from_plain, spec_to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
-from enginebay_vinference.programs import KINDS, Kind, Pair, Programs
+from enginebay_vinference.programs import KINDS, Pair, ProgramKind, Programs
 
 log = logging.getLogger("enginebay.vinference")
 
@@ -81,7 +81,7 @@ class Saved:
     kernels: Mapping[str, str]
     environment: Mapping[str, str]
     precompiled: tuple[vInferencePreCompileConfig, ...]
-    functions: Mapping[InferenceShape, Mapping[Kind, bytes]]
+    functions: Mapping[InferenceShape, Mapping[ProgramKind, bytes]]
 
     def install(
         self, programs: Programs, make_ready: Callable[[vInferencePreCompileConfig], None]
@@ -274,7 +274,7 @@ def _processor() -> str:
     return hashlib.sha256("\n".join(dict.fromkeys(told)).encode()).hexdigest()[:12]
 
 
-def _export(programs: Programs, shape: InferenceShape, kind: Kind) -> bytes:
+def _export(programs: Programs, shape: InferenceShape, kind: ProgramKind) -> bytes:
     known = [
         export.DisabledSafetyCheck.custom_call(name) for name in programs.engine.parts.custom_calls
     ]
@@ -284,7 +284,9 @@ def _export(programs: Programs, shape: InferenceShape, kind: Kind) -> bytes:
     return bytes(exported.serialize())
 
 
-def _compile(programs: Programs, shape: InferenceShape, functions: Mapping[Kind, bytes]) -> Pair:
+def _compile(
+    programs: Programs, shape: InferenceShape, functions: Mapping[ProgramKind, bytes]
+) -> Pair:
     lowered = []
     for kind in KINDS:
         call = export.deserialize(bytearray(functions[kind])).call

@@ -18,7 +18,7 @@ from enginebay.types import MAX_STOP_TOKENS, Request, key_of
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.partition import LEAF_NAMES
 from enginebay_vinference.precompile import vInferencePreCompileConfig
-from enginebay_vinference.programs import Kind, Programs, Use
+from enginebay_vinference.programs import ProgramKind, Programs, Use
 from enginebay_vinference.state import SampleState, row_keys
 
 
@@ -83,7 +83,7 @@ class Stepper:
 
     def run(
         self,
-        kind: Kind,
+        kind: ProgramKind,
         state: SampleState,
         weights: Weights,
         function: Function | None = None,
@@ -143,7 +143,7 @@ class Stepper:
         }
         return state.replace(model_kwargs={**state.model_kwargs, "sampling": placed})
 
-    def _pack(self, shape: InferenceShape, kind: Kind, state: SampleState) -> Arrays:
+    def _pack(self, shape: InferenceShape, kind: ProgramKind, state: SampleState) -> Arrays:
         """The state's arrays, where the functions want them. InputError when they are not of the
         state's shape.
         """
@@ -235,7 +235,7 @@ def is_finished(state: SampleState) -> bool:
     return bool(np.asarray(state.is_sequence_finished).all())
 
 
-def _check_stage(kind: Kind, state: SampleState) -> None:
+def _check_stage(kind: ProgramKind, state: SampleState) -> None:
     """InputError for a decode before the prefill, and for a second prefill."""
     has_one = has_cache(state)
     if kind == "decode" and not has_one:

@@ -21,6 +21,7 @@ from enginebay.config_sections import (
     TemplateLimits,
 )
 from enginebay.errors import ConfigError, EnginebayError, InputError, shown_text, unknown_name
+from enginebay.keywords import Dtype
 from enginebay.nesting import MAX_DEPTH, check_depth
 from enginebay.validation import Validated, changed_fields
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 NO_PROPOSER: Final = "none"
 NO_QUANTIZATION: Final = "none"
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
 
 MAX_PASSES = 4

@@ -23,7 +23,7 @@ from enginebay_bench.problem import (
     OpBench,
     Parity,
     Problem,
-    Step,
+    StepFunction,
     TuningKey,
     compared,
     noise,
@@ -176,7 +176,7 @@ def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:
     )
 
 
-def _bind(rows: _Rows, setting: BenchSetting, impl: Any, config: Any) -> Step:
+def _bind(rows: _Rows, setting: BenchSetting, impl: Any, config: Any) -> StepFunction:
     fused = "fused_write" in impl.caps.features
     call = functools.partial(impl, spec=rows.spec, layout=rows.layout, config=config)
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from enginebay.compose.composition import Progress
 from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay_bench.scoring import Scored, scoring
-
-Progress = Callable[[str, int, int], None]
 
 ROWS_AT_ONCE = 64
 """Rows of logits that are widened to f64 together."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from enginebay.llm import LLM
 from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 
-Figures = dict[str, float]
-Round = Callable[[LLM, int], Figures]
+RoundFigures = dict[str, float]
+Round = Callable[[LLM, int], RoundFigures]
 """Runs one round on an engine; the round's number seeds its prompts, so that no cache of prompts
 helps.
 """
@@ -61,7 +61,7 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def latency_round(prompt_len: int, new_tokens: int) -> Round:
     """One stream: time to first token, decode rate after it (tokens/s), prompt rate (tokens/s)."""
 
-    def run(llm: LLM, number: int) -> Figures:
+    def run(llm: LLM, number: int) -> RoundFigures:
         vocab = llm.plan.model.info.vocab_size
         first = _timed(llm, one_prompt(2 * number, vocab, prompt_len, 1))
         whole = _timed(llm, one_prompt(2 * number + 1, vocab, prompt_len, 1 + new_tokens))
@@ -77,7 +77,7 @@ def latency_round(prompt_len: int, new_tokens: int) -> Round:
 def throughput_round(num_requests: int, prompt_len: int, new_tokens: int) -> Round:
     """A mixed batch given at once: output tokens/s over wall time."""
 
-    def run(llm: LLM, number: int) -> Figures:
+    def run(llm: LLM, number: int) -> RoundFigures:
         workload = mixed_batch(
             number, llm.plan.model.info.vocab_size, num_requests, prompt_len, new_tokens
         )

@@ -20,13 +20,13 @@ from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
 from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.ops.tuning import OpProblem, Source, TunableOp
+from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp
 from enginebay.registry import import_target
 from enginebay_bench.shapes import Axes, Shape
 from enginebay_bench.tables import TunedConfigs
 from enginebay_testing.exact import OpCall, errors
 
-Step = Callable[..., tuple[Any, Any]]
+StepFunction = Callable[..., tuple[Any, Any]]
 """step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state`
 donated.
 """
@@ -107,12 +107,12 @@ class Problem:
     cost: Cost
     num_bytes: int
     make: Callable[[float], Inputs]
-    bind: Callable[[Any, Any], Step]
+    bind: Callable[[Any, Any], StepFunction]
     check: Callable[[Inputs, Any, Any], Parity]
     why_not: Callable[[Any], str | None] = lambda _: None
     is_for: Callable[[Any], bool] = lambda _: True
     label: str = ""
-    config: Callable[[Any], tuple[Any, Source]] = lambda _: (None, "default")
+    config: Callable[[Any], tuple[Any, ConfigSource]] = lambda _: (None, "default")
     key: TuningKey | None = None
 
 

@@ -28,7 +28,7 @@ from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.ops.tuning import OpProblem, Source, TunableOp, Tuning, candidates_of
+from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp, Tuning, candidates_of
 from enginebay.validation import describe_validation
 
 TunedMode = Literal["auto", "off", "require"]
@@ -95,7 +95,7 @@ def bucket_key(bucket: Bucket) -> dict[str, int | str | bool]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TableKey:
     """Where the entry of a problem stands in a table; `text` is the problem for people."""
 
     spec: dict[str, int | float | str | bool]
@@ -105,16 +105,16 @@ class Place:
     text: str
 
     @staticmethod
-    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Place:
+    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> TableKey:
         """That of attention."""
         text = f"{bucket} of {spec_key(spec)} in layout {layout.name}, page size {layout.page_size}"
-        return Place(spec_key(spec), layout.name, layout.page_size, bucket_key(bucket), text)
+        return TableKey(spec_key(spec), layout.name, layout.page_size, bucket_key(bucket), text)
 
     @staticmethod
-    def of_op(problem: OpProblem) -> Place:
+    def of_op(problem: OpProblem) -> TableKey:
         """That of an op without phases."""
         sizes = dict(problem.sizes)
-        return Place({**sizes}, "", 0, {"rows": problem.rows}, f"{problem.rows} rows of {sizes}")
+        return TableKey({**sizes}, "", 0, {"rows": problem.rows}, f"{problem.rows} rows of {sizes}")
 
 
 def device_kind(env: Env) -> str:
@@ -150,7 +150,7 @@ class TunedConfigs(Tuning):
 
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         """The configuration of an implementation for a problem, by the rules of this module, and
         where it is from.
 
@@ -161,19 +161,19 @@ class TunedConfigs(Tuning):
         if spec.deterministic:
             return default, "default"
         return self._choose(
-            op, impl, env, Place.of_attention(spec, bucket, layout), default, choices
+            op, impl, env, TableKey.of_attention(spec, bucket, layout), default, choices
         )
 
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         """The same for an op without phases."""
         default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
-        return self._choose(op, impl, env, Place.of_op(problem), default, choices)
+        return self._choose(op, impl, env, TableKey.of_op(problem), default, choices)
 
     def _choose(
-        self, op: str, impl: Any, env: Env, place: Place, default: Any, choices: Sequence[Any]
-    ) -> tuple[Any, Source]:
+        self, op: str, impl: Any, env: Env, place: TableKey, default: Any, choices: Sequence[Any]
+    ) -> tuple[Any, ConfigSource]:
         if self.mode == "off" or not choices:
             return default, "default"
         for table in self.of(op, impl, env):
@@ -233,11 +233,13 @@ class TunedConfigs(Tuning):
         return medians
 
 
-def _matching(entries: Iterable[TunedEntry], place: Place) -> list[tuple[TunedEntry, Source]]:
+def _matching(
+    entries: Iterable[TunedEntry], place: TableKey
+) -> list[tuple[TunedEntry, ConfigSource]]:
     """The entries that may serve a problem, the best match first."""
     here = (place.spec, place.layout, place.page_size)
     same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]
-    exact: list[tuple[TunedEntry, Source]] = [
+    exact: list[tuple[TunedEntry, ConfigSource]] = [
         (e, "tuned") for e in same if e.bucket == place.bucket
     ]
     larger = [e for e in same if e.bucket != place.bucket and _is_next(e.bucket, place.bucket)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from enginebay.ops.tuning import Source
+from enginebay.ops.tuning import ConfigSource
 from enginebay_bench.problem import Inputs, Problem
 
 SAMPLE_S = 0.005
@@ -40,7 +40,7 @@ class Contestant:
     label: str
     impl: Any
     config: Any
-    source: Source
+    source: ConfigSource
     problem: Problem
     group: str = ""
 

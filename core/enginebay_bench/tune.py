@@ -25,7 +25,7 @@ from enginebay_bench.problem import (
     with_config,
 )
 from enginebay_bench.shapes import Shape
-from enginebay_bench.tables import Place, TunedEntry, TunedTable, read_table
+from enginebay_bench.tables import TableKey, TunedEntry, TunedTable, read_table
 from enginebay_bench.timing import Contestant
 
 DROP_SLOWER_THAN = 1.5
@@ -97,7 +97,7 @@ class _Entrant:
     is put down.
     """
 
-    place: Place
+    place: TableKey
     contestants: Sequence[Contestant]
     has_candidates: bool
     """Whether it names candidates here, be it the default alone: then an engine looks for an
@@ -133,7 +133,7 @@ def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _
     if key is not None:
         default = impl.default_config(env, key.spec, key.bucket, key.layout)
         others = candidates_of(impl, env, key.spec, key.bucket, key.layout)
-        place = Place.of_attention(key.spec, key.bucket, key.layout)
+        place = TableKey.of_attention(key.spec, key.bucket, key.layout)
     else:
         asked = asked_for(impl, env, problem) if isinstance(impl, TunableOp) else None
         if asked is None:
@@ -141,7 +141,7 @@ def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _
         default, others, place = (
             impl.default_config(env, asked),
             impl.candidates(env, asked),
-            Place.of_op(asked),
+            TableKey.of_op(asked),
         )
     configs = {DEFAULT: default} | {_text(config): config for config in others if config != default}
     return _Entrant(

@@ -35,7 +35,7 @@ STEPS: dict[Kind, Callable[..., Any]] = {
 }
 
 
-Programs = MutableMapping[ProgramName, Any]
+CompiledPrograms = MutableMapping[ProgramName, Any]
 """Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
 
 
@@ -85,7 +85,7 @@ class StepCompiler:
     arrays, do not affect it. So it may be used on another thread.
     """
 
-    def __init__(self, runner: RunnerView, programs: Programs) -> None:
+    def __init__(self, runner: RunnerView, programs: CompiledPrograms) -> None:
         """`programs`: the runner's compiled programs, which this adds to."""
         self._program, self._placement = runner.program, runner.placement
         self._layouts = dict(runner.layouts)

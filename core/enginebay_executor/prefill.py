@@ -131,7 +131,7 @@ def _pooled(hidden: jax.Array, last: jax.Array, seq_ids: jax.Array) -> jax.Array
     return jnp.stack([total, last.astype(jnp.float32)], axis=1)
 
 
-SampleState = tuple[DeviceRows, Mapping[str, ProcessorState]]
+SamplingRows = tuple[DeviceRows, Mapping[str, ProcessorState]]
 """The part of a StepState that sampling changes: rows, and the fields of logits processors."""
 
 
@@ -140,14 +140,14 @@ def sample_step(
     layouts: Layouts,
     bucket: Bucket,
     weights: Weights,
-    state: SampleState,
+    state: SamplingRows,
     last: jax.Array,
     sampled: Sampled,
     row_ids: jax.Array,
     places: jax.Array,
     *,
     variant: StepVariant = StepVariant.FULL,
-) -> tuple[SampleState, Sampled]:
+) -> tuple[SamplingRows, Sampled]:
     """Sample a token for each of N rows, after a `forward_step` of S rows that has returned `last`
     [S, width] and `sampled`.
 

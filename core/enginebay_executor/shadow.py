@@ -32,7 +32,7 @@ from enginebay.executor.parts import Layouts, OpsFactory, ShadowParts
 from enginebay.model import Model
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_executor.shadow_steps import (
-    Form,
+    ShadowCacheForm,
     attend,
     capture,
     compare,
@@ -120,8 +120,10 @@ class Shadow:
     ) -> None:
         key, layouts, bucket = step.program, dict(runner.layouts), step.program.bucket
         forms = (
-            Form.of(layouts, bucket, compact=key.kind == "compact"),
-            Form.of(layouts, bucket, compact=self.parts.compact_decode and bucket.mode == "decode"),
+            ShadowCacheForm.of(layouts, bucket, compact=key.kind == "compact"),
+            ShadowCacheForm.of(
+                layouts, bucket, compact=self.parts.compact_decode and bucket.mode == "decode"
+            ),
         )
         factories = (runner.program.make_ops, self.parts.ops)
         tables = {group: jnp.asarray(table) for group, table in row_tables.items()}
@@ -160,7 +162,7 @@ class Shadow:
         run: Callable[..., tuple[Any, float]],
         model: Model,
         factories: tuple[OpsFactory, OpsFactory],
-        copies: tuple[Layouts, Form],
+        copies: tuple[Layouts, ShadowCacheForm],
         given: tuple[Any, ...],
         phase: _Phase,
     ) -> None:

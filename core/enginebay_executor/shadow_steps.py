@@ -30,7 +30,7 @@ Captured = Mapping[str, tuple[QKV, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class ShadowCacheForm:
     """The layouts of a copy of the rows' pages, and the step's bucket for it. The copy has one page
     per row (`compact`), or as many as the step's tables.
     """
@@ -40,7 +40,7 @@ class Form:
     compact: bool
 
     @staticmethod
-    def of(layouts: Layouts, bucket: Bucket, *, compact: bool) -> Form:
+    def of(layouts: Layouts, bucket: Bucket, *, compact: bool) -> ShadowCacheForm:
         """The form for a step of `bucket` over a cache of `layouts`."""
         seqs, pages = bucket.seqs, 1 if compact else bucket.pages_per_seq
         size = bucket.max_kv_len if compact else None
@@ -50,7 +50,7 @@ class Form:
             else layout.resized(num_pages=seqs)
             for g, layout in layouts.items()
         }
-        return Form(
+        return ShadowCacheForm(
             small,
             dataclasses.replace(bucket, pages_per_seq=pages, rows_are_pages=pages == 1),
             compact,
@@ -76,7 +76,7 @@ def run_model(
     model: Model,
     make_ops: OpsFactory,
     layouts: Layouts,
-    form: Form,
+    form: ShadowCacheForm,
     weights: Weights,
     state: StepState,
     inputs: tuple[jax.Array, ...],
@@ -182,7 +182,7 @@ def difference(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, jax.Array,
 
 def attend(
     make_ops: OpsFactory,
-    form: Form,
+    form: ShadowCacheForm,
     group: str,
     spec: AttnSpec,
     copy: CacheArrays,

@@ -16,7 +16,15 @@ from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import candidates_of
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_program import chosen_config
-from enginebay_testing.covering import DTYPES, PAIRS, TRIPLES, OpAxes, Row, Value, covering_rows
+from enginebay_testing.covering import (
+    DTYPES,
+    PAIRS,
+    TRIPLES,
+    Combination,
+    OpAxes,
+    Value,
+    covering_rows,
+)
 from enginebay_testing.op_kit import numbers_of
 
 WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
@@ -179,7 +187,7 @@ def _has_choices(
     return False
 
 
-def spec_of(row: Row) -> AttnSpec:
+def spec_of(row: Combination) -> AttnSpec:
     """The layer kind of a row of values, its window not yet known."""
     heads, group, dtype = (
         int(cast("int", row["kv_heads"])),
@@ -207,7 +215,7 @@ def spec_of(row: Row) -> AttnSpec:
 
 
 def case_of(
-    row: Row, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: Reach
+    row: Combination, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: Reach
 ) -> AttentionCase:
     """The case of a row of values: its lengths are those of the configuration that the kernel has
     for as long a context.
@@ -227,7 +235,7 @@ def sizes_of(config: Any) -> list[int]:
     return sorted({n for n in numbers_of(config) if n >= SMALLEST_SIZE})
 
 
-def _sized(row: Row, context: int, new_tokens: int) -> AttentionCase:
+def _sized(row: Combination, context: int, new_tokens: int) -> AttentionCase:
     """One row of a context, to ask the kernel for its configuration."""
     phase = cast("Mode", row["phase"])
     new = {"decode": 1, "prefill": new_tokens, "mixed": min(new_tokens, context - 1)}[phase]
@@ -235,7 +243,9 @@ def _sized(row: Row, context: int, new_tokens: int) -> AttentionCase:
     return _case(row, (new,), (total,), SMALLEST_SIZE)
 
 
-def _with_lengths(row: Row, block: int, sizes: Sequence[int], reach: Reach) -> AttentionCase:
+def _with_lengths(
+    row: Combination, block: int, sizes: Sequence[int], reach: Reach
+) -> AttentionCase:
     page = _page(row)
     phase = cast("Mode", row["phase"])
     room = reach.context - (
@@ -259,7 +269,7 @@ def _with_lengths(row: Row, block: int, sizes: Sequence[int], reach: Reach) -> A
     return _case(row, *_mixed(totals, max(new_sizes), reach.new_tokens), block)
 
 
-def _page(row: Row) -> int:
+def _page(row: Combination) -> int:
     return 16 if row["page"] == "row" else int(cast("int", row["page"]))
 
 
@@ -295,7 +305,9 @@ def _mixed(totals: Sequence[int], block: int, room: int) -> tuple[tuple[int, ...
     return tuple(q for q, _ in rows), tuple(n for _, n in rows)
 
 
-def _case(row: Row, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], block: int) -> AttentionCase:
+def _case(
+    row: Combination, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], block: int
+) -> AttentionCase:
     page = _page(row)
     longest = max(kv_lens)
     unit = 16 if row["page"] == "row" else page
@@ -334,7 +346,7 @@ def _case(row: Row, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], block: in
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: Combination) -> str:
     """The row's values that are not the ordinary ones, after its phase, dtype and sizes."""
     heads = f"d{row['head_dim']}-{row['kv_heads']}x{row['group']}"
     sizes = f"{row['phase']}-{row['dtype']}-{heads}-page_{row['page']}"

@@ -114,7 +114,7 @@ class AttentionCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionProblem:
+class AttentionInputs:
     """A case's arrays. `keys[i]`, `values[i]` [kv_len, Hkv, D] are row i's whole context in the
     cache's dtype.
 
@@ -141,7 +141,7 @@ class AttentionProblem:
 
 def make_problem(
     case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
-) -> AttentionProblem:
+) -> AttentionInputs:
     """Random arrays of a case; rows and page tables depend on the case's name and `seed` alone.
 
     An empty step has the case's static shapes and cache, and no row that takes part.
@@ -186,7 +186,7 @@ def make_problem(
     per_head = {"sinks": sinks, "slopes": slopes}
     arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, **per_head})
     arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
-    return AttentionProblem(case, layout, keys=keys, values=values, **arrays)
+    return AttentionInputs(case, layout, keys=keys, values=values, **arrays)
 
 
 def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:

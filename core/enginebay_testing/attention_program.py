@@ -11,7 +11,7 @@ from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.tuning import candidates_of
-from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, contents
+from enginebay_testing.attention_cases import AttentionCase, AttentionInputs, contents
 from enginebay_testing.op_kit import numbers_of
 
 
@@ -49,7 +49,7 @@ class AttentionProgram:
 
         self._call = jax.jit(step, donate_argnums=3)
 
-    def __call__(self, problem: AttentionProblem) -> AttentionResult:
+    def __call__(self, problem: AttentionInputs) -> AttentionResult:
         """Run a problem; its cache is copied first."""
         cache = {name: np.asarray(array) for name, array in problem.cache.items()}
         per_head = {"sinks": problem.sinks, "slopes": problem.slopes}

@@ -13,7 +13,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay_testing import kernels
 from enginebay_testing.attention_axes import ATTENTION
-from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, make_problem
+from enginebay_testing.attention_cases import AttentionCase, AttentionInputs, make_problem
 from enginebay_testing.attention_program import AttentionProgram, AttentionResult
 
 
@@ -82,12 +82,12 @@ def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: Attention
     return FEW_REPEATS if is_heavy and runs.spares_heavy else runs.repeats
 
 
-def _check(problem: AttentionProblem, result: AttentionResult) -> None:
+def _check(problem: AttentionInputs, result: AttentionResult) -> None:
     kernels.check_all(problem, result.out, result.read, result.lse)
 
 
 def _check_repeated(
-    program: AttentionProgram, problem: AttentionProblem, first: AttentionResult, repeats: int
+    program: AttentionProgram, problem: AttentionInputs, first: AttentionResult, repeats: int
 ) -> None:
     wanted = _bits(problem, first)
     for turn in range(1, repeats):
@@ -97,7 +97,7 @@ def _check_repeated(
         )
 
 
-def _bits(problem: AttentionProblem, result: AttentionResult) -> tuple[bytes, ...]:
+def _bits(problem: AttentionInputs, result: AttentionResult) -> tuple[bytes, ...]:
     real = problem.token_rows >= 0
     lse = b"" if result.lse is None else result.lse[real].tobytes()
     return (result.out.tobytes(), lse, *(np.asarray(array).tobytes() for array in result.read))

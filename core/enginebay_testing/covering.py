@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 Value = str | int | float | bool | None
-Row = Mapping[str, Value]
+Combination = Mapping[str, Value]
 """A value for each axis."""
 
 
@@ -46,7 +46,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 PAIRS, TRIPLES = 2, 3
 
 
-def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Row]:
+def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Combination]:
     """Rows of `axes` with every pair (or triple) of values that may stand together; the same rows
     on every call.
 

@@ -32,9 +32,8 @@ from enginebay_testing.subject import (
     seeded,
 )
 from enginebay_testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
+from enginebay_testing.verdicts import Check
 from enginebay_testing.waits import watching_for_waits
-
-Check = tuple[str, Callable[[], None]]
 
 
 def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[Check]:

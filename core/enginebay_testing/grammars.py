@@ -16,7 +16,7 @@ from enginebay.errors import RequestError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay_testing.token_texts import TokenTexts, example_vocabulary, token_ids_of
 
-Make = Callable[[Vocabulary], GrammarLibrary]
+MakeLibrary = Callable[[Vocabulary], GrammarLibrary]
 
 WORDS = ("no", "nothing at all", "yes", "yellow sky")
 TEXTS: Mapping[Structure, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ THREADS = 4
 DEADLOCK_S = 120.0
 
 
-def grammar_checks(make: Make) -> list[tuple[str, Callable[[], None]]]:
+def grammar_checks(make: MakeLibrary) -> list[tuple[str, Callable[[], None]]]:
     """Every check of the suite, by name; `make` makes the library over a vocabulary."""
     checks = (
         masks_allow_the_texts_and_nothing_else,
@@ -63,7 +63,7 @@ def grammar_checks(make: Make) -> list[tuple[str, Callable[[], None]]]:
     return [(check.__name__, functools.partial(_run, check, make)) for check in checks]
 
 
-def _run(check: Callable[[GrammarLibrary], None], make: Make) -> None:
+def _run(check: Callable[[GrammarLibrary], None], make: MakeLibrary) -> None:
     check(make(example_vocabulary()))
 
 

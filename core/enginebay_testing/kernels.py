@@ -18,7 +18,7 @@ from enginebay.ops.spec import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.attention_cases import (
     AttentionCase,
-    AttentionProblem,
+    AttentionInputs,
     attention_cases,
     contents,
     make_problem,
@@ -84,7 +84,7 @@ def check_attention(
 
 
 def check_result(
-    problem: AttentionProblem, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
+    problem: AttentionInputs, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
 ) -> None:
     """Raise AssertionError when an implementation's results of a problem break the contract."""
     check_all(problem, out, _contents(problem.layout, cache), lse)
@@ -94,7 +94,7 @@ _contents = jax.jit(contents, static_argnums=0)
 
 
 def check_all(
-    problem: AttentionProblem,
+    problem: AttentionInputs,
     out: np.ndarray,
     after: tuple[jax.Array, jax.Array],
     lse: np.ndarray | None,
@@ -124,7 +124,7 @@ def check_rows_are_independent(
 
 def with_other_neighbours(
     case: AttentionCase, layout_type: type[KVLayout]
-) -> tuple[AttentionProblem, AttentionProblem]:
+) -> tuple[AttentionInputs, AttentionInputs]:
     """Two problems of a case with the same first row and different other rows."""
     problem, other = (make_problem(case, layout_type, seed=seed) for seed in (0, 1))
     mine = problem.token_rows == 0
@@ -146,7 +146,7 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
     return jax.device_put(np.where(mine[:, None, None], np.asarray(own), np.asarray(other)))
 
 
-def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
+def _first_row_of(problem: AttentionInputs, mine: jax.Array, other: jax.Array) -> jax.Array:
     """`other` with the first row's pages of `mine`: pages are the first axis of all arrays."""
     pages = np.asarray(problem.batch.page_table)[0][
         : -(-problem.case.kv_lens[0] // problem.layout.page_size)
@@ -157,14 +157,14 @@ def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) 
 
 
 def run_attention(
-    impl: AttentionImpl, problem: AttentionProblem, env: Env = CPU
+    impl: AttentionImpl, problem: AttentionInputs, env: Env = CPU
 ) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None]:
     """One jitted call that donates the cache: (out, cache, log-sum-exp)."""
     result = AttentionProgram(impl, problem.case, type(problem.layout), env)(problem)
     return result.out, result.cache, result.lse
 
 
-def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray) -> None:
+def _check_output(problem: AttentionInputs, expected: Expected, out: np.ndarray) -> None:
     case = problem.case
     expected_type = ((*problem.q.shape[:2], case.spec.v_dim), jnp.dtype(case.spec.q_dtype))
     assert (out.shape, out.dtype) == expected_type, (
@@ -226,7 +226,7 @@ class Expected:
     allowed_rms: float | None
 
 
-def expected_of(problem: AttentionProblem) -> Expected:
+def expected_of(problem: AttentionInputs) -> Expected:
     """By float64 arithmetic."""
     case, spec = problem.case, problem.case.spec
     q = np.asarray(problem.q)
@@ -279,7 +279,7 @@ def _compared_tokens(mine: np.ndarray) -> np.ndarray:
     return tokens[np.unique(np.clip(np.concatenate([chosen, ends]), 0, tokens.size - 1))]
 
 
-def _check_lse(problem: AttentionProblem, expected: Expected, lse: np.ndarray) -> None:
+def _check_lse(problem: AttentionInputs, expected: Expected, lse: np.ndarray) -> None:
     case, tokens = problem.case, expected.tokens
     if not tokens.size:
         return
@@ -292,7 +292,7 @@ def _check_lse(problem: AttentionProblem, expected: Expected, lse: np.ndarray) -
     _hold(np.abs(lse[tokens] - expected.lse), unit * (1.0 + largest), f"{case.name}: log-sum-exp")
 
 
-def _check_cache(problem: AttentionProblem, after: tuple[jax.Array, jax.Array]) -> None:
+def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -> None:
     """New tokens lie at their slots, and not a bit of anything else has changed."""
     layout, slots = problem.layout, np.asarray(problem.batch.slots)
     real = (slots >= 0) & (not problem.case.spec.kv_shared)

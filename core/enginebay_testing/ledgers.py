@@ -12,8 +12,7 @@ from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
 from enginebay.registry import import_target
 from enginebay_testing.ledger_machine import any_sequence_keeps_the_books
-
-Check = tuple[str, Callable[[], None]]
+from enginebay_testing.verdicts import Check
 
 
 @dataclasses.dataclass(frozen=True)

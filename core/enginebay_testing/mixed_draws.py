@@ -24,7 +24,7 @@ from enginebay.processor import (
 from enginebay.sampler import Sampler, SamplingState
 from enginebay_executor.processing import empty_rows, process
 from enginebay_testing.sampler_runs import WIDTH, RowHistory, check_fits
-from enginebay_testing.sampling_oracle import Params, device_params
+from enginebay_testing.sampling_oracle import OracleParams, device_params
 
 NUM_DRAWS = 200_000
 ROWS_OF_EACH = 2000
@@ -49,7 +49,7 @@ class Mix:
 
     logits: np.ndarray
     shares: np.ndarray
-    params: Params = dataclasses.field(default_factory=Params)
+    params: OracleParams = dataclasses.field(default_factory=OracleParams)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     history: RowHistory = RowHistory((0,), ())  # noqa: RUF009  # a tuple
     eos_token_ids: tuple[int, ...] = ()

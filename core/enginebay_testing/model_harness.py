@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,13 +17,13 @@ import numpy as np
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.config import DEFAULT_AXIS_RULES
+from enginebay.executor.parts import Layouts
 from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model, ModelCache, ModelInfo, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay_testing.layouts import installed_layouts
 
-Layouts = Mapping[str, CacheLayout]
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
 """From a model's facts and its placement to what makes the Ops of a step, such as
 enginebay.compose.binding.OpsBinder.

@@ -21,13 +21,13 @@ from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay.registry import Registry, import_target
 from enginebay_byhand.quick import quick_check
-from enginebay_testing.covering import PAIRS, TRIPLES, OpAxes, Row, covering_rows
+from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
 from enginebay_testing.oracle import EPS
 
 REPEATS = 20
 """How often a step runs that must give the same bits each time."""
 
-Layouts = Sequence[type[KVLayout]]
+LayoutTypes = Sequence[type[KVLayout]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class OpProgram:
     why_not: str | None = None
 
 
-def _no_programs(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterable[OpProgram]:
+def _no_programs(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterable[OpProgram]:
     return ()
 
 
@@ -89,8 +89,8 @@ class OpKit:
     are compiled for a device that is not there.
     """
 
-    cases: Callable[[Any, Env, Layouts, Extent], Iterator[OpCase]]
-    programs: Callable[[Any, Env, int, Layouts], Iterable[OpProgram]] = _no_programs
+    cases: Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]
+    programs: Callable[[Any, Env, int, LayoutTypes], Iterable[OpProgram]] = _no_programs
 
 
 def kit_of(registry: Registry, op: str) -> OpKit:
@@ -103,7 +103,7 @@ def kit_of(registry: Registry, op: str) -> OpKit:
 
 
 def _quick_cases(
-    op: Op[Any], kernel: Any, env: Env, layouts: Layouts, extent: Extent
+    op: Op[Any], kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent
 ) -> Iterator[OpCase]:
     setting = CheckSetting(env, [AttnSpec(4, 2, 16)], layouts[0], "float32", page_size=16)
 
@@ -122,7 +122,7 @@ class PlainCase:
     bits each time, and layouts by the names that the axis `layout` has.
     """
 
-    row: Row
+    row: Combination
     seed: int = 0
     repeats: int = 1
     layouts: Mapping[str, type[KVLayout]] = dataclasses.field(default_factory=dict)
@@ -163,7 +163,7 @@ def covering_cases(
     axes: OpAxes,
     check: Callable[[Any, PlainCase], None],
     named: Callable[[Any], Iterable[tuple[str, Callable[[], None]]]] = lambda _: (),
-) -> Callable[[Any, Env, Layouts, Extent], Iterator[OpCase]]:
+) -> Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]:
     """The cases of an op without phases: `check` (implementation, case) for every row of a covering
     array of `axes`, behind the checks that are `named`.
 
@@ -171,7 +171,7 @@ def covering_cases(
     "large", see `configured`) its values where the implementation has a configuration.
     """
 
-    def cases(kernel: Any, env: Env, layouts: Layouts, extent: Extent) -> Iterator[OpCase]:
+    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent) -> Iterator[OpCase]:
         yield from (OpCase(name, run) for name, run in named(kernel))
         kinds = {kind.__name__: kind for kind in layouts}
         claimed = _claimed(axes, kernel, tuple(kinds))
@@ -197,7 +197,7 @@ def _claimed(axes: OpAxes, kernel: Any, layouts: tuple[str, ...]) -> OpAxes:
     return axes
 
 
-def _name(axes: OpAxes, row: Row) -> str:
+def _name(axes: OpAxes, row: Combination) -> str:
     """The row's values that are not the ordinary ones, with their axis; dtype and layout always."""
     always = [str(row[axis]) for axis in ("dtype", "layout") if axis in row]
     others = [
@@ -211,7 +211,7 @@ def _name(axes: OpAxes, row: Row) -> str:
 def _run(
     check: Callable[[Any, PlainCase], None],
     kernel: Any,
-    row: Row,
+    row: Combination,
     layouts: Mapping[str, type[KVLayout]],
     extent: Extent,
 ) -> None:

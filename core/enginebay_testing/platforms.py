@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import unittest
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,7 @@ import jax.numpy as jnp
 from enginebay.compose.ops import ATTENTION
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
-
-Check = tuple[str, Callable[[], None]]
+from enginebay_testing.verdicts import Check
 
 MAX_CLAIMED = 1.5
 """Of the memory that an allocator of a device reports: it is given a share of it."""

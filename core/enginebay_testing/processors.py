@@ -23,10 +23,8 @@ from enginebay.processor import (
 )
 from enginebay.sampler import SamplingState
 from enginebay_executor.processing import evolve, process
-from enginebay_testing.sampling_oracle import Params, device_params
-
-Check = tuple[str, Callable[[], None]]
-"""A name and a function that raises AssertionError, with the case, when the promise is broken."""
+from enginebay_testing.sampling_oracle import OracleParams, device_params
+from enginebay_testing.verdicts import Check
 
 VOCAB, WIDTH = 75, 40
 """Of the rows: a vocabulary that is no round number, and positions of their tokens."""
@@ -42,7 +40,7 @@ TOLERANCE = 1e-5
 """Of scores and fields of the same row, relative and absolute: sums may be taken in another order.
 """
 
-Rows = tuple[jax.Array, Mapping[str, Any], SamplingState]
+ProcessorRows = tuple[jax.Array, Mapping[str, Any], SamplingState]
 """Logits, fields by processor, and state."""
 
 
@@ -103,10 +101,12 @@ class _Subject:
         return [case for i, options in enumerate(self._examples()) for case in _cases(options, i)]
 
     @functools.cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> ProcessorRows:
         """All cases in one batch, on the host, where rows are taken from."""
         logits = np.stack([case.logits for case in self.cases])
-        rows: Rows = jax.tree.map(np.asarray, (logits, {NAME: self._own()}, _state(self.cases)))
+        rows: ProcessorRows = jax.tree.map(
+            np.asarray, (logits, {NAME: self._own()}, _state(self.cases))
+        )
         return rows
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class _Subject:
         """The scores of all cases in one batch."""
         return self.scores(self.rows)
 
-    def scores(self, rows: Rows) -> np.ndarray:
+    def scores(self, rows: ProcessorRows) -> np.ndarray:
         """f32 [S, VOCAB]."""
         return np.asarray(self._call(*rows))
 
@@ -132,7 +132,7 @@ class _Subject:
         """(rows, active) -> (rows one token on, scores); the first best token is taken."""
         named = ((NAME, self.processor),)
 
-        def step(rows: Rows, active: jax.Array) -> tuple[Rows, jax.Array]:
+        def step(rows: ProcessorRows, active: jax.Array) -> tuple[ProcessorRows, jax.Array]:
             logits, fields, state = rows
             scores, given = process(named, logits, fields, state, rows_at_once=ROWS_AT_ONCE)
             tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
@@ -199,15 +199,15 @@ def _state(cases: Sequence[_Case]) -> SamplingState:
     fields: dict[str, Any] = {  # NumPy's, as jit takes them without a program
         "keys": np.asarray([(17, row) for row in range(num)], np.uint32),
         "positions": np.asarray([c.num_prompt + c.num_output for c in cases], np.int32),
-        "params": device_params([Params(temperature=c.temperature) for c in cases]),
+        "params": device_params([OracleParams(temperature=c.temperature) for c in cases]),
         "token_ids": np.asarray(tokens, np.int32),
         "prompt_lengths": np.asarray([c.num_prompt for c in cases], np.int32),
     }
     return SamplingState(**fields)
 
 
-def _taken(rows: Rows, order: np.ndarray) -> Rows:
-    taken: Rows = jax.tree.map(lambda leaf: leaf[order], rows)
+def _taken(rows: ProcessorRows, order: np.ndarray) -> ProcessorRows:
+    taken: ProcessorRows = jax.tree.map(lambda leaf: leaf[order], rows)
     return taken
 
 
@@ -358,7 +358,7 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
     for name, value in singly[1][NAME].items():
         assert np.isfinite(value).all(), f"field {name} is not finite after {NUM_STEPS} tokens"
 
-    def repeated(rows: Rows, active: jax.Array) -> tuple[Rows, jax.Array]:
+    def repeated(rows: ProcessorRows, active: jax.Array) -> tuple[ProcessorRows, jax.Array]:
         return jax.lax.scan(lambda rows, _: subject.step(rows, active), rows, None, NUM_STEPS)
 
     looped, scanned = jax.jit(repeated)(rows, active)

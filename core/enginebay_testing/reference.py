@@ -19,7 +19,7 @@ from enginebay.model import Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.types import SamplingParams
-from enginebay_testing.sampling_oracle import Params, penalised
+from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256
 """Tokens that a sequence is padded to, and to powers of two past it: few programs for sequences of
@@ -107,9 +107,9 @@ class ReferenceModel:
         `tolerance` is how far a logit may be moved by rounding; a repetition penalty makes that
         more.
         """
-        penalties = Params()
+        penalties = OracleParams()
         if params is not None:
-            penalties = Params(
+            penalties = OracleParams(
                 presence_penalty=params.presence_penalty,
                 frequency_penalty=params.frequency_penalty,
                 repetition_penalty=params.repetition_penalty,

@@ -20,13 +20,13 @@ from enginebay_testing.sampler_runs import (
     check_drawn_from,
     logits_of,
 )
-from enginebay_testing.sampling_oracle import Params
+from enginebay_testing.sampling_oracle import OracleParams
 
-PRESENCE = Params(presence_penalty=1.5)
-FREQUENCY = Params(frequency_penalty=0.8)
-REPETITION = Params(repetition_penalty=1.7)
-ENCOURAGED = Params(presence_penalty=-1.0, frequency_penalty=-0.6, repetition_penalty=0.6)
-ALL_THREE = Params(presence_penalty=1.2, frequency_penalty=0.5, repetition_penalty=1.3)
+PRESENCE = OracleParams(presence_penalty=1.5)
+FREQUENCY = OracleParams(frequency_penalty=0.8)
+REPETITION = OracleParams(repetition_penalty=1.7)
+ENCOURAGED = OracleParams(presence_penalty=-1.0, frequency_penalty=-0.6, repetition_penalty=0.6)
+ALL_THREE = OracleParams(presence_penalty=1.2, frequency_penalty=0.5, repetition_penalty=1.3)
 PENALTIES = (PRESENCE, FREQUENCY, REPETITION, ENCOURAGED, ALL_THREE)
 
 CASES = {
@@ -91,7 +91,7 @@ def _greedy_rows_get_the_first_best(run: SamplerRunner) -> None:
 
 
 def _in_batches(
-    run: SamplerRunner, logits: np.ndarray, params: list[Params], histories: list[RowHistory]
+    run: SamplerRunner, logits: np.ndarray, params: list[OracleParams], histories: list[RowHistory]
 ) -> np.ndarray:
     """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are
     left over.
@@ -109,11 +109,11 @@ def _row_does_not_depend_on_the_batch(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         greedy = [dataclasses.replace(p, temperature=0.0) for p in PENALTIES]
         plain = [
-            Params(temperature=0.0),
-            Params(),
-            Params(top_k=5),
-            Params(min_p=0.1),
-            Params(top_p=0.8),
+            OracleParams(temperature=0.0),
+            OracleParams(),
+            OracleParams(top_k=5),
+            OracleParams(min_p=0.1),
+            OracleParams(top_p=0.8),
         ]
         params = [*plain, *CASES.values(), *greedy]
         assert len(params) == FEW_ROWS
@@ -137,7 +137,7 @@ def _tokens_of_minus_infinity_stay_out(run: SamplerRunner) -> None:
                 )
 
 
-def _frequencies(run: SamplerRunner, params: Params) -> None:
+def _frequencies(run: SamplerRunner, params: OracleParams) -> None:
     for row in (logits_of(SMALL), logits_of(LARGE)):
         history = history_of(row, 8)
         tokens = run.draws(row, params, history=history)

@@ -12,7 +12,7 @@ import numpy as np
 
 from enginebay.sampler import DeviceParams, Sampler, SamplingState
 from enginebay_testing import sampling_oracle as oracle
-from enginebay_testing.sampling_oracle import Params, device_params
+from enginebay_testing.sampling_oracle import OracleParams, device_params
 
 NUM_DRAWS = 20480
 ROWS_PER_CALL = 4096
@@ -58,12 +58,12 @@ class SamplerRunner:
     def rows(
         self,
         logits: np.ndarray,
-        params: list[Params],
+        params: list[OracleParams],
         seeds: np.ndarray,
         positions: np.ndarray,
         histories: Sequence[RowHistory] = (),
     ) -> np.ndarray:
-        """logits f32 [S, vocab], S Params, seeds and positions int [S] -> int [S].
+        """logits f32 [S, vocab], S OracleParams, seeds and positions int [S] -> int [S].
 
         Without `histories` the rows' tokens are any; with them the positions must be theirs.
         """
@@ -74,7 +74,7 @@ class SamplerRunner:
     def draws(
         self,
         logits: np.ndarray,
-        params: Params,
+        params: OracleParams,
         num: int = NUM_DRAWS,
         history: RowHistory | None = None,
     ) -> np.ndarray:
@@ -137,7 +137,7 @@ def logits_of(vocab: int, spread: float = 2.0, seed: int = 0) -> np.ndarray:
 def check_alone_and_together(
     run: SamplerRunner,
     logits: np.ndarray,
-    params: list[Params],
+    params: list[OracleParams],
     histories: Sequence[RowHistory] = (),
 ) -> None:
     """A row's token is the same alone, in any order, beside itself and beside the first row."""
@@ -166,7 +166,7 @@ def check_alone_and_together(
         )
 
 
-def check_drawn_from(scores: np.ndarray, params: Params, tokens: np.ndarray) -> None:
+def check_drawn_from(scores: np.ndarray, params: OracleParams, tokens: np.ndarray) -> None:
     """`tokens` are a sample of what `params` leave of scores [vocab], which are penalised."""
     counts = np.bincount(tokens, minlength=scores.size)
     case = f"{params}, vocabulary {scores.size}"

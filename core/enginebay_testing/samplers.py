@@ -24,24 +24,22 @@ from enginebay_testing.sampler_runs import (
     check_fits,
     logits_of,
 )
-from enginebay_testing.sampling_oracle import Params
-
-Check = tuple[str, Callable[[], None]]
-"""A name and a function that raises AssertionError, with the case, when the promise is broken."""
+from enginebay_testing.sampling_oracle import OracleParams
+from enginebay_testing.verdicts import Check
 
 CASES = {
-    "temperature": Params(temperature=0.7),
-    "hot": Params(temperature=2.5),
-    "top_k": Params(top_k=5),
-    "top_k_2": Params(top_k=2),
-    "top_p": Params(top_p=0.8),
-    "min_p": Params(min_p=0.1),
-    "top_k_top_p": Params(temperature=1.3, top_k=20, top_p=0.7),
-    "top_p_min_p": Params(top_p=0.95, min_p=0.05),
-    "all": Params(temperature=0.9, top_k=30, top_p=0.9, min_p=0.02),
-    "wide_top_k": Params(temperature=3.0, top_k=290),
-    "wide_top_p": Params(temperature=4.0, top_p=0.9),
-    "wide_both": Params(temperature=4.0, top_k=290, top_p=0.95),
+    "temperature": OracleParams(temperature=0.7),
+    "hot": OracleParams(temperature=2.5),
+    "top_k": OracleParams(top_k=5),
+    "top_k_2": OracleParams(top_k=2),
+    "top_p": OracleParams(top_p=0.8),
+    "min_p": OracleParams(min_p=0.1),
+    "top_k_top_p": OracleParams(temperature=1.3, top_k=20, top_p=0.7),
+    "top_p_min_p": OracleParams(top_p=0.95, min_p=0.05),
+    "all": OracleParams(temperature=0.9, top_k=30, top_p=0.9, min_p=0.02),
+    "wide_top_k": OracleParams(temperature=3.0, top_k=290),
+    "wide_top_p": OracleParams(temperature=4.0, top_p=0.9),
+    "wide_both": OracleParams(temperature=4.0, top_k=290, top_p=0.95),
 }
 
 
@@ -80,13 +78,13 @@ def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check
     return [(name, functools.partial(check, run)) for name, check in checks]
 
 
-def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[Params]]:
+def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[OracleParams]]:
     params = [
-        Params(temperature=0.0),
-        Params(),
+        OracleParams(temperature=0.0),
+        OracleParams(),
         *CASES.values(),
-        Params(top_p=0.3),
-        Params(temperature=0.0, top_k=4),
+        OracleParams(top_p=0.3),
+        OracleParams(temperature=0.0, top_k=4),
     ]
     assert len(params) == FEW_ROWS
     return np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))]), params
@@ -96,7 +94,7 @@ def _result_is_int32_per_row(run: SamplerRunner) -> None:
     for rows, vocab in ((1, 1), (3, 2), (FEW_ROWS, LARGE)):
         logits = np.stack([logits_of(vocab, 1.0, i) for i in range(rows)])
         tokens = run.rows(
-            logits, [Params(temperature=0.0)] * rows, np.arange(rows), np.arange(rows)
+            logits, [OracleParams(temperature=0.0)] * rows, np.arange(rows), np.arange(rows)
         )
         got = (tokens.shape, str(tokens.dtype))
         assert got == ((rows,), "int32"), f"{rows} rows: got {tokens.dtype} {tokens.shape}"
@@ -107,7 +105,10 @@ def _temperature_0_is_first_best(run: SamplerRunner) -> None:
         logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
         logits[0], logits[1, vocab // 2 :] = 3.0, -np.inf
         tokens = run.rows(
-            logits, [Params(temperature=0.0)] * FEW_ROWS, np.arange(FEW_ROWS), np.arange(FEW_ROWS)
+            logits,
+            [OracleParams(temperature=0.0)] * FEW_ROWS,
+            np.arange(FEW_ROWS),
+            np.arange(FEW_ROWS),
         )
         check_equal(
             tokens,
@@ -120,7 +121,7 @@ def _top_k_1_is_first_best(run: SamplerRunner) -> None:
     for vocab in (SMALL, LARGE):
         logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
         params = [
-            Params(temperature=0.1 + i, top_k=1, top_p=0.9 if i % 2 else 1.0)
+            OracleParams(temperature=0.1 + i, top_k=1, top_p=0.9 if i % 2 else 1.0)
             for i in range(FEW_ROWS)
         ]
         tokens = run.rows(logits, params, np.arange(FEW_ROWS), np.arange(FEW_ROWS))
@@ -140,7 +141,7 @@ def _greedy_row_among_sampled_rows_is_exact(run: SamplerRunner) -> None:
 
 def _greedy_rows_do_not_depend_on_the_batch(run: SamplerRunner) -> None:
     logits = np.stack([logits_of(LARGE, 1.0, i) for i in range(FEW_ROWS)])
-    check_alone_and_together(run, logits, [Params(temperature=0.0)] * FEW_ROWS)
+    check_alone_and_together(run, logits, [OracleParams(temperature=0.0)] * FEW_ROWS)
 
 
 def _row_does_not_depend_on_the_batch(run: SamplerRunner) -> None:
@@ -151,7 +152,9 @@ def _row_does_not_depend_on_the_batch(run: SamplerRunner) -> None:
 def _equal_keys_and_positions_give_equal_tokens(run: SamplerRunner) -> None:
     num = ROWS_PER_CALL
     logits = np.broadcast_to(logits_of(LARGE), (num, LARGE))
-    tokens = run.rows(logits, [Params(temperature=2.0)] * num, np.full(num, 3), np.full(num, 11))
+    tokens = run.rows(
+        logits, [OracleParams(temperature=2.0)] * num, np.full(num, 3), np.full(num, 11)
+    )
     check_equal(tokens, np.full(num, tokens[0]), f"{num} rows of equal logits, key and position")
 
 
@@ -162,7 +165,7 @@ def _key_and_position_change_the_draw(run: SamplerRunner) -> None:
         ("key", np.arange(num), same),
         ("position", same, np.arange(num)),
     ):
-        tokens = run.rows(flat, [Params()] * num, seeds, positions)[:64]
+        tokens = run.rows(flat, [OracleParams()] * num, seeds, positions)[:64]
         assert len(set(tokens)) > 40, (
             f"64 draws of equal tokens, another {what} each: only {len(set(tokens))} differ"
         )
@@ -171,9 +174,9 @@ def _key_and_position_change_the_draw(run: SamplerRunner) -> None:
 def _neighbouring_draws_are_independent(run: SamplerRunner) -> None:
     logits = np.full(SMALL, -np.inf, np.float32)
     logits[:12] = logits_of(12, 1.0)
-    shares = oracle.probabilities(logits, Params())[:12]
+    shares = oracle.probabilities(logits, OracleParams())[:12]
     expected = np.outer(shares, shares).ravel() * (ROWS_PER_CALL // 2)
-    rows, params = np.broadcast_to(logits, (ROWS_PER_CALL, SMALL)), [Params()] * ROWS_PER_CALL
+    rows, params = np.broadcast_to(logits, (ROWS_PER_CALL, SMALL)), [OracleParams()] * ROWS_PER_CALL
     same, rising = np.full(ROWS_PER_CALL, 9), np.arange(ROWS_PER_CALL)
     for what, seeds, positions in (("position", same, rising), ("key", rising, same)):
         tokens = run.rows(rows, params, seeds, positions)
@@ -187,15 +190,15 @@ def _equals_of_the_kth_best_are_kept(run: SamplerRunner) -> None:
         logits = np.full(vocab, -3.0, np.float32)
         logits[5 : 5 + equals] = 1.0
         logits[3] = 2.0
-        _frequencies(run, Params(top_k=4), logits)
+        _frequencies(run, OracleParams(top_k=4), logits)
 
 
 def _equals_at_the_top_p_border_are_counted(run: SamplerRunner) -> None:
     for vocab, equals in ((SMALL, 10), (LARGE, 310)):
         logits = np.full(vocab, -8.0, np.float32)
         logits[-equals:] = 1.0
-        _frequencies(run, Params(top_p=0.53), logits)
-        _frequencies(run, Params(top_p=0.53, top_k=equals // 2), logits)
+        _frequencies(run, OracleParams(top_p=0.53), logits)
+        _frequencies(run, OracleParams(top_p=0.53, top_k=equals // 2), logits)
 
 
 def _extreme_values(run: SamplerRunner) -> None:
@@ -203,23 +206,23 @@ def _extreme_values(run: SamplerRunner) -> None:
         logits = logits_of(vocab, 2.0)
         logits[::2] = -np.inf
         for params in (
-            Params(temperature=3.0),
-            Params(top_p=0.9),
-            Params(top_k=vocab - 1),
-            Params(min_p=1e-6),
+            OracleParams(temperature=3.0),
+            OracleParams(top_p=0.9),
+            OracleParams(top_k=vocab - 1),
+            OracleParams(min_p=1e-6),
         ):
             tokens = run.draws(logits, params, ROWS_PER_CALL)
             assert np.isfinite(logits[tokens]).all(), f"{params}: a token of logit -inf was chosen"
         for scale, temperature in ((1e4, 1.0), (1.0, 1e-30), (1e30, 0.5)):
             tokens = run.draws(
-                logits_of(vocab) * np.float32(scale), Params(temperature=temperature), 64
+                logits_of(vocab) * np.float32(scale), OracleParams(temperature=temperature), 64
             )
             check_equal(
                 tokens,
                 np.full(64, logits_of(vocab).argmax()),
                 f"logits * {scale}, temperature {temperature}: one token has all mass",
             )
-        for params in (Params(min_p=1.0), Params(top_p=1e-9)):
+        for params in (OracleParams(min_p=1.0), OracleParams(top_p=1e-9)):
             tokens = run.draws(logits_of(vocab), params, 64)
             check_equal(
                 tokens,
@@ -228,7 +231,9 @@ def _extreme_values(run: SamplerRunner) -> None:
             )
 
 
-def _frequencies(run: SamplerRunner, params: Params, logits: np.ndarray | None = None) -> None:
+def _frequencies(
+    run: SamplerRunner, params: OracleParams, logits: np.ndarray | None = None
+) -> None:
     """Support and chi-square of the draws; where `logits` is None for a small and for a larger
     vocabulary.
     """

@@ -13,7 +13,7 @@ from enginebay.types import ROW_VALUES, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Params:
+class OracleParams:
     """Sampling parameters of one row, as SamplingState has them."""
 
     temperature: float = 1.0
@@ -25,7 +25,7 @@ class Params:
     repetition_penalty: float = 1.0
 
 
-def device_params(rows: Sequence[Params | SamplingParams]) -> DeviceParams:
+def device_params(rows: Sequence[OracleParams | SamplingParams]) -> DeviceParams:
     """The declared parameters of rows, as NumPy's arrays [S]: jit takes them without a program."""
     columns: dict[str, Any] = {
         name: np.asarray([getattr(row, name, one.neutral) for row in rows], one.dtype)
@@ -35,7 +35,7 @@ def device_params(rows: Sequence[Params | SamplingParams]) -> DeviceParams:
 
 
 def penalised(
-    logits: np.ndarray, params: Params, prompt: Sequence[int], output: Sequence[int]
+    logits: np.ndarray, params: OracleParams, prompt: Sequence[int], output: Sequence[int]
 ) -> np.ndarray:
     """logits [vocab] -> float64 [vocab], after the penalties for these tokens: repetition,
     frequency, presence.
@@ -58,7 +58,7 @@ def first_best(logits: np.ndarray) -> np.ndarray:
     return np.argmax(logits, axis=-1)
 
 
-def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) -> np.ndarray:
     """logits [vocab], penalised -> bool [vocab], the tokens that top_k, top_p and min_p keep, in
     this order.
 
@@ -84,7 +84,7 @@ def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.nd
     return kept
 
 
-def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
+def probabilities(logits: np.ndarray, params: OracleParams) -> np.ndarray:
     """logits [vocab], penalised -> float64 [vocab], the probability of each token to be chosen;
     sums to 1.
     """
@@ -94,7 +94,7 @@ def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
     return mass / mass.sum()
 
 
-def _scaled(logits: np.ndarray, params: Params) -> np.ndarray:
+def _scaled(logits: np.ndarray, params: OracleParams) -> np.ndarray:
     wide = logits.astype(np.float64)
     return (wide - wide.max()) / params.temperature
 

@@ -25,13 +25,9 @@ from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
+from enginebay_testing.verdicts import Check
 
 _T = TypeVar("_T")
-
-Check = tuple[str, Callable[[], None]]
-"""A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when
-it was not made.
-"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,11 @@ FAULTS: frozenset[Verdict] = frozenset({"INCORRECT", "ERROR", "TIMEOUT"})
 
 KIT = "enginebay_testing"
 
+Check = tuple[str, Callable[[], None]]
+"""The name of a check and a function, which raises AssertionError, with the case, when the promise
+is broken, and unittest.SkipTest when the promise was not made.
+"""
+
 Run = Callable[[], Mapping[str, int] | None]
 """A check: it returns figures, or None when it has none to tell."""
 

@@ -17,7 +17,7 @@ from enginebay_schedulers.batch import One, everybody
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Weights:
+class TokenWeights:
     """What a token costs: a prompt token that is processed, and a generated one."""
 
     input: float
@@ -47,7 +47,9 @@ class Counters:
     """
 
 
-def settle(view: SchedulerView, state: Counters, weights: Weights, forget_s: float) -> Counters:
+def settle(
+    view: SchedulerView, state: Counters, weights: TokenWeights, forget_s: float
+) -> Counters:
     """The counters before a decision: corrected by what the view shows, and with tenants that came
     back lifted.
 
@@ -74,7 +76,9 @@ def settle(view: SchedulerView, state: Counters, weights: Weights, forget_s: flo
     return Counters(settled, tuple(paid.items()), state.last)
 
 
-def charge(view: SchedulerView, decision: Decision, state: Counters, weights: Weights) -> Counters:
+def charge(
+    view: SchedulerView, decision: Decision, state: Counters, weights: TokenWeights
+) -> Counters:
     """The counters after a decision: its tokens are paid for by those who get them.
 
     A row that a stop token ends has paid for the rest of its steps too. What is computed again

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView, WaitingView
 from enginebay_schedulers.batch import FewSteps, MaxWait, One, run_batch
-from enginebay_schedulers.counters import Counters, Weights, charge, settle
+from enginebay_schedulers.counters import Counters, TokenWeights, charge, settle
 
 
 class FairOptions(BaseModel):
@@ -52,7 +52,7 @@ class Fair(Scheduler):
 
     def __init__(self, options: FairOptions | None = None) -> None:
         self._options = options or FairOptions()
-        self._weights = Weights(self._options.input_weight, self._options.output_weight)
+        self._weights = TokenWeights(self._options.input_weight, self._options.output_weight)
 
     def initial_state(self) -> Counters:
         """No tenants."""

@@ -13,7 +13,7 @@ import numpy as np
 from enginebay.processor import IS_USED, LogitsProcessor, RowFacts, Sizes, row_values
 from enginebay.registry import load_registry
 from enginebay.sampler import SamplingState
-from enginebay_testing.sampling_oracle import Params, device_params
+from enginebay_testing.sampling_oracle import OracleParams, device_params
 
 VOCAB, WIDTH = 70, 48
 SIZES = Sizes(VOCAB, WIDTH)
@@ -78,7 +78,7 @@ def state_of(rows: Sequence[Row]) -> SamplingState:
     return SamplingState(
         keys=np.asarray([(17, r.seed) for r in rows], np.uint32),
         positions=np.asarray([len(r.text) for r in rows], np.int32),
-        params=device_params([Params(temperature=r.temperature) for r in rows]),
+        params=device_params([OracleParams(temperature=r.temperature) for r in rows]),
         token_ids=tokens.astype(np.int32),
         prompt_lengths=np.asarray([len(r.prompt) for r in rows], np.int32),
     )

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from enginebay_testing.attention_axes import ATTENTION
-from enginebay_testing.covering import PAIRS, TRIPLES, OpAxes, Row, covering_rows
+from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
 from enginebay_xla.kit import axes as axes_of_ops
 
 AXES = {a.op: a for a in (ATTENTION, *vars(axes_of_ops).values()) if isinstance(a, OpAxes)}
@@ -20,11 +20,11 @@ SMALL = OpAxes(
 )
 
 
-def combinations(rows: list[Row], strength: int) -> set[frozenset[tuple[str, object]]]:
+def combinations(rows: list[Combination], strength: int) -> set[frozenset[tuple[str, object]]]:
     return {frozenset(c) for row in rows for c in itertools.combinations(row.items(), strength)}
 
 
-def every_row(axes: OpAxes) -> list[Row]:
+def every_row(axes: OpAxes) -> list[Combination]:
     names = [axis for axis, values in axes.values.items() if values]
     rows = [
         dict(zip(names, values, strict=True))

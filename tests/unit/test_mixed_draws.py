@@ -16,7 +16,7 @@ from enginebay.registry import load_registry
 from enginebay_samplers import standard
 from enginebay_testing.mixed_draws import NUM_DRAWS, Mix, check_mixed_draws
 from enginebay_testing.sampler_runs import RowHistory, logits_of
-from enginebay_testing.sampling_oracle import Params, penalised, probabilities
+from enginebay_testing.sampling_oracle import OracleParams, penalised, probabilities
 from enginebay_xla import sample as draw
 
 REGISTRY = load_registry()
@@ -84,7 +84,7 @@ def banned(scores: np.ndarray, *tokens: int) -> np.ndarray:
     return without(scores, np.isin(np.arange(VOCAB), tokens))
 
 
-PENALTIES = Params(presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.3)
+PENALTIES = OracleParams(presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.3)
 BIAS = {1: 3.0, 4: -2.5, 9: 1.5}
 
 
@@ -94,11 +94,11 @@ def cutting() -> dict[str, Mix]:
     penalties = {"presence": 0.4, "frequency": 0.3, "repetition": 1.3}
     after_bias = biased(LOGITS, BIAS)
     both = biased(lessened, BIAS)
-    t_typical = Params(temperature=0.8, top_p=0.9)
-    t_xtc, t_miro = Params(temperature=1.3), Params(temperature=1.2)
-    t_all = Params(temperature=1.5, top_k=12, top_p=0.95, min_p=0.01)
+    t_typical = OracleParams(temperature=0.8, top_p=0.9)
+    t_xtc, t_miro = OracleParams(temperature=1.3), OracleParams(temperature=1.2)
+    t_all = OracleParams(temperature=1.5, top_k=12, top_p=0.95, min_p=0.01)
     all_typical = typical(both, 1.5, 0.9)
-    wide = Params(temperature=2.0, min_p=0.05)
+    wide = OracleParams(temperature=2.0, min_p=0.05)
     allowed = tuple(range(0, VOCAB, 2))
     return {
         "temperature, top_p and typical": Mix(
@@ -111,11 +111,11 @@ def cutting() -> dict[str, Mix]:
             t_xtc, options_of(xtc={"threshold": 0.05, "probability": 0.4}),
         ),
         "penalties and min_p": Mix(
-            LOGITS, probabilities(lessened, Params(min_p=0.05)), Params(min_p=0.05),
+            LOGITS, probabilities(lessened, OracleParams(min_p=0.05)), OracleParams(min_p=0.05),
             options_of(penalties=penalties), HISTORY,
         ),
         "logit_bias and top_k": Mix(
-            LOGITS, probabilities(after_bias, Params(top_k=5)), Params(top_k=5),
+            LOGITS, probabilities(after_bias, OracleParams(top_k=5)), OracleParams(top_k=5),
             options_of(logit_bias={"bias": BIAS}),
         ),
         "mirostat's first token": Mix(
@@ -147,12 +147,13 @@ def repeating() -> dict[str, Mix]:
     """
     text = (*HISTORY.prompt, *HISTORY.output)
     assert text[-2:] == (2, 5)
-    early, warm = Params(top_k=10), Params(temperature=1.4)
+    early, warm = OracleParams(top_k=10), OracleParams(temperature=1.4)
     # A repetition of two tokens is prolonged by 7, one of a single token by 8 and 3.
     drier = biased(LOGITS, {7: -1.2 * 1.5**1, 8: -1.2, 3: -1.2})
+    cut = OracleParams(top_p=0.8)
     return {
         "no two tokens twice, and top_p": Mix(
-            LOGITS, probabilities(banned(LOGITS, 7, 8, 3), Params(top_p=0.8)), Params(top_p=0.8),
+            LOGITS, probabilities(banned(LOGITS, 7, 8, 3), cut), cut,
             options_of(no_repeat_ngram={"size": 2}), HISTORY,
         ),
         "bad words, no end yet, and top_k": Mix(
@@ -186,7 +187,7 @@ def test_processors_and_parameters_together_have_exact_frequencies(
     num_draws: int,
 ) -> None:  # holds SG4
     mixes = cutting() | repeating()
-    plain = probabilities(LOGITS, Params())
+    plain = probabilities(LOGITS, OracleParams())
     for name, mix in mixes.items():
         alone = probabilities(LOGITS, mix.params)
         assert np.abs(mix.shares - alone).max() > 0.01, f"{name}: its processors change nothing"

@@ -19,7 +19,8 @@ from enginebay.ops.spec import AttnBatch
 from enginebay_models.blocks import Batches
 from enginebay_models.decoder import NnxModel
 from enginebay_models.llama import family as llama
-from enginebay_testing.models import Check, model_checks, tiny_config
+from enginebay_testing.models import model_checks, tiny_config
+from enginebay_testing.verdicts import Check
 from tests.parity.ops import plain_ops
 
 # One layer, where one is enough: tests/conformance runs two of each family.

@@ -19,7 +19,7 @@ from enginebay.errors import UnsupportedError
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.weights import QuantizedArray
 from enginebay_testing import kernels, oracle
-from enginebay_testing.attention_cases import AttentionProblem, make_problem
+from enginebay_testing.attention_cases import AttentionInputs, make_problem
 from enginebay_testing.kernels import AttentionCase
 from enginebay_xla.layout import HndLayout
 
@@ -256,7 +256,7 @@ def in_numpy(batch: AttnBatch) -> Any:
     return jax.tree.map(np.asarray, batch)
 
 
-def written(problem: AttentionProblem) -> dict[str, np.ndarray]:
+def written(problem: AttentionInputs) -> dict[str, np.ndarray]:
     """The cache with the tokens of this step in it, on the host."""
     write = jax.jit(problem.layout.write)
     cache = write(dict(problem.cache), problem.batch.slots, problem.k, problem.v)
@@ -264,7 +264,7 @@ def written(problem: AttentionProblem) -> dict[str, np.ndarray]:
 
 
 def attend(
-    attention: Any, problem: AttentionProblem, batch: AttnBatch, cache: Any
+    attention: Any, problem: AttentionInputs, batch: AttnBatch, cache: Any
 ) -> tuple[bytes, bytes]:
     """Bits of the output and of the log-sum-exp, of rows that take part."""
     step = jax.jit(functools.partial(attention, spec=problem.case.spec, layout=problem.layout))

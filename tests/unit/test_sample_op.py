@@ -21,7 +21,7 @@ from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
 from enginebay.registry import load_registry
 from enginebay_numerics.sampling import gumbel_noise
-from enginebay_testing.sampling_oracle import Params, kept_tokens
+from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_xla import sample as xla
 from enginebay_xla.kit import sample as sample_op
 from tests.unit.test_samplers import greedy_state
@@ -91,8 +91,8 @@ def test_keeping_every_equal_is_all_that_is_wrong_with_it() -> None:
 
 
 def one_kept_of_equals(drop: str) -> Any:
-    """The op on the host, by the oracle, for rows of one Params: without the last token that is
-    kept, without equals of the best, or right.
+    """The op on the host, by the oracle, for rows of one OracleParams: without the last token
+    that is kept, without equals of the best, or right.
     """
 
     def draw(z: jax.Array, seeds: jax.Array, **borders: jax.Array) -> np.ndarray:
@@ -100,7 +100,7 @@ def one_kept_of_equals(drop: str) -> Any:
         columns = zip(*map(np.asarray, borders.values()), strict=True)
         noise = sample_op.gumbel_noise(np.asarray(seeds), np.arange(z.shape[1]))
         for row, values, scores in zip(np.asarray(z), columns, noise, strict=True):
-            params = Params(**dict(zip(borders, map(float, values), strict=True)))
+            params = OracleParams(**dict(zip(borders, map(float, values), strict=True)))
             kept = kept_tokens(row, dataclasses.replace(params, top_k=int(params.top_k)))
             order = np.argsort(-row, kind="stable")
             order = order[kept[order]]
@@ -113,9 +113,9 @@ def one_kept_of_equals(drop: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("drop", "params"), [("last", Params(top_p=0.53)), ("equals", Params(min_p=1.0))]
+    ("drop", "params"), [("last", OracleParams(top_p=0.53)), ("equals", OracleParams(min_p=1.0))]
 )
-def test_one_token_less_among_hundreds_of_equals_is_found(drop: str, params: Params) -> None:
+def test_one_token_less_among_hundreds_of_equals_is_found(drop: str, params: OracleParams) -> None:
     rows = np.where(np.arange(600) < 590, np.float32(0.0), np.float32(-9.0))
     case = sample_op.SampleCase("equals", np.stack([rows] * 4), (params,) * 4)
     sample_op.check_sample(one_kept_of_equals("none"), case)

@@ -17,7 +17,7 @@ from enginebay_numerics.sampling import gumbel_noise
 from enginebay_samplers.penalties import penalize
 from enginebay_testing import sampler_runs
 from enginebay_testing.samplers import sampler_checks
-from enginebay_testing.sampling_oracle import Params, device_params
+from enginebay_testing.sampling_oracle import OracleParams, device_params
 from enginebay_xla import sample as draw
 from tests.zoo.samplers import FAULTS, sample
 
@@ -68,7 +68,7 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
         keys=chance.integers(0, 2**32, (rows, 2), dtype=np.uint32),
         positions=chance.integers(0, 1000, rows).astype(np.int32),
         params=dataclasses.replace(
-            device_params([Params()] * rows),
+            device_params([OracleParams()] * rows),
             temperature=chance.choice([0.3, 1.0, 3.0], rows).astype(np.float32),
             top_k=chance.choice([0, 2, 30, 200], rows).astype(np.int32),
             top_p=chance.choice([1.0, 0.9, 0.4], rows).astype(np.float32),
@@ -91,7 +91,7 @@ def greedy_state(rows: int) -> SamplingState:
     return SamplingState(
         keys=np.zeros((rows, 2), np.uint32),
         positions=none,
-        params=device_params([Params(temperature=0.0)] * rows),
+        params=device_params([OracleParams(temperature=0.0)] * rows),
         token_ids=np.zeros((rows, 8), np.int32),
         prompt_lengths=none,
     )

@@ -19,7 +19,8 @@ from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
-from enginebay_testing.ledgers import Check, ledger_checks
+from enginebay_testing.ledgers import ledger_checks
+from enginebay_testing.verdicts import Check
 
 NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
 NUM_SNAPSHOTS, SNAPSHOT_TOKENS = 6, 16

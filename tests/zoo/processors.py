@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
-from enginebay_testing.processors import Check, processor_checks
+from enginebay_testing.processors import processor_checks
+from enginebay_testing.verdicts import Check
 
 
 class Options(BaseModel):

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from enginebay.sampler import SamplingState
 from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
-from enginebay_testing.samplers import Check, sampler_checks
+from enginebay_testing.samplers import sampler_checks
+from enginebay_testing.verdicts import Check
 from enginebay_xla import sample as draw
 
 Sample = Callable[[jax.Array, SamplingState], jax.Array]

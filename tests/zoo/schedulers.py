@@ -10,7 +10,8 @@ from typing import Any
 from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView, WaitingView
 from enginebay_schedulers.batch import everybody, oldest_first, run_batch
 from enginebay_schedulers.fcfs import Fcfs
-from enginebay_testing.schedulers import Check, scheduler_checks
+from enginebay_testing.schedulers import scheduler_checks
+from enginebay_testing.verdicts import Check
 
 Decide = Callable[[SchedulerView, Any], tuple[Decision, Any]]
 

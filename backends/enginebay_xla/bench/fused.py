@@ -18,7 +18,7 @@ from enginebay_bench.problem import (
     OpBench,
     Parity,
     Problem,
-    Step,
+    StepFunction,
     compared,
     cost_of,
     noise,
@@ -27,7 +27,7 @@ from enginebay_bench.problem import (
 )
 from enginebay_bench.shapes import BATCHES, Axes, Shape
 from enginebay_testing import oracle
-from enginebay_testing.sampling_oracle import Params, kept_tokens
+from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_xla import ops
 from enginebay_xla.bench.plain import EPS_OF_NORM, MAX_ROWS, OF_ROWS, WRITES, kv_write_problem
 from enginebay_xla.kit.sample import gumbel_noise
@@ -50,7 +50,7 @@ def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
         arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))
         return Inputs((), tuple(map(jnp.asarray, arrays)))
 
-    def bind(impl: Any, _: Any) -> Step:
+    def bind(impl: Any, _: Any) -> StepFunction:
         return lambda state, x, residual, weight: (
             impl(x, residual, weight, eps=EPS_OF_NORM),
             state,
@@ -97,7 +97,7 @@ def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
     )
     of_call = (q, new, new, layout.shapes(), places, places)
 
-    def bind(impl: Any, _: Any) -> Step:
+    def bind(impl: Any, _: Any) -> StepFunction:
         return lambda cache, q, k, v, positions, slots: impl(
             q, k, v, cache, positions, slots, spec=spec, layout=layout
         )
@@ -147,7 +147,7 @@ def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
             (), (jnp.asarray(logits - logits.max(axis=1, keepdims=True)), jnp.asarray(seeds))
         )
 
-    def bind(impl: Any, _: Any) -> Step:
+    def bind(impl: Any, _: Any) -> StepFunction:
         asked = {
             "top_k": jnp.full((rows,), TOP_K, jnp.int32),
             "top_p": jnp.full((rows,), TOP_P, jnp.float32),
@@ -158,7 +158,7 @@ def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
     def check(inputs: Inputs, out: Any, _: Any) -> Parity:
         z, seeds = map(np.asarray, inputs.arrays)
         tokens, some = np.asarray(out), spread(rows, MAX_ROWS)
-        params = Params(top_k=TOP_K, top_p=TOP_P)
+        params = OracleParams(top_k=TOP_K, top_p=TOP_P)
         scores = z[some].astype(np.float64) + gumbel_noise(seeds[some], np.arange(vocab))
         best = [
             np.where(kept_tokens(row, params, -SLACK), score, -np.inf).max()

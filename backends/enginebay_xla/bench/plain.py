@@ -21,7 +21,7 @@ from enginebay_bench.problem import (
     OpBench,
     Parity,
     Problem,
-    Step,
+    StepFunction,
     compared,
     cost_of,
     noise,
@@ -46,14 +46,14 @@ PARTS = ("qkv", "o", "gate_up", "down", "head")
 """Products of a layer, those fused that models fuse, and the head."""
 
 
-Arrays = tuple[tuple[tuple[int, ...], str], ...]
+InputShapes = tuple[tuple[tuple[int, ...], str], ...]
 """Shape and dtype of each input."""
 
 
 def _plain(
     op: Op[Any],
     shape: Shape,
-    arrays: Arrays,
+    arrays: InputShapes,
     check: Callable[..., Parity],
     make: Callable[[], tuple[Any, ...]] | None = None,
     **keywords: Any,
@@ -131,7 +131,7 @@ def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
         error = np.abs(out[np.ix_(some, columns)].astype(np.float64) - exact)
         return worst(error, allowed, compared(error.size, rows * num_out, "values"))
 
-    arrays: Arrays = (
+    arrays: InputShapes = (
         ((rows, num_in), setting.dtype),
         ((count, num_out, num_in), setting.dtype),
         ((count,), "int32"),
@@ -226,7 +226,7 @@ def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
         k, v = (jnp.asarray(noise(size, setting.dtype, seed)) for seed in (1, 2))
         return Inputs(layout.init(), (jnp.asarray(slots), k, v))
 
-    def bind(impl: Any, _: Any) -> Step:
+    def bind(impl: Any, _: Any) -> StepFunction:
         return lambda cache, slots, k, v: ((), impl(cache, slots, k, v, layout=layout))
 
     def check(inputs: Inputs, _: Any, after: Any) -> Parity:

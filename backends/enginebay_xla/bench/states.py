@@ -16,7 +16,7 @@ from enginebay_bench.problem import (
     OpBench,
     Parity,
     Problem,
-    Step,
+    StepFunction,
     compared,
     cost_of,
     noise,
@@ -54,7 +54,7 @@ def short_conv_problem(shape: Shape, setting: BenchSetting) -> Problem:
         step = (new, total, places.astype(np.int32))
         return Inputs({INPUTS: held.at[unused].set(poison)}, (*arrays, *map(jnp.asarray, step)))
 
-    def bind(impl: Any, _: Any) -> Step:
+    def bind(impl: Any, _: Any) -> StepFunction:
         def step(state: Any, x: Any, weight: Any, new: Any, total: Any, table: Any) -> Any:
             batch = derive_batch(new, total, table, bucket.max_kv_len, bucket)
             return impl(x, weight, None, state, batch)

@@ -15,7 +15,7 @@ from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
 from enginebay_testing.layouts import installed_layouts
-from enginebay_testing.op_kit import Layouts, OpProgram
+from enginebay_testing.op_kit import LayoutTypes, OpProgram
 
 CACHES = ((8, 128, "bfloat16"), (8, 128, "float32"), (2, 64, "bfloat16"))
 """KV heads, head_dim and dtype of the caches."""
@@ -44,7 +44,7 @@ def _program(
     return OpProgram(name, function, arguments, donated, stands, {"dtype": dtype})
 
 
-def rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def rms_norm(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield the rows of a decode step and of a prompt."""
     for tokens, width, dtype in NORMS:
         yield _program(
@@ -57,7 +57,7 @@ def rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[O
         )
 
 
-def add_rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def add_rms_norm(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield the same sizes as for rms_norm."""
     for tokens, width, dtype in NORMS:
         rows = _array((tokens, width), dtype)
@@ -70,7 +70,7 @@ def add_rms_norm(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterat
         )
 
 
-def rope(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def rope(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield queries and keys of three models."""
     for tokens, heads, head_dim in ((32, 32, 128), (2048, 8, 128), (512, 14, 64)):
         yield _program(
@@ -81,7 +81,7 @@ def rope(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpPro
         )
 
 
-def _caches(layouts: Layouts) -> Iterable[tuple[int, KVLayout]]:
+def _caches(layouts: LayoutTypes) -> Iterable[tuple[int, KVLayout]]:
     """Yield (number of tokens, layout of the cache); of all installed layouts if none is given."""
     for kind in layouts or installed_layouts().values():
         for tokens in (32, 2048):
@@ -94,7 +94,7 @@ def _cache_name(op: str, tokens: int, layout: KVLayout) -> str:
     return f"{op}_{layout.name}_{sizes}_{layout.dtype}"
 
 
-def kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def kv_write(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield writes of tokens to a donated cache."""
     for tokens, layout in _caches(layouts):
         new = _array((tokens, layout.num_kv_heads, layout.head_dim), layout.dtype)
@@ -108,7 +108,7 @@ def kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[O
         )
 
 
-def rope_kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def rope_kv_write(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield the same with four queries per key."""
     for tokens, layout in _caches(layouts):
         heads, head_dim, dtype = layout.num_kv_heads, layout.head_dim, layout.dtype
@@ -124,7 +124,7 @@ def rope_kv_write(kernel: Any, env: Env, number: int, layouts: Layouts) -> Itera
         )
 
 
-def sample(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def sample(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield the vocabularies of three models."""
 
     def draw(z: Any, seeds: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
@@ -142,7 +142,7 @@ def sample(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpP
             )
 
 
-def linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def linear(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield the widest product of a layer."""
     for rows in (1, 32, 512):
         yield _program(
@@ -153,13 +153,13 @@ def linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpP
         )
 
 
-def embedding(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def embedding(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield a table of 128,256 rows."""
     table, ids = _array((128256, 4096)), _array((32,), "int32")
     yield _program("embedding_32x128256x4096", kernel, table, ids, stands=True)
 
 
-def grouped_linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def grouped_linear(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield 128 experts of 768 features, up and down, with rows of a decode and of a prompt."""
     for rows in (8, 256, 4096):
         for outputs, inputs in ((768, 2048), (2048, 768)):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -14,12 +13,10 @@ import numpy as np
 
 from enginebay.ops.bound import SampleOp
 from enginebay_numerics import sampling
-from enginebay_testing.covering import Row
+from enginebay_testing.covering import Combination
 from enginebay_testing.op_kit import PlainCase
-from enginebay_testing.sampling_oracle import Params, kept_tokens
-from enginebay_testing.verdicts import expect
-
-Check = tuple[str, Callable[[], None]]
+from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
+from enginebay_testing.verdicts import Check, expect
 
 VOCABS = (40, 700)
 """Sizes of the vocabulary. They are no multiples of a tile, and the large one is more than the best
@@ -44,11 +41,11 @@ may be those of a device.
 
 @dataclasses.dataclass(frozen=True)
 class SampleCase:
-    """Rows of one vocabulary: z f32 [S, vocab], and one Params per row."""
+    """Rows of one vocabulary: z f32 [S, vocab], and one OracleParams per row."""
 
     name: str
     z: np.ndarray
-    params: tuple[Params, ...]
+    params: tuple[OracleParams, ...]
 
 
 def sample_checks(op: SampleOp) -> list[Check]:
@@ -69,14 +66,24 @@ def sample_cases(vocab: int) -> list[SampleCase]:
     """Return the cases of one vocabulary, with NUM_ROWS rows each."""
     wide = vocab * 7 // 8
     kinds = {
-        "everything": (Params(), Params(min_p=0.1)),
-        "top_k": (Params(top_k=5), Params(top_k=1), Params(top_k=wide), Params(top_k=vocab - 1)),
-        "top_p": (Params(top_p=0.8), Params(top_p=0.3), Params(top_p=0.999), Params(top_p=1e-9)),
+        "everything": (OracleParams(), OracleParams(min_p=0.1)),
+        "top_k": (
+            OracleParams(top_k=5),
+            OracleParams(top_k=1),
+            OracleParams(top_k=wide),
+            OracleParams(top_k=vocab - 1),
+        ),
+        "top_p": (
+            OracleParams(top_p=0.8),
+            OracleParams(top_p=0.3),
+            OracleParams(top_p=0.999),
+            OracleParams(top_p=1e-9),
+        ),
         "together": (
-            Params(top_k=20, top_p=0.7),
-            Params(top_k=wide, top_p=0.95),
-            Params(top_k=30, top_p=0.9, min_p=0.02),
-            Params(top_k=vocab - 2, min_p=1.0),
+            OracleParams(top_k=20, top_p=0.7),
+            OracleParams(top_k=wide, top_p=0.95),
+            OracleParams(top_k=30, top_p=0.9, min_p=0.02),
+            OracleParams(top_k=vocab - 2, min_p=1.0),
         ),
     }
     rng = np.random.default_rng(vocab)
@@ -124,7 +131,7 @@ def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
         )
 
 
-def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+def _kept(z: np.ndarray, params: OracleParams, slack: float = 0.0) -> np.ndarray:
     """Return kept_tokens without slack for top_k and for min_p = 1.
 
     z [vocab] is given exactly, so the k-th best token and the tokens equal to the best one do not
@@ -234,13 +241,13 @@ def check_sample_row(op: SampleOp, given: PlainCase) -> None:
         )
 
 
-def _case_of(row: Row, seed: int) -> SampleCase:
+def _case_of(row: Combination, seed: int) -> SampleCase:
     vocab, rows = int(cast("int", row["vocab"])), int(cast("int", row["rows"]))
     top_k = {**TOP_K, "most": max(1, vocab * 7 // 8), "all_but_one": vocab - 1}[str(row["top_k"])]
-    asked = Params(
+    asked = OracleParams(
         top_k=min(top_k, vocab), top_p=TOP_P[str(row["top_p"])], min_p=MIN_P[str(row["min_p"])]
     )
-    params = tuple(Params() if i % 4 == 3 else asked for i in range(rows))
+    params = tuple(OracleParams() if i % 4 == 3 else asked for i in range(rows))
     return SampleCase(
         "-".join(f"{axis}_{v}" for axis, v in row.items()),
         _logits_of(row, vocab, rows, seed),
@@ -248,7 +255,7 @@ def _case_of(row: Row, seed: int) -> SampleCase:
     )
 
 
-def _logits_of(row: Row, vocab: int, rows: int, seed: int) -> np.ndarray:
+def _logits_of(row: Combination, vocab: int, rows: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, vocab])
     logits = rng.normal(size=(rows, vocab)) * np.tile([3.0, 1.0, 0.25, 8.0], rows)[:rows, None]
     kind = row["logits"]

@@ -14,7 +14,7 @@ from enginebay.ops.spec import Bucket, derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.compile_suite import batch_of
 from enginebay_testing.exact import hold
-from enginebay_testing.op_kit import Layouts, OpProgram, PlainCase
+from enginebay_testing.op_kit import LayoutTypes, OpProgram, PlainCase
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.plain import EPS_F32, same_type, spread_entries
 from enginebay_xla.short_conv import INPUTS
@@ -109,7 +109,7 @@ def _hold(
     hold(np.abs(wide - total)[finite], allowed[finite], "short_conv")
 
 
-def short_conv(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def short_conv(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """Yield a step of each kind over donated places; there are four snapshots per row."""
     for tokens, rows, longest, mode in STEPS:
         for dtype in ("bfloat16", "float32"):

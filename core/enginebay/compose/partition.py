@@ -19,7 +19,7 @@ from enginebay.ops.spec import AttnBatch, StepBatch
 from enginebay.registry import import_target
 from enginebay.weights import NamedWeight, QuantizedArray, WeightSpec
 
-Axes = dict[str, str | None]
+MeshAxes = dict[str, str | None]
 """The mesh axis of each dimension, by the rule's name for it; None or absent: not split."""
 
 
@@ -55,7 +55,9 @@ def partitioned(
     return call
 
 
-def _by_name(names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: Placement) -> Axes:
+def _by_name(
+    names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: Placement
+) -> MeshAxes:
     """Of the dimensions that are named as a logical axis, if all arrays divide by it."""
     sizes: dict[str, set[int]] = {}
     for of_array, array in zip(names, arrays, strict=True):
@@ -68,7 +70,7 @@ def _by_name(names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: P
     }
 
 
-def _spec(names: Sequence[str], array: Any, split: Axes, mesh: Mesh) -> Any:
+def _spec(names: Sequence[str], array: Any, split: MeshAxes, mesh: Mesh) -> Any:
     """The partition of an array, or of the arrays of a quantised weight; None where its groups of
     inputs do not lie whole on one device.
     """
@@ -85,7 +87,7 @@ def _spec(names: Sequence[str], array: Any, split: Axes, mesh: Mesh) -> Any:
 
 
 def _sharded(
-    rule: Partition, specs: Sequence[Any], split: Axes, collective: Any, mesh: Mesh
+    rule: Partition, specs: Sequence[Any], split: MeshAxes, collective: Any, mesh: Mesh
 ) -> Callable[..., Any]:
     axes = tuple(dict.fromkeys(axis for name in rule.reduced if (axis := split.get(name))))
     shards = Shards(axes, math.prod(mesh.shape[axis] for axis in axes), collective)

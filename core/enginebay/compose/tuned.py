@@ -11,7 +11,7 @@ from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import ATTENTION
 from enginebay.engine import AttentionProblem
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.ops.tuning import Source, candidates_of
+from enginebay.ops.tuning import ConfigSource, candidates_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BucketConfig:
     bucket: Bucket
     layout: KVLayout
     config: Any
-    source: Source | None
+    source: ConfigSource | None
 
 
 def bucket_configs(
@@ -44,7 +44,7 @@ def bucket_configs(
                 layouts[group], num_kv_heads=spec.num_kv_heads, num_pages=num_pages
             )
             here = (kernels.env, spec, bucket, layout)
-            config: tuple[Any, Source | None] = (None, None)
+            config: tuple[Any, ConfigSource | None] = (None, None)
             if candidates_of(impl, *here):
                 config = kernels.tuned.config(ATTENTION, impl, *here)
             found[BucketConfig(bucket.mode, impl.name, spec, bucket, layout, *config)] = None

@@ -13,7 +13,7 @@ from enginebay.errors import RequestError, shown
 from enginebay.llm.assemble import CompletionReader, output_of
 from enginebay.llm.events import AsyncEvents, Event, Events, Inbound, LoopWakers, RequestEnded
 from enginebay.llm.prepare import Prepared
-from enginebay.loop.messages import Take, Ticket, TokenEvent, Wake
+from enginebay.loop.messages import TakeEvent, Ticket, TokenEvent, Wake
 from enginebay.text import Tokenizer
 from enginebay.types import Request
 
@@ -21,7 +21,7 @@ from enginebay.types import Request
 class RequestRunner(Protocol):
     """Runs requests: an EngineLoop, or a service that starts and stops one."""
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> Sequence[Ticket]:
+    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> Sequence[Ticket]:
         """Queue all requests or none; the loop calls takes[i] with each event of requests[i]."""
 
     def abort(self, request_id: str) -> None:
@@ -78,7 +78,7 @@ class Submission:
         return self._inbound
 
     @property
-    def takes(self) -> list[Take]:
+    def takes(self) -> list[TakeEvent]:
         """For each completion, the function that receives its events from the loop."""
         return [functools.partial(self._take, reader) for reader in self.readers]
 

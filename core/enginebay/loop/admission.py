@@ -13,7 +13,7 @@ from enginebay.errors import RequestError
 from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.prefix_key import PrefixKey
 
-Chunk = tuple[RequestState, int]
+PlannedChunk = tuple[RequestState, int]
 """A request, and the number of its tokens to prefill now."""
 
 
@@ -41,8 +41,8 @@ class Admission:
         )
 
     def let_in(
-        self, chunks: Sequence[Chunk], *, hold: bool = True
-    ) -> tuple[list[Chunk], list[Chunk]]:
+        self, chunks: Sequence[PlannedChunk], *, hold: bool = True
+    ) -> tuple[list[PlannedChunk], list[PlannedChunk]]:
         """Return (chunks to launch now, chunks that are held back).
 
         A chunk is launched when its request runs already or is admitted now. After the first
@@ -55,8 +55,8 @@ class Admission:
         forks = self.engine.ledger.forks
         heads = self.requests.heads() if forks else {}
         begun = self.requests.begun() if forks and hold else set()
-        able: list[Chunk] = []
-        held: list[Chunk] = []
+        able: list[PlannedChunk] = []
+        held: list[PlannedChunk] = []
         is_open = True
         for tracked, num_tokens in chunks:
             parent = tracked.request.parent_id

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from enginebay.blame import failure
-from enginebay.loop.messages import PutEvent, Take, TokenEvent, Wake
+from enginebay.loop.messages import PutEvent, TakeEvent, TokenEvent, Wake
 from enginebay.types import Request
 
 log = logging.getLogger("enginebay.loop")
 
-Delivered = tuple[str, Take, TokenEvent]
+Delivered = tuple[str, TakeEvent, TokenEvent]
 """A request's id, the function that receives its events, and its next event."""
 
 CATCH_UP_S = 1.0
@@ -41,7 +41,7 @@ class Delivery:
         self._thread = threading.Thread(target=self._run, name="enginebay-delivery", daemon=True)
         self._thread.start()
 
-    def outbox(self, request: Request, take: Take) -> PutEvent:
+    def outbox(self, request: Request, take: TakeEvent) -> PutEvent:
         """The function that puts an event of a request. After flush(), the delivery thread calls
         `take` with the event.
 
@@ -94,7 +94,7 @@ class Delivery:
             if wake is not None:
                 wake()
 
-    def _take(self, request_id: str, take: Take, event: TokenEvent) -> Wake | None:
+    def _take(self, request_id: str, take: TakeEvent, event: TokenEvent) -> Wake | None:
         try:
             return take(event)
         # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.

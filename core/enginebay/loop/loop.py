@@ -20,10 +20,10 @@ from enginebay.loop.messages import (
     Abort,
     Call,
     Inbox,
-    Message,
+    LoopMessage,
     Stop,
     Submit,
-    Take,
+    TakeEvent,
     Ticket,
     TokenEvent,
 )
@@ -102,7 +102,7 @@ class EngineLoop:
         return self._inbox.is_closed
 
     def submit(
-        self, requests: Sequence[Request], takes: Sequence[Take] | None = None
+        self, requests: Sequence[Request], takes: Sequence[TakeEvent] | None = None
     ) -> list[Ticket]:
         """Queue all requests or none. StoppedError after close().
 
@@ -237,7 +237,7 @@ class EngineLoop:
             return True
         return self._handle(message)
 
-    def _handle(self, message: Message) -> bool:
+    def _handle(self, message: LoopMessage) -> bool:
         match message:
             case Submit(ticket):
                 self._submitted = ticket

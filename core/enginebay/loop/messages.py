@@ -45,7 +45,7 @@ class TokenEvent:
 
 PutEvent = Callable[[TokenEvent], None]
 Wake = Callable[[], None]
-Take = Callable[[TokenEvent], Wake | None]
+TakeEvent = Callable[[TokenEvent], Wake | None]
 """Receives the next event of a request. Returns the function that wakes the request's reader, or
 None when there is nothing new to read.
 """
@@ -105,7 +105,7 @@ class Stop:
     """End the thread; unfinished requests end with an error."""
 
 
-Message = Submit | Abort | Call | Stop
+LoopMessage = Submit | Abort | Call | Stop
 
 
 class Inbox:
@@ -114,7 +114,7 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[LoopMessage] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._why_closed: str | None = None
 
@@ -128,7 +128,7 @@ class Inbox:
         """Whether it was closed; earlier messages may still be in it."""
         return self._why_closed is not None
 
-    def put(self, *messages: Message) -> None:
+    def put(self, *messages: LoopMessage) -> None:
         """Add all messages or none. StoppedError when it is closed."""
         with self._lock:
             if self._why_closed is not None:
@@ -136,11 +136,11 @@ class Inbox:
             for message in messages:
                 self._messages.put(message)
 
-    def get(self, timeout_s: float | None = None) -> Message:
+    def get(self, timeout_s: float | None = None) -> LoopMessage:
         """The next message; queue.Empty when none came within `timeout_s` seconds."""
         return self._messages.get(timeout=timeout_s)
 
-    def close(self, why: str, last: Message | None = None) -> None:
+    def close(self, why: str, last: LoopMessage | None = None) -> None:
         """Add a last message, and refuse later ones: put() raises StoppedError with the text `why`.
         Does nothing when it is closed already.
         """

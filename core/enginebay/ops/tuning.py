@@ -13,7 +13,7 @@ from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
-Source = Literal["tuned", "tuned for a larger bucket", "default"]
+ConfigSource = Literal["tuned", "tuned for a larger bucket", "default"]
 
 
 @runtime_checkable
@@ -76,7 +76,7 @@ class Tuning(ABC):
     @abstractmethod
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         """The configuration of an implementation of attention for a problem, and where it is from.
         UnsupportedError where the engine requires a tuned one and there is none.
         """
@@ -84,7 +84,7 @@ class Tuning(ABC):
     @abstractmethod
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         """The same for an op without phases."""
 
     @abstractmethod
@@ -109,12 +109,12 @@ class Untuned(Tuning):
 
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         return impl.default_config(env, spec, bucket, layout), "default"
 
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         return impl.default_config(env, problem), "default"
 
     def faster_than(

@@ -16,7 +16,7 @@ from enginebay.ops.op import CheckSetting, QuickCase
 from enginebay_swiglu.op import SWIGLU
 from enginebay_testing.covering import DTYPES, OpAxes
 from enginebay_testing.exact import OpCall, within_tolerance
-from enginebay_testing.op_kit import Layouts, OpKit, OpProgram, PlainCase, covering_cases
+from enginebay_testing.op_kit import LayoutTypes, OpKit, OpProgram, PlainCase, covering_cases
 
 
 def exact(x: np.ndarray, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -59,7 +59,7 @@ def call_of(case: PlainCase) -> OpCall:
     return OpCall(tuple(array.astype(case.dtype) for array in (x, gate, up)))
 
 
-def programs(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+def programs(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
     """The MLP of a model of 8 billion weights, for a decode step and a prompt."""
     weight = jax.ShapeDtypeStruct((14336, 4096), jnp.bfloat16)
     for rows in (32, 512):
