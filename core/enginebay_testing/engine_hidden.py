@@ -26,9 +26,9 @@ def hidden_states_are_the_models(subject: EngineSubject) -> None:
     """
     prompts, reference = prompts_of(subject.vocab_size, LENGTHS, seed=17), subject.reference()
     with subject.shared() as llm:
-        abilities = Abilities.of(llm.plan)
+        capabilities = Abilities.of(llm.plan).capabilities
         segments = _segments(llm)
-        if not abilities.returns_hidden:
+        if "hidden_states" not in capabilities:
             _check_refused(lambda: llm.embed(prompts))
         else:
             for pooling in ("mean", "last"):
@@ -38,7 +38,7 @@ def hidden_states_are_the_models(subject: EngineSubject) -> None:
                     off = float(np.abs(found - expected).max())
                     case = f"a prompt of {len(prompt)} tokens, {pooling}"
                     assert off <= TOLERANCE, f"{case}: {off} from the reference"
-        if not abilities.takes_embeds:
+        if "prompt_embeds" not in capabilities:
             _check_refused(lambda: llm.generate(segments, greedy(2)))
             return
         first, second = (llm.generate(segments, greedy(6))[0].outputs[0] for _ in range(2))

@@ -36,14 +36,14 @@ def logprobs_are_the_models(subject: EngineSubject) -> None:
     kinds = (greedy, seeded, penalised)
     params = [asking(kinds[i % 3](12), num_best) for i, num_best in enumerate(ASKED)]
     with subject.shared() as llm:
-        if not Abilities.of(llm.plan).returns_logprobs:
+        if "logprobs" not in Abilities.of(llm.plan).capabilities:
             _check_refused(llm, prompts[0])
             return
         together = llm.generate(prompts, params)
         alone = [
             llm.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)
         ]
-        if Abilities.of(llm.plan).returns_full_vocab:
+        if "full_vocab_logprobs" in Abilities.of(llm.plan).capabilities:
             _check_wide(subject.reference(), llm, max(prompts, key=len))
     for outputs in (together, alone):
         for prompt, own, output in zip(prompts, params, outputs, strict=True):

@@ -95,7 +95,7 @@ def test_what_pads_less_or_differs_otherwise_does_not_cover() -> None:
         {"full_vocab": True},
         {"names": frozenset({"dry"})},
     ):
-        assert not covers(dataclasses.replace(key, **other), key)  # type: ignore[arg-type]
+        assert not covers(dataclasses.replace(key, **other), key)
     verify = StepKey("verify", Bucket(20, 4, 8, 5, 1024, "mixed"))
     fewer = dataclasses.replace(verify, bucket=Bucket(10, 2, 8, 5, 1024, "mixed"))
     other_width = dataclasses.replace(verify, bucket=Bucket(8, 2, 8, 4, 1024, "mixed"))

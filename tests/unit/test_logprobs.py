@@ -275,20 +275,21 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
     make_guide = choose_guide(registry, plan.config)
     assert Abilities.of(plan) == Abilities(
         greedy_only=False,
-        returns_logprobs=True,
         processors=plan.processors,
         make_guide=make_guide,
         hidden_size=plan.model.info.hidden_size,
-        returns_full_vocab=True,
-        returns_hidden=True,
-        takes_embeds=True,
+        capabilities=frozenset(
+            {"logprobs", "full_vocab_logprobs", "hidden_states", "prompt_embeds"}
+        ),
         defaults=plan.sampling_defaults,
     )
     install(monkeypatch)
     monkeypatch.setattr("enginebay.compose.composition.load_registry", lambda: Registry(entries))
     with LLM(TINY, engine="oengine", **SMALL) as llm:
         for params in (with_(GREEDY, logprobs=0), [GREEDY, with_(GREEDY, logprobs=4)]):
-            with pytest.raises(RequestError, match=r"logprobs = \d with an engine that returns no"):
+            with pytest.raises(
+                RequestError, match=r"logprobs = \d with an engine without logprobs"
+            ):
                 llm.generate([[5], [6]], params)
         assert_idle(llm)
         assert llm.generate([[5]], GREEDY)[0].outputs[0].logprobs is None

@@ -293,19 +293,18 @@ def test_log_probabilities_end_with_a_stop_sequence(
     [
         (
             {"prompt_logprobs": 0},
-            "prompt_logprobs = 0 with an engine that returns log-probabilities neither",
+            "prompt_logprobs = 0 with an engine without full_vocab_logprobs",
         ),
-        ({"logprobs": -1}, "logprobs = -1 with an engine that returns log-probabilities neither"),
-        ({"best_of": 2}, "best_of = 2 with an engine that returns no log-probabilities"),
+        ({"logprobs": -1}, "logprobs = -1 with an engine without full_vocab_logprobs"),
+        ({"best_of": 2}, "best_of = 2 with an engine without logprobs"),
         ({"stop_words_ids": [[5, 10**6]]}, "token id in stop_words_ids 1000000"),
     ],
 )
 def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
     fake: LLM, changes: dict[str, Any], text: str
 ) -> None:  # holds G101, G102, G103
-    abilities = dataclasses.replace(
-        Abilities.of(fake.plan), returns_logprobs="best_of" not in changes, returns_full_vocab=False
-    )
+    declared = frozenset(() if "best_of" in changes else ("logprobs",))
+    abilities = dataclasses.replace(Abilities.of(fake.plan), capabilities=declared)
     token_info, info = fake.plan.checkpoint.token_info, fake.plan.model.info
     preparer = Preparer(
         fake.tokenizer, token_info, info.vocab_size, 96, abilities=abilities, seed=0

@@ -13,7 +13,15 @@ from enginebay.constraint import MakeGuide
 from enginebay.errors import RequestError, shown
 from enginebay.llm.choice import BestOf
 from enginebay.llm.requested_processors import PENALTIES
-from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, ROW_VALUES, Pooling, SamplingParams
+from enginebay.types import ALL_LOGPROBS, ROW_VALUES, Pooling, SamplingParams
+
+OPTION_OF = {
+    "logprobs": "",
+    "full_vocab_logprobs": "full_vocab_logprobs",
+    "prompt_embeds": "prompt_embeds",
+    "hidden_states": "embeddings",
+}
+"""The option that makes warmup() compile for a capability; "": it always does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,46 +29,49 @@ class Abilities:
     """What requests may use of an engine, from the declarations of its plugins."""
 
     greedy_only: bool
-    returns_logprobs: bool
     processors: ChosenProcessors
     make_guide: MakeGuide
     hidden_size: int
-    returns_full_vocab: bool = False
-    """Whether it returns log-probabilities of prompts and of the whole vocabulary."""
-    returns_hidden: bool = False
-    """Whether it returns hidden states of prompts."""
-    compiles_hidden: bool = True
-    """Whether the programs for hidden states may be compiled: by warmup(), or later."""
-    takes_embeds: bool = False
-    """Whether a prompt may contain embeddings."""
-    compiles_embeds: bool = True
-    """Whether the programs for embeddings may be compiled: by warmup(), or later."""
-    compiles_full_vocab: bool = True
-    """Whether the programs for full-vocabulary log-probabilities may be compiled: by warmup(), or
-    later.
-    """
+    capabilities: frozenset[str] = frozenset()
+    """Those of OPTION_OF that the engine declares."""
+    compiled: frozenset[str] | None = None
+    """With forbid_compiling, the capabilities for which warmup() compiles programs; None: all."""
     defaults: SamplingDefaults = NO_DEFAULTS
     """The checkpoint's defaults for fields of SamplingParams that a request does not set."""
 
     @staticmethod
     def of(plan: Plan) -> Abilities:
         """The abilities of the sampler, engine and logits processors that a plan has chosen."""
-        chosen = (("sampler", plan.config.sampler.name), ("engine", plan.config.engine.name))
-        sampler, engine = (plan.registry.find(*each) for each in chosen)
+        config = plan.config
+        sampler = plan.registry.find("sampler", config.sampler.name)
+        engine = plan.registry.find("engine", config.engine.name)
+        options = config.model_dump(include=set(OPTION_OF.values()))
+        compiled = {name for name, option in OPTION_OF.items() if options.get(option, True)}
         return Abilities(
             greedy_only=bool(sampler.capability("greedy_only")),
-            returns_logprobs=bool(engine.capability("logprobs")),
             processors=plan.processors,
-            make_guide=choose_guide(plan.registry, plan.config),
-            returns_full_vocab=bool(engine.capability("full_vocab_logprobs")),
+            make_guide=choose_guide(plan.registry, config),
             hidden_size=plan.model.info.hidden_size,
-            takes_embeds=bool(engine.capability("prompt_embeds")),
-            compiles_embeds=plan.config.prompt_embeds or not plan.config.forbid_compiling,
-            returns_hidden=bool(engine.capability("hidden_states")),
-            compiles_hidden=plan.config.embeddings or not plan.config.forbid_compiling,
-            compiles_full_vocab=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
+            capabilities=frozenset(name for name in OPTION_OF if engine.capability(name)),
+            compiled=frozenset(compiled) if config.forbid_compiling else None,
             defaults=plan.sampling_defaults,
         )
+
+    def require(self, capability: str, given: str) -> None:
+        """RequestError when the engine lacks a capability that a request needs, or its programs."""
+        if capability not in self.capabilities:
+            raise RequestError(
+                f"{given} with an engine without {capability}",
+                f"engines that declare {capability}",
+                "Leave it out, or pass another engine, such as --engine oengine.",
+            )
+        if self.compiled is not None and capability not in self.compiled:
+            raise RequestError(
+                f"{given} with forbid_compiling, but without the programs for it",
+                "requests for which warmup() compiles programs",
+                f"Set {OPTION_OF[capability]} = true in the configuration: warmup() compiles them "
+                "too.",
+            )
 
 
 def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
@@ -82,37 +93,14 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
 
 def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
     """RequestError for log-probabilities that the engine cannot return."""
-    chooses = BestOf.of(params) is not None
-    if not abilities.returns_logprobs and (params.logprobs is not None or chooses):
-        field, value = (
-            ("best_of", params.best_of)
-            if params.logprobs is None
-            else ("logprobs", params.logprobs)
-        )
-        raise RequestError(
-            f"{field} = {value} with an engine that returns no log-probabilities",
-            f"{field} = None",
-            f"Leave {field} out, or pass --engine oengine, which returns them.",
-        )
-    full_vocab = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
+    if params.logprobs is not None:
+        abilities.require("logprobs", f"logprobs = {params.logprobs}")
+    elif BestOf.of(params) is not None:
+        abilities.require("logprobs", f"best_of = {params.best_of}")
+    if params.logprobs == ALL_LOGPROBS:
+        abilities.require("full_vocab_logprobs", f"logprobs = {ALL_LOGPROBS}")
     if params.prompt_logprobs is not None:
-        full_vocab["prompt_logprobs"] = params.prompt_logprobs
-    for field, value in full_vocab.items():
-        if not abilities.returns_full_vocab:
-            raise RequestError(
-                f"{field} = {value} with an engine that returns log-probabilities neither of "
-                "prompts nor of the whole vocabulary",
-                f"{field} = None"
-                if field == "prompt_logprobs"
-                else f"logprobs = 0 to {MAX_LOGPROBS}",
-                "Pass --engine oengine, which returns them.",
-            )
-        if not abilities.compiles_full_vocab:
-            raise RequestError(
-                f"{field} = {value} with forbid_compiling, but without the programs for it",
-                "requests for which warmup() compiles programs",
-                "Set full_vocab_logprobs = true in the configuration: warmup() compiles them too.",
-            )
+        abilities.require("full_vocab_logprobs", f"prompt_logprobs = {params.prompt_logprobs}")
 
 
 def check_pooling(pooling: object, abilities: Abilities) -> None:
@@ -120,36 +108,15 @@ def check_pooling(pooling: object, abilities: Abilities) -> None:
     if pooling not in get_args(Pooling):
         allowed = " or ".join(map(repr, get_args(Pooling)))
         raise RequestError(f"pooling = {shown(pooling)}", allowed, "Pass one of the two.")
-    if not abilities.returns_hidden:
-        raise _cannot("embed()", "hidden_states")
-    if not abilities.compiles_hidden:
-        raise _is_not_compiled("embed()", "embeddings")
+    abilities.require("hidden_states", "embed()")
 
 
 def check_embeds(params: SamplingParams, abilities: Abilities) -> None:
     """RequestError when a prompt of this engine cannot contain embeddings."""
-    if not abilities.takes_embeds:
-        raise _cannot("embeddings in a prompt", "prompt_embeds")
-    if not abilities.compiles_embeds:
-        raise _is_not_compiled("embeddings in a prompt", "prompt_embeds")
+    abilities.require("prompt_embeds", "embeddings in a prompt")
     if params.prompt_logprobs is not None:
         raise RequestError(
             f"prompt_logprobs = {params.prompt_logprobs} with embeddings in the prompt",
             "prompt_logprobs = None: embeddings have no token ids",
             "Leave prompt_logprobs out.",
         )
-
-
-def _cannot(given: str, capability: str) -> RequestError:
-    allowed = f"engines that declare {capability}"
-    return RequestError(
-        f"{given} with this engine", allowed, "Pass another engine, such as --engine oengine."
-    )
-
-
-def _is_not_compiled(given: str, setting: str) -> RequestError:
-    return RequestError(
-        f"{given} with forbid_compiling, but without the programs for it",
-        "requests for which warmup() compiles programs",
-        f"Set {setting} = true in the configuration: warmup() compiles them too.",
-    )
