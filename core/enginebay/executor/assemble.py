@@ -5,7 +5,7 @@ entries.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.row_columns import write_row
 from enginebay.rows import RowTable
-from enginebay.types import FrozenSampling, Request, StepVariant
+from enginebay.types import Request, StepVariant
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
@@ -74,57 +74,35 @@ def prefill_command(
     bucket, order = key.bucket, sorted_for_attention(rows)
     token_ids = np.zeros(bucket.tokens, np.int32)
     ints, floats = columns.empty_plan(bucket.seqs, table.max_num_reqs)
-    start = 0
-    for place, index in enumerate(order):
-        row = rows[index]
-        token_ids[start : start + row.num_tokens] = table.token_ids[
-            row.row, row.num_computed : row.num_computed + row.num_tokens
-        ]
-        start += row.num_tokens
-        fill_columns(ints[place], floats[place], row, table.request(row.row))
-    places = np.empty(len(rows), np.int32)
-    places[order] = np.arange(len(rows))
-    sampled = np.asarray([row.row for row in rows if row.samples], np.int32)
-    inputs: tuple[np.ndarray, ...] = (token_ids, ints, floats)
-    spans: tuple[tuple[int, int], ...] = ()
-    if key.full_vocab:
-        targets, spans = prompt_targets(rows, order.tolist(), bucket.tokens, table)
-        inputs = (*inputs, targets)
-    if key.embeds:
-        inputs = (*inputs, _embeds(rows, order, (bucket.tokens, hidden_size), table))
-    return Step(
-        key,
-        inputs,
-        places,
-        sent.changes([row.lease for row in rows], bucket.pages_per_seq),
-        returns_logprobs=bool(table.returns_logprobs[sampled].any()),
-        returns_all=wants_all([row for row in rows if row.samples], table),
-        spans=spans,
-    )
-
-
-def prompt_targets(
-    rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: RowTable
-) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
-    """Target tokens of a prefill with prompt log-probabilities, whose rows lie in `order` among
-    `num_tokens` tokens.
-
-    Returns the prompt's next token after each position, int32 [num_tokens], -1 where no request
-    needs it, and the (start, count) of each row's targets.
-    """
-    targets = np.full(num_tokens, -1, np.int32)
+    targets = np.full(bucket.tokens * key.full_vocab, -1, np.int32)
+    embeds = np.zeros((bucket.tokens * key.embeds, hidden_size), np.float32)
     spans = [(0, 0)] * len(rows)
     start = 0
-    for index in order:
-        row = rows[index]
-        if row.returns_prompt:
+    for place, index in enumerate(order):
+        row, request = rows[index], table.request(rows[index].row)
+        stop, end = start + row.num_tokens, row.num_computed + row.num_tokens
+        token_ids[start:stop] = table.token_ids[row.row, row.num_computed : end]
+        fill_columns(ints[place], floats[place], row, request)
+        if key.full_vocab and row.returns_prompt:
             # The token after the last prompt token is sampled, so it is no target.
-            end = min(row.num_computed + row.num_tokens, int(table.num_prompt_tokens[row.row]) - 1)
-            own = table.token_ids[row.row, row.num_computed + 1 : end + 1]
+            own = request.prompt_token_ids[row.num_computed + 1 : end + 1]
             targets[start : start + len(own)] = own
             spans[index] = start, len(own)
-        start += row.num_tokens
-    return targets, tuple(spans)
+        if key.embeds and request.embeds is not None:
+            request.embeds.copy_to(embeds[start:stop], row.num_computed)
+        start = stop
+    places = np.empty(len(rows), np.int32)
+    places[order] = np.arange(len(rows))
+    sampled = [row for row in rows if row.samples]
+    return Step(
+        key,
+        (token_ids, ints, floats, *(targets,) * key.full_vocab, *(embeds,) * key.embeds),
+        places,
+        sent.changes([row.lease for row in rows], bucket.pages_per_seq),
+        returns_logprobs=bool(table.returns_logprobs[[row.row for row in sampled]].any()),
+        returns_all=wants_all(sampled, table),
+        spans=tuple(spans) if key.full_vocab else (),
+    )
 
 
 def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:
@@ -133,20 +111,6 @@ def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:
     return bool(has_logprobs.any()) and any(
         has_logprobs[row.row] and table.request(row.row).sampling.returns_all for row in rows
     )
-
-
-def _embeds(
-    rows: Sequence[RowPlan], order: np.ndarray, shape: tuple[int, int], table: RowTable
-) -> np.ndarray:
-    """The embeddings of a prefill's positions, f32 [tokens, hidden_size]; 0 at token positions."""
-    values, start = np.zeros(shape, np.float32), 0
-    for index in order:
-        row = rows[index]
-        stop, embeds = start + row.num_tokens, table.request(row.row).embeds
-        if embeds is not None:
-            embeds.copy_to(values[start:stop], row.num_computed)
-        start = stop
-    return values
 
 
 def takes_embeds(row: RowPlan, table: RowTable) -> bool:
@@ -163,17 +127,9 @@ def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
 
 
 def _used(row: RowPlan, table: RowTable) -> RowUpdate:
-    """The logits processors of a row's request, with their values; values of the plan replace the
-    request's.
-    """
-    values = {
-        value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)
-    }
-    return RowUpdate(row.row, tuple(values.values()))
-
-
-def _reads_tokens(sampling: FrozenSampling) -> bool:
-    return sampling.penalises or sampling.reads_tokens
+    """The logits processors of a row's request; the plan's values replace the request's."""
+    values = (*table.request(row.row).sampling.processors, *row.update)
+    return RowUpdate(row.row, tuple({value.name: value for value in values}.values()))
 
 
 def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
@@ -189,12 +145,13 @@ def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
     """The first tokens of rows whose first chunk starts after a cached prefix, when the sampling
     reads past tokens.
     """
-    return tuple(
-        KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy())
-        for row in rows
-        if 0 < row.num_computed == row.lease.num_cached
-        and _reads_tokens(table.request(row.row).sampling)
-    )
+    known = []
+    for row in rows:
+        sampling = table.request(row.row).sampling
+        reads = sampling.penalises or sampling.reads_tokens
+        if reads and 0 < row.num_computed == row.lease.num_cached:
+            known.append(KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy()))
+    return tuple(known)
 
 
 def fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, request: Request) -> None:
