@@ -12,7 +12,7 @@ from enginebay.compose.composition import Composed
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError
 from enginebay.llm.override import overridden
-from enginebay.loop.loop import EngineLoop, count_prompts, end_all
+from enginebay.loop.loop import EngineLoop, end_all, prompt_ids
 from enginebay.loop.messages import TakeEvent, Ticket
 from enginebay.loop.observer import Observers
 from enginebay.types import Request
@@ -63,7 +63,8 @@ class Service:
         """Requests none of whose completions has a row of the engine, and requests of which one
         has.
         """
-        return (0, 0) if (loop := self._loop) is None else count_prompts(loop)
+        waiting, running = ((), ()) if (loop := self._loop) is None else prompt_ids(loop)
+        return len(waiting), len(running)
 
     def start(self) -> None:
         """Run, from whichever state."""

@@ -25,7 +25,7 @@ from enginebay.llm.priority import ChatTurn, Turn, Turns, split_turn
 from enginebay.llm.prompts import Prompt, Prompts, prompts_of
 from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
-from enginebay.loop.loop import EngineLoop, end_all, running_prompts
+from enginebay.loop.loop import EngineLoop, end_all, prompt_ids
 from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
 from enginebay.text import Tokenizer
@@ -333,7 +333,7 @@ class LLM:
         """The numbers of waiting and running requests, including requests of generate() and of
         streams.
         """
-        return self._requests.counts(running_prompts(self._loop))
+        return self._requests.counts(prompt_ids(self._loop)[1])
 
     def _queue(
         self, one: Prepared, events: Events | AsyncEvents, request_id: str | None, *, streams: bool

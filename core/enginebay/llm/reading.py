@@ -44,17 +44,14 @@ class Stream(Iterator[StreamChunk]):
         self._events = events
 
     def __next__(self) -> StreamChunk:
-        has_more = False
         try:
-            event = next(self._events)
-            has_more = isinstance(event, StreamChunk)
-            if isinstance(event, StreamChunk):
+            if isinstance(event := next(self._events), StreamChunk):
                 return event
             output_in(event)
             raise StopIteration
-        finally:
-            if not has_more:
-                self.close()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the request, if it has not ended. A thread that waits for a chunk gets a
@@ -74,17 +71,14 @@ class AsyncStream(AsyncIterator[StreamChunk]):
         self._is_closed = False
 
     async def __anext__(self) -> StreamChunk:
-        has_more = False
         try:
-            event = await self._next()
-            has_more = isinstance(event, StreamChunk)
-            if isinstance(event, StreamChunk):
+            if isinstance(event := await self._next(), StreamChunk):
                 return event
             output_in(event)
             raise StopAsyncIteration
-        finally:
-            if not has_more:
-                await self.aclose()
+        except BaseException:
+            await self.aclose()
+            raise
 
     async def _next(self) -> Event:
         if self._is_closed:

@@ -10,16 +10,16 @@ or an error, arrives.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from enginebay.blame import failure
 from enginebay.constraint import BITS, GUIDED, with_tokens
 from enginebay.errors import EnginebayError, RequestError, StoppedError
-from enginebay.grammar import Constraint
 from enginebay.loop.request_table import RequestState
 from enginebay.processor import RowValues
 from enginebay.types import FinishReason
@@ -57,14 +57,18 @@ def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
 
 
 def follow(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | None:
-    """Advance the constraint by committed tokens. Returns the error with which the request must
-    end, or None.
+    """Advance the constraint by committed tokens, up to the first one that ends the text. Returns
+    the error with which the request must end, or None.
     """
-    constraint = tracked.constraint
+    constraint, ends = tracked.constraint, tracked.request.sampling.stop_token_ids
     if constraint is None:
         return None
-    ends = tracked.request.sampling.stop_token_ids
-    return _guarded(tracked, lambda: accept_all(constraint, token_ids, ends))
+
+    def accept() -> None:
+        for token_id in itertools.takewhile(lambda one: one not in ends, token_ids):
+            constraint.accept(token_id)
+
+    return _guarded(tracked, accept)
 
 
 def follow_all(
@@ -88,14 +92,6 @@ def follow_all(
         if tracked.constraint is not None and tracked.is_late and not tracked.constraint.wait(0.0):
             break  # the first wait has sent the orders of all rows
     return failures
-
-
-def accept_all(constraint: Constraint, token_ids: Iterable[int], ends: Collection[int]) -> None:
-    """Accept tokens, up to the first one that ends the text."""
-    for token_id in token_ids:
-        if token_id in ends:
-            return
-        constraint.accept(token_id)
 
 
 def settle(tracked: RequestState, until_s: float) -> EnginebayError | None:

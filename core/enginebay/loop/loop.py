@@ -316,15 +316,10 @@ def end_all(loop: EngineLoop, error: EnginebayError) -> None:
         loop._steps.end(tracked, "error", error)
 
 
-def running_prompts(loop: EngineLoop) -> set[str]:
-    """Ids of the prompts of which a completion has a row, as of now. Any thread may call it."""
-    return {one.request.parent_id for one in list(loop._requests.running.values())}
-
-
-def count_prompts(loop: EngineLoop) -> tuple[int, int]:
-    """Numbers of (waiting, running) prompts, as of now; a running prompt has at least one
-    completion with a row. Any thread may call it.
+def prompt_ids(loop: EngineLoop) -> tuple[set[str], set[str]]:
+    """Ids of (waiting, running) prompts, as of now; a running prompt has at least one completion
+    with a row. Any thread may call it.
     """
-    running = {one.request.parent_id or id(one) for one in list(loop._requests.running.values())}
-    waiting = {one.request.parent_id or id(one) for one in list(loop._requests.waiting.values())}
-    return len(waiting - running), len(running)
+    running = {one.request.parent_id for one in list(loop._requests.running.values())}
+    waiting = {one.request.parent_id for one in list(loop._requests.waiting.values())}
+    return waiting - running, running
