@@ -50,10 +50,13 @@ class Speculation:
         """Whether a row waits until its last token is read: drafts continue tokens that the host
         knows.
         """
+        return tracked.num_launched > len(tracked.output) and self._pays(tracked, num_running)
+
+    def _pays(self, tracked: RequestState, num_running: int) -> bool:
+        """Whether to draft the next tokens of a row."""
         return (
             self.proposer is not None
             and num_running <= MAX_VERIFIED_ROWS
-            and tracked.num_launched > len(tracked.output)
             and tracked.draft_stats.is_good
             and can_speculate(tracked.request.sampling)
         )
@@ -62,17 +65,11 @@ class Speculation:
         """Drafts of a row's next tokens, whose earlier tokens are all read. Empty when drafting
         does not pay, or the drafts could not be verified.
         """
-        if self.proposer is None:
+        if self.proposer is None or tracked.num_launched > len(tracked.output):
             return ()
         far = self.passes * self.width - 1 if self.proposer.looks_far else self.most
         most = min(far, tracked.num_new_left - 1)
-        if (
-            most < 1
-            or num_running > MAX_VERIFIED_ROWS
-            or tracked.num_launched > len(tracked.output)
-            or not tracked.draft_stats.is_good
-            or not can_speculate(tracked.request.sampling)
-        ):
+        if most < 1 or not self._pays(tracked, num_running):
             return ()
         drafts = self._proposed(self.proposer, self._tokens(tracked), most)
         if not len(drafts):
