@@ -8,7 +8,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from enginebay.errors import RequestError
 from enginebay.outputs import CompletionOutput
 from enginebay.types import SamplingParams
 
@@ -47,15 +46,6 @@ class BestOf:
         if self.shows_logprobs:
             return chosen
         return [dataclasses.replace(one, logprobs=None, cumulative_logprob=None) for one in chosen]
-
-    def refuse_stream(self, num_made: int) -> None:
-        """RequestError: a stream cannot know which of `num_made` completions are the best."""
-        raise RequestError(
-            f"best_of = {num_made} with n = {self.num_returned} in a stream, where the best "
-            "completions are not known before the end",
-            f"best_of = None, or {self.num_returned}",
-            "Leave best_of out, or call generate().",
-        )
 
 
 def _mean_logprob(completion: CompletionOutput) -> float:

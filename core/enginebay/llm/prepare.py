@@ -102,16 +102,23 @@ class Preparer:
         is invalid.
         """
         listed = as_prompts(prompts)
-        each = priorities_of(len(listed), **turns)
-        return self._prepare_all(listed, params, each)
+        turn_of = priorities_of(len(listed), **turns)
+        given = list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(listed)
+        each = [as_sampling_params(cast("Param", one)) for one in given]
+        if len(each) != len(listed):
+            raise RequestError(
+                f"{len(each)} sampling parameters for {len(listed)} prompts",
+                "one for all prompts, or one per prompt",
+                f"Pass a list of {len(listed)}.",
+            )
+        return [self._prepare_one(*one) for one in zip(listed, each, turn_of, strict=True)]
 
     def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Prepared]:
         """A list with the Prepared of one prompt. Here a list of token ids is always one prompt,
         and a list of prompts is refused.
         """
         check_prompt(prompt)
-        each = priorities_of(1, **turn)
-        return self._prepare_all([prompt], params, each)
+        return self.prepare([prompt], params, **turn)
 
     def prepare_embed(
         self, prompts: Prompts, pooling: Pooling, **turns: Unpack[Turns]
@@ -121,8 +128,7 @@ class Preparer:
         """
         check_pooling(pooling, self.abilities)
         listed = as_prompts(prompts)
-        each = priorities_of(len(listed), **turns)
-        pairs = zip(listed, each, strict=True)
+        pairs = zip(listed, priorities_of(len(listed), **turns), strict=True)
         return [self._prepare_one(one, _NO_SAMPLING, own, pooling) for one, own in pairs]
 
     def room(self, num_prompt: int) -> int:
@@ -145,21 +151,6 @@ class Preparer:
         return filled.model_copy(
             update={"max_tokens": min(filled.max_tokens, self.room(num_prompt))}
         )
-
-    def _prepare_all(
-        self, prompts: list[Prompt], params: Params, priorities: Sequence[RequestPriority]
-    ) -> list[Prepared]:
-        given = (
-            list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
-        )
-        each = [as_sampling_params(cast("Param", one)) for one in given]
-        if len(each) != len(prompts):
-            raise RequestError(
-                f"{len(each)} sampling parameters for {len(prompts)} prompts",
-                "one for all prompts, or one per prompt",
-                f"Pass a list of {len(prompts)}.",
-            )
-        return [self._prepare_one(*one) for one in zip(prompts, each, priorities, strict=True)]
 
     def _prepare_one(
         self,
@@ -286,4 +277,9 @@ def check_streamable(prepared: Sequence[Prepared]) -> None:
     """
     for one in prepared:
         if one.choice is not None:
-            one.choice.refuse_stream(len(one.requests))
+            raise RequestError(
+                f"best_of = {len(one.requests)} with n = {one.choice.num_returned} in a stream, "
+                "where the best completions are not known before the end",
+                f"best_of = None, or {one.choice.num_returned}",
+                "Leave best_of out, or call generate().",
+            )
