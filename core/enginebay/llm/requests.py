@@ -57,7 +57,6 @@ class Submission:
     def __init__(
         self,
         prepared: Prepared,
-        readers: Sequence[CompletionReader],
         events: Events | AsyncEvents,
         requests: Requests,
         *,
@@ -65,22 +64,20 @@ class Submission:
     ) -> None:
         """Without `streams`, RequestEnded is the only event."""
         self.prepared = prepared
-        self.readers = readers
+        self.readers = [
+            CompletionReader(request, requests.tokenizer, requests.runs.abort)
+            for request in prepared.requests
+        ]
         self.tickets: Sequence[Ticket] = ()
         self._inbound, self._wake = events.connect(requests.wakers)
         self._requests = requests
         self._streams = streams
-        self._num_left = len(readers)
+        self._num_left = len(self.readers)
 
     @property
     def inbound(self) -> Inbound:
         """Receives the request's events."""
         return self._inbound
-
-    @property
-    def takes(self) -> list[TakeEvent]:
-        """For each completion, the function that receives its events from the loop."""
-        return [functools.partial(self._take, reader) for reader in self.readers]
 
     @property
     def handle(self) -> RequestHandle:
@@ -106,7 +103,8 @@ class Submission:
             if not reader.done:
                 self._requests.runs.abort(reader.request.request_id)
 
-    def _take(self, reader: CompletionReader, event: TokenEvent) -> Wake | None:
+    def take(self, reader: CompletionReader, event: TokenEvent) -> Wake | None:
+        """Receive an event of a completion from the loop. Returns what wakes the reader."""
         if reader.done or not self._num_left:
             return None
         if event.error is not None:
@@ -136,7 +134,7 @@ class Requests:
     def __init__(self, tokenizer: Tokenizer, runs: RequestRunner) -> None:
         self.wakers = LoopWakers()
         self.runs = runs
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._active: dict[str, Submission] = {}
         self._lock = (
             threading.RLock()
@@ -152,15 +150,17 @@ class Requests:
         """Queue all requests or none; their events go to `events`. RequestError for the id of an
         unfinished request and for closed `events`, StoppedError after the loop has ended.
         """
-        made = [self._submission(one, events, streams=streams) for one in prepared]
+        made = [Submission(one, events, self, streams=streams) for one in prepared]
         self._add(made)
         try:
             for one in made:
                 one.inbound.add(one)
-                _check_open(one.inbound)
-            takes = list(itertools.chain.from_iterable(one.takes for one in made))
-            readers = itertools.chain.from_iterable(one.readers for one in made)
-            tickets = iter(self.runs.submit([reader.request for reader in readers], takes))
+                if one.inbound.is_closed:
+                    given = "a request with closed events"
+                    raise RequestError(given, "events that are open", "Create new Events().")
+            each = [(one, reader) for one in made for reader in one.readers]
+            takes = [functools.partial(one.take, reader) for one, reader in each]
+            tickets = iter(self.runs.submit([reader.request for _, reader in each], takes))
         except BaseException:
             for one in made:
                 self.forget(one)
@@ -194,17 +194,6 @@ class Requests:
             if self._active.get(one.prepared.request_id) is one:
                 del self._active[one.prepared.request_id]
 
-    def _submission(
-        self, prepared: Prepared, events: Events | AsyncEvents, *, streams: bool
-    ) -> Submission:
-        readers = [
-            CompletionReader(
-                dataclasses.replace(request, streams=streams), self._tokenizer, self.runs.abort
-            )
-            for request in prepared.requests
-        ]
-        return Submission(prepared, readers, events, self, streams=streams)
-
     def _add(self, made: Sequence[Submission]) -> None:
         with self._lock:
             for one in made:
@@ -231,10 +220,3 @@ def with_id(prepared: Prepared, request_id: str) -> Prepared:
         for r in prepared.requests
     )
     return dataclasses.replace(prepared, request_id=request_id, requests=requests)
-
-
-def _check_open(inbound: Inbound) -> None:
-    if inbound.is_closed:
-        raise RequestError(
-            "a request with closed events", "events that are open", "Create new Events()."
-        )
