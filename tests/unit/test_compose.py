@@ -167,7 +167,7 @@ def test_a_kernel_for_another_platform_is_interpreted_when_it_is_named() -> None
     ("op", "reason"),
     [
         ("rms_norm", "its interpreter is not installed"),
-        ("rope", f"{ELSEWHERE}, and it has no way of being interpreted"),
+        ("rope", f"{ELSEWHERE}, and it cannot be interpreted"),
     ],
 )
 def test_what_cannot_be_interpreted_is_refused_with_the_reason(op: str, reason: str) -> None:
@@ -221,6 +221,6 @@ def test_a_draw_by_name_that_the_sampler_never_calls_is_refused() -> None:
     )
     assert make_plan(base).kernels.names["sample"] == "xla"
     with pytest.raises(
-        UnsupportedError, match=r"sampler 'greedy' does not draw by this op. Allowed: .*standard"
+        UnsupportedError, match=r"sampler 'greedy' does not draw with this op. Allowed: .*standard"
     ):
         make_plan(make_config(base.model_dump(), {"sampler": "greedy"}))

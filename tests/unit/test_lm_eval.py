@@ -164,8 +164,8 @@ def test_generation_ends_at_the_texts_that_are_given(adapter: Any, fake_llm: LLM
         (
             None,
             (
-                "NoneType as TaskArguments. Allowed: fields with their values. Pass a dictionary, "
-                "or an object of JSON."
+                "NoneType as TaskArguments. Allowed: fields with their values. Pass a dict, or a "
+                "JSON object."
             ),
         ),
     ],

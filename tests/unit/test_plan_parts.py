@@ -56,11 +56,11 @@ def test_a_part_that_fails_is_named_with_its_plugin(kind: str) -> None:
 
 def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:
     none = Registry([])
-    with pytest.raises(UnsupportedError, match="not registered, and no plugin serves any"):
+    with pytest.raises(UnsupportedError, match="not registered, but no plugin supports these"):
         by_hand(none)
     with pytest.raises(UnsupportedError, match="no plugin knows tuned configurations"):
         choose_tuning(none, EngineConfig(tuned="require"))
     assert isinstance(choose_tuning(none, EngineConfig()), Untuned)
     shadowed = EngineConfig(**{**CONFIG.model_dump(), "shadow": {"attention": "xla"}})
-    with pytest.raises(UnsupportedError, match="shadow, and no plugin runs it"):
+    with pytest.raises(UnsupportedError, match="shadow, but no plugin supports it"):
         make_plan(shadowed, registry(without=("revision",)))

@@ -183,7 +183,7 @@ def test_an_engine_that_verifies_nothing_is_refused_with_a_proposer(model: Path)
     make_plan(make_config(config), Registry(entries))
     given = (
         "proposer = 'ngram' with engine 'oengine', which verifies no drafts. "
-        "Allowed: engines that do: esurge, vinference"
+        "Allowed: engines that verify drafts: esurge, vinference"
     )
     with pytest.raises(UnsupportedError, match=given):
         make_plan(make_config(config | {"proposer": "ngram"}), Registry(entries))

@@ -122,7 +122,7 @@ def test_validating_a_dict_or_json_gives_the_error_of_the_constructor(
             way()
         messages.add(str(refusal.value))
     assert len(messages) == 1
-    allowed = "Allowed: fields with their values. Pass a dictionary, or an object of JSON."
+    allowed = "Allowed: fields with their values. Pass a dict, or a JSON object."
     for way in (lambda: model.model_validate(3), lambda: model.model_validate_json("{")):
         with pytest.raises(model.refusal) as refusal:
             way()

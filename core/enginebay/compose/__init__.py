@@ -1,5 +1,6 @@
-"""The composition root: from a configuration to an engine, every choice made by name and recorded.
+"""Composition: makes an engine from a configuration. Every part is chosen by name, and the reason
+of every choice is recorded.
 
-`resolve` replaces each "auto" and keeps the reasons, `kernels` chooses and binds implementations of
-ops, `compose` puts the parts together and is the one place that touches jax.config.
+`resolve` replaces each "auto" of the configuration, `kernels` chooses implementations of ops,
+`binding` binds them for a step, and `composition` makes the plan and the engine.
 """

@@ -1,4 +1,4 @@
-"""Binding the chosen implementations into what a model calls in one step."""
+"""Binds the chosen implementations of ops into the Ops that a model calls in one step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
 
 @dataclasses.dataclass(frozen=True)
 class OpsBinder:
-    """Makes the Ops of a step: attention by phase, with its layout found by the layer's spec,
-    sharded over heads.
+    """Makes the Ops of a step. Attention is the implementation of the step's phase, split over the
+    heads; the spec of a layer selects its cache layout.
     """
 
     chosen: ChosenKernels
@@ -31,7 +31,7 @@ class OpsBinder:
 
     def __call__(self, bucket: Bucket, layouts: Layouts) -> Ops:
         impl = self.chosen.attention[bucket.mode]
-        # The model names its layers by what it computes with; the cache may be of another dtype.
+        # The model's specs have the dtype of the computation; the cache may have another dtype.
         by_spec = {
             dataclasses.replace(spec, kv_dtype=spec.q_dtype): (spec, layout)
             for group, spec in self.info.attention.items()
@@ -73,8 +73,8 @@ class OpsBinder:
         rope: RopeSpec | None,
         args: tuple[Any, ...],
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """Write and attend, per shard. With `rope` the op rope_kv_write rotates q and k, which come
-        as they are.
+        """Write k and v to the cache and attend, on each shard. With `rope`, q and k are not
+        rotated yet, and the op rope_kv_write rotates them.
         """
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)

@@ -1,4 +1,4 @@
-"""The contract of what serves implementations that nobody registered."""
+"""The contract of plugins that support implementations that are not registered."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ PlanT = TypeVar("PlanT")
 
 
 class ByHand(ABC, Generic[PlanT]):
-    """Serves functions given to `LLM.override`, and import paths ("package.module:attribute") in
-    the place of kernels' names. Of kind "by_hand"; PlanT is `enginebay.compose.composition.Plan`.
+    """Supports unregistered implementations: functions passed to `LLM.override`, and import paths
+    ("package.module:attribute") in place of the names of kernels.
+
+    A plugin registers an instance as kind "by_hand". PlanT is
+    `enginebay.compose.composition.Plan`.
     """
 
     @abstractmethod
     def with_paths(
         self, registry: Registry, paths: Sequence[tuple[str, str]], layout: str
     ) -> Registry:
-        """`registry` with these (op, import path) as kernels. ConfigError for one that cannot be
-        imported.
+        """Return `registry` with the given pairs (op, import path) added as kernels. ConfigError
+        for a path that cannot be imported.
         """
 
     @abstractmethod
@@ -37,27 +40,32 @@ class ByHand(ABC, Generic[PlanT]):
         *,
         verify: bool,
     ) -> tuple[Reason, ...]:
-        """The reasons, where import paths were chosen; IncorrectError when one fails its check.
-        `impls` has the implementation of each setting, such as "kernels.attention.decode".
+        """Check the implementations that were chosen by import path, if `verify`; return the
+        reasons with the result of the checks. IncorrectError when a check fails.
+
+        impls: setting, such as "kernels.attention.decode" -> implementation.
         """
 
     @abstractmethod
     def overridden(self, plan: PlanT, given: Mapping[str, Any], *, check: bool) -> PlanT:
-        """`plan` with other implementations by op, for `LLM.override`."""
+        """Return `plan` with other implementations, for `LLM.override`. `given` maps an op to an
+        implementation, or to a dict of implementations by phase. With `check` they are checked.
+        """
 
 
 def by_hand(registry: Registry) -> ByHand[Any]:
-    """The registered one. UnsupportedError when there is none."""
+    """Return the registered ByHand with the highest priority; UnsupportedError if none exists."""
     able = registry.ready("by_hand")
     if not able:
-        given = "an implementation that is not registered, and no plugin serves any"
-        raise UnsupportedError(given, "the name of a registered one", "Name one.")
+        given = "an implementation that is not registered, but no plugin supports these"
+        todo = "List registered kernels with `enginebay plugins --kind kernel`, and pass a name."
+        raise UnsupportedError(given, "the name of a registered implementation", todo)
     found: ByHand[Any] = registry.load(able[0])
     return found
 
 
 def by_op(parts: Mapping[str, object]) -> dict[str, object]:
-    """Parts by setting, such as "attention.decode", as `ByHand.overridden` takes them."""
+    """Convert parts by setting, such as "attention.decode", to the form of `ByHand.overridden`."""
     found: dict[str, object] = {}
     for setting, part in parts.items():
         op, _, phase = setting.partition(".")

@@ -1,5 +1,5 @@
-"""The registered implementations of an op as candidates: loaded, or with the reason why they cannot
-serve here.
+"""Makes candidates of the registered implementations of an op: each is loaded, or has the reason
+why it cannot be used here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enginebay.ops.toolchains import Interpretable
 from enginebay.registry import Entry, Registry
 
 ANY = "any"
-"""In the capability `quantizations`: every method, as QuantizedArray defines the weight."""
+"""The entry of the capability `quantizations` that stands for every quantisation method."""
 
 
 def candidates(
@@ -28,12 +28,13 @@ def candidates(
     quantization: str = NO_QUANTIZATION,
     interpret: Collection[str] = (),
 ) -> list[Candidate]:
-    """Every registered implementation of an op, loaded where its declaration allows this platform.
+    """Return a candidate for every registered implementation of an op.
 
-    With `is_sharded`, implementations that declare the capability sharded = False are refused. So
-    are implementations whose capability `layouts` lacks `layout`, or whose capability
-    `quantizations` lacks the method of the weights that the op is given. Of the names in
-    `interpret`, those that are made for another platform serve this one by interpretation.
+    An implementation is loaded if its declaration allows this platform. Refused are, with
+    `is_sharded`, implementations with the capability sharded = False; implementations whose
+    capability `layouts` does not contain `layout`; and implementations whose capability
+    `quantizations` does not contain the method `quantization` of the op's weights. Implementations
+    for another platform are interpreted if their name is in `interpret`.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
     unable = [
@@ -51,8 +52,8 @@ def candidates(
 def why_not_declared(
     entry: Entry, layout: str | None, *, is_sharded: bool, quantization: str = NO_QUANTIZATION
 ) -> str | None:
-    """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is
-    not looked at.
+    """Return why the declared capabilities of a kernel rule it out here, or None. Its state and
+    platforms are not checked.
     """
     layouts = entry.capability("layouts")
     if is_sharded and entry.capability("sharded") is False:
@@ -76,11 +77,11 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -
         if reason is not None:
             if not isinstance(impl, Interpretable):
                 return Candidate(
-                    entry.name, 0, unavailable=f"{reason}, and it has no way of being interpreted"
+                    entry.name, 0, unavailable=f"{reason}, and it cannot be interpreted"
                 )
             impl = impl.interpreted()
     except PluginError as error:
-        # One that finds on import that it cannot serve here says so itself.
+        # A module that finds at import that it cannot be used here raises UnsupportedError itself.
         cause = error.__cause__ if isinstance(error.__cause__, UnsupportedError) else error
         return Candidate(entry.name, 0, unavailable=str(cause))
     except UnsupportedError as error:  # its interpreter is not installed
@@ -96,7 +97,7 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -
 
 
 def interpreted_names(config: EngineConfig, *names: str) -> set[str]:
-    """Which of the wanted names may be interpreted; "auto" is none, so that it never takes such a
-    kernel.
+    """Return which of the chosen names may be interpreted: never "auto", so that a kernel is only
+    interpreted when it is chosen by name.
     """
     return set(names) - {AUTO} if config.interpret else set()

@@ -1,4 +1,4 @@
-"""Composing an engine: every part is found by name, made, and handed to the next."""
+"""Makes the plan of an engine from a configuration, and the engine from the plan."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from enginebay.weights import Weight
 log = logging.getLogger("enginebay.compose")
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is, and how much there is."""
+"""Called as progress(title, done, total), for example ("loading weights", bytes, all bytes)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """A running engine's parts."""
+    """An engine with its weights loaded, its plan, its scheduler and its proposer."""
 
     plan: Plan
     engine: Engine
@@ -53,9 +53,10 @@ class Composed:
 def make_plan(
     config: EngineConfig, registry: Registry | None = None, checkpoint: Checkpoint | None = None
 ) -> Plan:
-    """Choose every part of a configuration. Raises the EnginebayError that fits what is wrong.
+    """Choose every part for a configuration, and allocate nothing. EnginebayError for a choice that
+    does not work here.
 
-    `checkpoint` is a model that is open already; without it config.model is opened.
+    `checkpoint`: an open model to use; None opens `config.model`.
     """
     registry = registry or load_registry()
     for entry in registry.ready("startup"):
@@ -113,17 +114,17 @@ def make_plan(
 
 
 def _revised(plan: Plan) -> Plan:
-    """The plan after the changes of registered parts."""
+    """Apply the registered revisions to the plan."""
     for entry in plan.registry.ready("revision"):
         plan = plan.registry.run(entry, plan)
     if plan.config.shadow and plan.shadow is None:
-        given, todo = "shadow, and no plugin runs it", "Install one, or leave it out."
-        raise UnsupportedError(given, "a plugin such as executor", todo)
+        given, todo = "shadow, but no plugin supports it", "Install one, or leave shadow out."
+        raise UnsupportedError(given, "a plugin that runs shadows, such as executor", todo)
     return plan
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
-    """Make the engine, load its weights and allocate its cache; and make the scheduler."""
+    """Make the engine, its scheduler and its proposer; load the weights and allocate the cache."""
     engine = make_engine(plan, progress)
     engine.make_arrays()
     choice = plan.config.scheduler
@@ -132,7 +133,7 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
 
 
 def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
-    """The proposer of a settled configuration, made with its options; None when it names none."""
+    """Make the proposer of a resolved configuration; None when there is no proposer."""
     choice = config.proposer
     if choice.name == NO_PROPOSER:
         return None
@@ -141,26 +142,26 @@ def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
 
 
 def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
-    """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
+    """Make the engine with its memory plan. Nothing is loaded or allocated before make_arrays()."""
     choice = plan.config.engine
     engine: Engine = _make(
         plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
     )
     refuse_problems(plan.kernels, choice.name, engine.attention_problems())
     if plan.config.tuned == "require":
-        kernel_configs(plan, engine)  # not when a step is first compiled
+        kernel_configs(plan, engine)  # raises now, and not when a step is first compiled
     return engine
 
 
 def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
-    """The configurations of attention in every bucket that the engine tells of, and where they are
-    from.
+    """Return the kernel configuration of attention in every bucket of the engine, with its
+    source.
     """
     return bucket_configs(plan.kernels, engine.attention_problems())
 
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
-    """What an engine is made of; nothing is loaded or allocated."""
+    """Return the parts that an engine is made of. Nothing is loaded or allocated."""
     registry, config, info = plan.registry, plan.config, plan.model.info
     decode = plan.kernels.attention["decode"].caps
 
@@ -202,8 +203,8 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
 
 
 def make_sampler(registry: Registry, config: EngineConfig, ops: Mapping[str, Any]) -> Sampler:
-    """The sampler itself, or what a sampler with options makes of them, with the op that it
-    declares as `draws`. UnsupportedError where `ops` has no implementation of it.
+    """Make the configured sampler. A sampler with the capability `draws` gets the implementation of
+    the op that it names, from `ops`; UnsupportedError when `ops` has none.
     """
     entry = registry.find("sampler", config.sampler.name)
     options = registry.options(entry, config.sampler.options)
@@ -212,17 +213,18 @@ def make_sampler(registry: Registry, config: EngineConfig, ops: Mapping[str, Any
     op = entry.capability("draws")
     if op:
         if op not in ops:
-            given = f"sampler {entry.name!r} draws by op {op!r}, which has no implementation here"
-            raise UnsupportedError(given, ", ".join(ops), "`enginebay explain` shows why.")
+            given = f"sampler {entry.name!r} draws with op {op!r}, which has no implementation here"
+            todo = "See the reason with `enginebay explain`, or pass another --sampler."
+            raise UnsupportedError(given, ", ".join(ops), todo)
         sampler = functools.partial(sampler, draw=ops[op])
     made: Sampler = sampler
     return made
 
 
 def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> None:
-    """UnsupportedError for a part that cannot be used here, for a proposer whose drafts the engine
-    does not verify, and for a named implementation of an op that other samplers draw by.
-    ConfigError for options that a part does not take.
+    """Raise UnsupportedError for a part that cannot be used here, for a proposer with an engine
+    that does not verify drafts, and for an implementation of an op that the sampler does not use.
+    Raise ConfigError for wrong options of a part.
     """
     engine, sampler, proposer = config.engine.name, config.sampler.name, config.proposer
     drafts = {} if proposer.name == NO_PROPOSER else {"proposer": proposer}
@@ -234,20 +236,20 @@ def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> Non
         if reason is not None:
             able = _names(registry, kind, lambda e: e.why_not_on(platform) is None)
             given, todo = f"{kind} = {entry.name!r}: {reason}", "Choose one of these, or auto."
-            raise UnsupportedError(given, able or "none that is installed", todo)
+            raise UnsupportedError(given, able or "none of the installed ones", todo)
         registry.options(entry, choice.options)
     if drafts and not registry.find("engine", engine).capability("verifies"):
         able = _names(registry, "engine", lambda e: bool(e.capability("verifies")))
         given = f"proposer = {proposer.name!r} with engine {engine!r}, which verifies no drafts"
-        todo = "Choose one, or leave the proposer out."
-        raise UnsupportedError(given, f"engines that do: {able or 'none'}", todo)
+        todo = "Choose another engine with --engine, or leave --proposer out."
+        raise UnsupportedError(given, f"engines that verify drafts: {able or 'none'}", todo)
     for op, kernel in config.kernels.items():
         does = functools.partial(_draws, op)
         able = _names(registry, "sampler", does)
         if kernel.decode != AUTO and able and not does(registry.find("sampler", sampler)):
-            given = f"kernels.{op} = {kernel.decode!r}, but sampler {sampler!r} does not draw by"
-            allowed, todo = f"samplers that do: {able}", "Choose one, or leave it out."
-            raise UnsupportedError(f"{given} this op", allowed, todo)
+            given = f"kernels.{op} = {kernel.decode!r}, but sampler {sampler!r} does not draw with"
+            todo = f"Choose one with --sampler, or leave --kernel {op}={kernel.decode} out."
+            raise UnsupportedError(f"{given} this op", f"samplers that do: {able}", todo)
 
 
 def _draws(op: str, entry: Entry) -> bool:
@@ -259,7 +261,7 @@ def _names(registry: Registry, kind: str, is_able: Callable[[Entry], bool]) -> s
 
 
 def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:
-    """The part of a name, made with its options when it declares some."""
+    """Make the part of a name, with its options when it declares some."""
     entry = registry.find(kind, name)
     made = registry.options(entry, options)
     target = registry.load(entry)
@@ -267,7 +269,7 @@ def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) 
 
 
 def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
-    """The parts of a kind, with what speaks against each on a platform."""
+    """Return the facts for choosing among the parts of a kind on a platform."""
     return [
         NamedFact(
             e.name,
@@ -284,8 +286,8 @@ def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
 def open_checkpoint(
     registry: Registry, config: EngineConfig, name: str | None = None
 ) -> Checkpoint:
-    """The stored model `name`, by default the configuration's, opened by its part `checkpoint`.
-    CheckpointError says why it cannot be opened, UnknownNameError that there is no such part.
+    """Open the stored model `name`, by default `config.model`, with the part `config.checkpoint`.
+    CheckpointError when it cannot be opened; UnknownNameError when there is no such part.
     """
     open_model = registry.load(registry.find("checkpoint", config.checkpoint))
     opened: Checkpoint = open_model(config.model if name is None else name)
@@ -293,15 +295,16 @@ def open_checkpoint(
 
 
 def find_family(registry: Registry, architecture: str) -> ModelFamily:
-    """The model family that serves an architecture, as a checkpoint's config.json names it.
+    """Return the model family that serves an architecture of a checkpoint's config.json.
 
-    Of several the one of the highest priority; of equals a built-in one.
+    If several serve it, the family with the highest priority is used; for equal priorities, a
+    built-in one. CheckpointError when none serves it.
     """
     served: dict[str, Entry] = {}
     for entry in reversed(registry.ready("model")):
         served |= dict.fromkeys(entry.capability("architectures", ()), entry)
     if architecture not in served:
-        todo = "Install a plugin that serves it."
+        todo = "Install a plugin with a model family that serves it."
         raise CheckpointError(str(unknown_name("architecture", architecture, served, todo)))
     family: ModelFamily = registry.load(served[architecture])
     return family

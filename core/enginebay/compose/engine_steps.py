@@ -1,6 +1,4 @@
-"""What attention will be asked to do: the steps of the configured engine, known before the engine
-is made.
-"""
+"""Finds the attention problems of the configured engine's steps, before the engine is made."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ USUAL_PAGE_SIZE = 64
 
 
 def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
-    """What is assumed of an engine that does not say its problems: its largest steps, on pages of
-    64 tokens.
+    """Return the problems that are assumed for an engine without the capability
+    `attention_problems`: its largest step of each phase, on pages of 64 tokens.
     """
     config, sizes = facts.config, facts.sizes
     longest = sizes.kv_lens[-1]
@@ -48,10 +46,12 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
 def engine_steps(
     registry: Registry, config: EngineConfig, platform: Platform, model: Model
 ) -> PlanSteps:
-    """From a layout and a decode kernel to the attention problems of the configured engine's steps.
+    """Return a function that computes the attention problems of the configured engine's steps for a
+    layout and a decode kernel.
 
-    The engine is not made: its capability `attention_problems` says them. Of an engine without it
-    some are assumed, and `make_engine` refuses kernels that cannot run what the engine then says.
+    The engine does not exist yet: its capability `attention_problems` names a function that
+    computes them. For an engine without it `usual_problems` are assumed, and `make_engine` later
+    refuses kernels that cannot run the engine's real steps.
     """
     _refuse_drafts(config, model.info)
     entry = registry.find("engine", config.engine.name)
@@ -85,20 +85,20 @@ def engine_steps(
 
 
 def _refuse_drafts(config: EngineConfig, info: ModelInfo) -> None:
-    """UnsupportedError for a proposer with a model that keeps a recurrent state: a draft that does
-    not hold could not be taken out of it.
+    """Raise UnsupportedError for a proposer with a model that keeps a recurrent state, because a
+    rejected draft cannot be removed from the state.
     """
     if info.states and config.proposer.name not in (AUTO, NO_PROPOSER):
         given = f"proposer = {config.proposer.name!r} with a model of the family {info.family!r}"
         states = ", ".join(repr(group.name) for group in info.states)
         allowed = f"{NO_PROPOSER!r} for a model with recurrent states ({states})"
-        raise UnsupportedError(given, allowed, "Leave the proposer out.")
+        raise UnsupportedError(given, allowed, "Leave --proposer out.")
 
 
 def refuse_problems(
     kernels: ChosenKernels, engine: str, problems: Sequence[AttentionProblem]
 ) -> None:
-    """UnsupportedError when a chosen attention kernel cannot run a step that the engine has."""
+    """Raise UnsupportedError when a chosen attention kernel cannot run a step of the engine."""
     for phase in PHASES:
         impl = kernels.attention[phase]
         reason = kernels.why_not(impl, phase, problems)

@@ -1,6 +1,4 @@
-"""Fused ops: one kernel in place of several ops, where there is one and nothing speaks for its
-parts.
-"""
+"""Chooses fused ops: one kernel in place of several ops."""
 
 from __future__ import annotations
 
@@ -12,12 +10,14 @@ from enginebay.config_sections import AUTO
 from enginebay.ops.select import Candidate, choose
 
 COMPOSED = "composed"
-"""How the record names a fused op that is computed by its parts."""
+"""The name in the record of a fused op that its separate parts compute."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedPart:
-    """An op that a fused one is made of: its implementation, and whether it was chosen by name."""
+    """One of the ops that a fused op replaces: its implementation, and whether the user chose it by
+    name.
+    """
 
     op: str
     chosen: Candidate
@@ -27,11 +27,11 @@ class FusedPart:
 def choose_fused(
     setting: str, wanted: str, candidates: Sequence[Candidate], parts: Sequence[FusedPart]
 ) -> tuple[Candidate | None, Reason]:
-    """The fused implementation to use for `setting`, or None where its parts compute it.
+    """Return the fused implementation for `setting`, or None where the separate parts compute it.
 
-    By name as `choose`. "auto" takes the best candidate that can, if its priority is at least that
-    of every part (above that of a built-in part, if it is not built in itself) and no part was
-    chosen by name: who names the implementation of an op gets it wherever the op is computed.
+    A name is chosen as in `choose`. "auto" takes the best candidate that can be used, unless a part
+    was chosen by name or a part has a higher priority. At equal priorities a built-in part wins
+    over a fused implementation that is not built in.
     """
     named = [part.op for part in parts if part.is_named]
     if wanted == AUTO and named:

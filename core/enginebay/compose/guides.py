@@ -1,4 +1,4 @@
-"""Which registered guide makes the grammars of guided requests."""
+"""Chooses the registered guide, which makes the grammars of guided requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enginebay.types import SamplingParams
 
 
 def choose_guide(registry: Registry, config: EngineConfig) -> MakeGuide:
-    """That of the highest priority, a built-in one of equals; one that refuses guided requests when
-    no plugin registers one. ConfigError for wrong options.
+    """Return the guide with the highest priority; NoGuide when no plugin registers one.
+    ConfigError for wrong options.
     """
     able = registry.ready("guide")
     make: MakeGuide = registry.run(able[0], registry, config) if able else NoGuide
@@ -19,20 +19,20 @@ def choose_guide(registry: Registry, config: EngineConfig) -> MakeGuide:
 
 
 class NoGuide(Guide):
-    """Refuses guided requests, where no plugin makes grammars."""
+    """Refuses guided requests. It is used when no plugin registers a guide."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """`vocabulary` is unused: nothing is guided."""
+        """`vocabulary` is unused."""
 
     def grammar(self, params: SamplingParams) -> None:
-        """None; UnsupportedError for a request that asks for a structure."""
+        """Return None. UnsupportedError for a guided request."""
         asked = forms_of(params)
         if asked:
             raise UnsupportedError(
-                f"a request with {next(iter(asked))}, and no guide is installed",
+                f"a request with {next(iter(asked))}, but no guide is installed",
                 "a plugin that registers a guide",
-                "Install one, or leave the structure out.",
+                f"Install one, or leave {next(iter(asked))} out.",
             )
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no worker processes."""
