@@ -37,7 +37,7 @@ def test_each_dtype_is_the_computations_unless_it_is_chosen() -> None:
     chosen = {r.setting: (r.chosen, r.why) for r in plan_of(weight_dtype="bfloat16").reasons}
     assert chosen["dtype"] == ("float32", "chosen by name")
     assert chosen["weight_dtype"] == ("bfloat16", "chosen by name")
-    assert chosen["kv_cache_dtype"] == ("float32", "that of dtype")
+    assert chosen["kv_cache_dtype"] == ("float32", "the value of dtype")
     with pytest.raises(ConfigError, match="kv_cache_dtype"):
         plan_of(kv_cache_dtype="int3")
 

@@ -58,7 +58,7 @@ def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:
     none = Registry([])
     with pytest.raises(UnsupportedError, match="not registered, but no plugin supports these"):
         by_hand(none)
-    with pytest.raises(UnsupportedError, match="no plugin knows tuned configurations"):
+    with pytest.raises(UnsupportedError, match="no plugin has tuned configurations"):
         choose_tuning(none, EngineConfig(tuned="require"))
     assert isinstance(choose_tuning(none, EngineConfig()), Untuned)
     shadowed = EngineConfig(**{**CONFIG.model_dump(), "shadow": {"attention": "xla"}})

@@ -1,5 +1,5 @@
-"""The `enginebay` program, as far as the core knows it: the contract of its commands, and where its
-dispatch lies.
+"""The `enginebay` program: the contract of its commands, and the call of the plugin that runs
+them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from enginebay.hooks import GROUP
 
 PLUGIN = "cli"
-"""The entry point whose module has `main`, and registers the commands that are always there."""
+"""The entry point of the plugin that has `main` and registers the built-in commands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, by default the process's own, and return its exit code."""
+    """Run a command line, by default the arguments of this process, and return its exit code."""
     [point] = importlib.metadata.entry_points(group=GROUP, name=PLUGIN)
     code: int = point.load().main(argv)
     return code

@@ -1,4 +1,4 @@
-"""The contract of a command: what the `enginebay` program calls for one of its names."""
+"""The contract of a command of the `enginebay` program."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of the `enginebay` program; the target of `register_commands`.
+    """A command of the `enginebay` program. A plugin registers one with `register_commands`.
 
-    `add_arguments(name, parser)` adds the flags of the command `name`. `run(name, args)` does the
-    work and returns the exit code: 0 done, 1 a failed check. It may raise `EnginebayError`, which
-    the program prints in one line. JAX is ready to be imported when `run` is called.
+    `add_arguments(name, parser)` adds the flags of the command `name`. `run(name, args)` runs the
+    command and returns its exit code: 0 for success, 1 for a failed check. It may raise an
+    EnginebayError, which the program prints on one line. JAX may be imported once `run` is called.
     """
 
     add_arguments: Callable[[str, argparse.ArgumentParser], None]

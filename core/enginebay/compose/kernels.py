@@ -1,4 +1,4 @@
-"""Choosing the implementations of ops for a model and the engine that serves it."""
+"""Chooses the implementations of all ops for a model and its engine."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ from enginebay.registry import Registry, import_target
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:
-    """The steps of kernels that serve no engine."""
+    """Return no problems, for kernels that are used without an engine."""
     return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenKernels:
-    """Attention per phase, the plain ops, and the layout that the attention implementations share.
+    """The chosen implementations: attention by phase, all other ops, and the cache layout that the
+    attention implementations share.
 
-    `plain` has a fused op only where one implementation computes it, not its parts.
+    `plain` contains a fused op only if one implementation computes it; otherwise it contains the
+    parts of the fused op.
     """
 
     attention: Mapping[str, AttentionImpl]
@@ -56,16 +58,16 @@ class ChosenKernels:
     reasons: tuple[Reason, ...]
     env: Env
     custom_calls: tuple[str, ...] = ()
-    """What they call outside XLA, as they declare it: functions that they make known to it when
-    they are loaded.
+    """Names of the functions outside XLA that the implementations declare and register with XLA
+    when they are loaded.
     """
     ops: Mapping[str, Op[Any]] = dataclasses.field(default_factory=dict)
-    """The registered ops that can be used, by name."""
+    """The usable registered ops, by name."""
     tuned: Tuning = dataclasses.field(default_factory=Untuned)
-    """Where configurations are looked up before an implementation's own default is taken."""
+    """The tuned configurations; an implementation's default is used where there is none."""
 
     def bound(self, placement: Placement) -> dict[str, Any]:
-        """The plain ops, split over devices, each with the configurations that are tuned for it; a
+        """Return the plain ops by name, each with its tuned configuration and split over devices. A
         fused op that no implementation computes is composed of its parts.
         """
         bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
@@ -80,14 +82,15 @@ class ChosenKernels:
         return bound
 
     steps: StepsFor = no_steps
-    """The attention problems of the engine's steps, for a decode kernel of these capabilities."""
+    """Returns the attention problems of the engine's steps for the capabilities of a decode kernel.
+    """
     specs: Mapping[str, AttnSpec] = dataclasses.field(default_factory=dict)
-    """The attention of each cache group as one shard sees it."""
+    """The attention spec of each cache group on one shard."""
     is_sharded: bool = False
 
     def problems(self, decode: AttentionImpl | None = None) -> Sequence[AttentionProblem]:
-        """The attention problems of the engine's steps; with another kernel for `decode`, whose
-        wishes for the sizes of steps are not heeded: these stay as they are.
+        """Return the attention problems of the engine's steps. `decode`: another kernel for decode
+        steps, whose capabilities do not change the sizes of the steps.
         """
         caps = self.attention["decode"].caps
         if decode is not None:
@@ -97,7 +100,7 @@ class ChosenKernels:
     def why_not(
         self, impl: AttentionImpl, phase: Mode, problems: Sequence[AttentionProblem]
     ) -> str | None:
-        """Why an implementation of attention cannot run these steps of a phase, or None."""
+        """Return why an implementation of attention cannot run the problems of a phase, or None."""
         return why_not(
             impl,
             env=self.env,
@@ -109,8 +112,8 @@ class ChosenKernels:
 
     @property
     def check_setting(self) -> CheckSetting:
-        """Where a quick check runs an implementation: on the engine's smallest pages, for the
-        model's layers.
+        """The setting in which quick checks run an implementation: the specs of the model's layers,
+        on the smallest pages of the engine.
         """
         specs = list(self.specs.values())
         setting = CheckSetting(self.env, specs, self.layout_type, specs[0].q_dtype)
@@ -118,12 +121,12 @@ class ChosenKernels:
 
     @property
     def compact_decode(self) -> bool:
-        """Whether decode steps should run on a copy of the rows' cache."""
+        """Whether decode steps run on a compact copy of the rows' cache."""
         return self.attention["decode"].caps.compact_decode
 
     @property
     def smallest_page(self) -> int | None:
-        """Tokens of the engine's smallest page; None of kernels that serve no engine."""
+        """Number of tokens in the engine's smallest page; None for kernels without an engine."""
         sizes = [layout.page_size for _, layouts in self.problems() for layout in layouts.values()]
         return min(sizes, default=None)
 
@@ -137,17 +140,18 @@ def choose_kernels(
     default_layout: str,
     steps: PlanSteps,
 ) -> ChosenKernels:
-    """Settle every op and the layout; an explicit name that cannot serve is an error with its
-    reason.
+    """Choose an implementation for every op, and the cache layout.
 
-    `steps` tells for which attention problems: those that the engine will run, with its own pages,
-    rows and contexts.
+    UnsupportedError, with the reason, for an implementation chosen by name that cannot be used
+    here; UnknownNameError for an unknown op or name. `steps` computes the attention problems of the
+    engine's steps, with the engine's pages, rows and context lengths.
     """
     ops, refused = usable_ops(registry)
     known = [*ops, *(reason.setting.removeprefix("kernels.") for reason in refused)]
     for op in config.kernels:
         if op not in known:
-            raise unknown_name("op", op, known, "Correct the [kernels] section.")
+            todo = "Correct the name of the op in --kernel OP=NAME, or in the [kernels] section."
+            raise unknown_name("op", op, known, todo)
     paths = import_paths_in(config)
     if paths:
         registry = by_hand(registry).with_paths(registry, paths, default_layout)
@@ -189,7 +193,9 @@ def choose_kernels(
 
 
 def _checked(chosen: ChosenKernels, registry: Registry, config: EngineConfig) -> ChosenKernels:
-    """The same kernels; those by import path have passed quick checks, which the reasons say."""
+    """Check the implementations that were chosen by import path, and add the results to the
+    reasons.
+    """
     impls = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
     impls |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
     reasons = by_hand(registry).checked(
@@ -199,7 +205,7 @@ def _checked(chosen: ChosenKernels, registry: Registry, config: EngineConfig) ->
 
 
 def import_paths_in(config: EngineConfig) -> list[tuple[str, str]]:
-    """The import paths (op, path) that a configuration has in the place of kernels' names."""
+    """Return pairs (op, path) for the kernels that a configuration chooses by import path."""
     choices = config.kernels.items()
     named = [(op, getattr(choice, phase)) for op, choice in choices for phase in PHASES]
     return list(dict.fromkeys(pair for pair in named if is_import_path(pair[1])))
@@ -208,14 +214,16 @@ def import_paths_in(config: EngineConfig) -> list[tuple[str, str]]:
 def refuse_unused(
     named: Mapping[str, str], ops: Mapping[str, Op[Any]], attention: Mapping[str, AttentionImpl]
 ) -> None:
-    """UnsupportedError for an op of `named` that writes the cache, where attention of every phase
-    writes itself. The values are what was given, for the error.
+    """Raise UnsupportedError for an op in `named` that writes the cache, when attention writes the
+    cache itself in every phase, so that the op would never run. The values of `named` are texts for
+    the error message.
     """
     writers = [op for op in ops[ATTENTION].calls[1:] if op in named]
     if writers and all(map(writes_cache, attention.values())):
         given = f"{named[writers[0]]}, but attention writes the cache itself in all phases"
         allowed = "attention without the feature fused_write in some phase"
-        raise UnsupportedError(given, allowed, f"Choose such, or leave {writers[0]} out.")
+        todo = f"Choose another attention with --attention, or leave {writers[0]} out."
+        raise UnsupportedError(given, allowed, todo)
 
 
 def choose_plain(
@@ -228,8 +236,8 @@ def choose_plain(
     layout: str | None = None,
     quantization: str = NO_QUANTIZATION,
 ) -> tuple[Candidate, Reason]:
-    """Settle an op that has no phases and is not fused; `quantization` is of the weights that it
-    is given.
+    """Choose an implementation of an op that has no phases and is not fused. `quantization` is the
+    method of the weights that the op receives.
     """
     wanted = _wanted(config, op)
     where: Any = {"is_sharded": is_sharded, "layout": layout, "quantization": quantization}
@@ -246,12 +254,13 @@ def _choose_plain(
     *,
     is_sharded: bool,
 ) -> tuple[dict[str, Candidate], list[Reason]]:
-    """Every op without phases; of the fused ones those that one implementation computes."""
+    """Choose every op without phases. A fused op is left out if its parts compute it."""
     plain: dict[str, Candidate] = {}
     reasons = []
 
     def needs_compiler(op: str) -> bool:
-        # An op's rule splits a kernel that is named; "auto" takes none that was not measured so.
+        # The partition rule of an op can split any kernel, but only kernels chosen by name use it:
+        # "auto" takes none whose speed was not measured when split.
         return is_sharded and not (ops[op].partition and _wanted(config, op) != AUTO)
 
     for op in (op for op, record in ops.items() if not record.made_of and op != ATTENTION):
@@ -287,14 +296,15 @@ def _choose_plain(
 
 
 def _wanted(config: EngineConfig, op: str) -> str:
-    """The name that is configured for an op without phases."""
+    """Return the configured name for an op without phases."""
     choice = config.kernels.get(op, KernelChoice())
     if len(set(choice.model_dump().values())) > 1:
         given = f"kernels.{op} differs by phase"
-        raise ConfigError(given, "one name: this op has no phases", "Give a single name.")
+        todo = f"Pass a single name: --kernel {op}=NAME."
+        raise ConfigError(given, "one name, because this op has no phases", todo)
     return choice.decode
 
 
 def writes_cache(impl: AttentionImpl) -> bool:
-    """Whether an attention implementation writes the cache itself."""
+    """Return whether an attention implementation writes the cache itself."""
     return "fused_write" in impl.caps.features

@@ -1,6 +1,4 @@
-"""Choosing attention and the cache's layout by the steps that an engine will really run: their
-pages, rows and contexts.
-"""
+"""Chooses attention kernels and the cache layout for the steps that the engine will run."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ from enginebay.ops.tuning import Tuning, Untuned
 from enginebay.registry import Registry
 
 PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
-"""(layout's name, layout, capabilities of the decode kernel) -> the attention problems of every
-step of an engine.
+"""(name of the layout, layout class, capabilities of the decode kernel) -> the attention problems
+of all steps of an engine.
 """
 
 StepsFor = Callable[[Caps], Sequence[AttentionProblem]]
-"""The same for the layout that was chosen."""
+"""Capabilities of the decode kernel -> the attention problems, for the chosen layout."""
 
 
 def why_not(
@@ -40,10 +38,10 @@ def why_not(
     problems: Sequence[AttentionProblem],
     is_sharded: bool,
 ) -> str | None:
-    """Why an implementation cannot run the steps of a phase, or None.
+    """Return why an implementation cannot run the problems of a phase, or None.
 
-    `specs` has the attention of each cache group as one shard sees it. Each spec is held against
-    every problem of the phase, with the layout of its own group.
+    `specs`: the attention spec of each cache group on one shard. Every spec is checked with every
+    problem of the phase, on the layout of its group.
     """
     for bucket, layouts in problems:
         if bucket.mode != phase:
@@ -68,10 +66,10 @@ def choose_attention(
     *,
     is_sharded: bool,
 ) -> tuple[dict[Mode, Candidate], list[Reason]]:
-    """The implementation of each phase. `specs` has the attention of each cache group as one shard
-    sees it.
+    """Choose the attention implementation of each phase. `specs`: the attention spec of each cache
+    group on one shard.
 
-    Decode comes first: how its kernel wants the rows decides about the sizes of all steps.
+    Decode is chosen first, because the capabilities of its kernel determine the sizes of all steps.
     """
     wanted = config.kernels.get("attention", KernelChoice())
     found: dict[Mode, Candidate] = {}
@@ -100,7 +98,9 @@ def choose_attention(
 def choose_layout(
     registry: Registry, config: EngineConfig, env: Env, specs: Mapping[str, AttnSpec], default: str
 ) -> Reason:
-    """The layout that the wanted implementations share; the configured one is taken as it is."""
+    """Choose the cache layout: the configured one, or the first one that the attention kernels
+    chosen by name share, or the default.
+    """
     if config.layout != AUTO:
         return Reason("layout", config.layout, "chosen by name")
     wanted = config.kernels.get("attention", KernelChoice())
@@ -109,7 +109,7 @@ def choose_layout(
     for candidate in candidates(
         registry, "attention", env, interpret=interpreted_names(config, *named)
     ):
-        # A broken candidate may have the name of one that works, and comes after it.
+        # Two candidates may have one name; a broken one comes after the one that works.
         found.setdefault(candidate.name, candidate)
     for name in sorted(named - set(found)):
         raise unknown_name(
@@ -122,28 +122,30 @@ def choose_layout(
         if any(spec.v_is_k_prefix for spec in specs.values()):
             for name in (default, *registry.names("layout")):
                 if registry.load(registry.find("layout", name)).serves_v_prefix:
-                    return Reason("layout", name, "serves values that are a prefix of keys")
+                    return Reason("layout", name, "supports values that are a prefix of keys")
         return Reason("layout", default, f"the default of platform {env.platform}")
     layout = common_layout(lists)
     if layout is None:
         raise UnsupportedError(
             f"attention kernels {', '.join(sorted(named))} share no cache layout",
-            "implementations with a common layout",
-            "Choose others for some phase.",
+            "kernels with a common layout",
+            "Choose another kernel for one of the phases with --attention PHASE=NAME.",
         )
-    return Reason("layout", layout, f"first that {', '.join(sorted(named))} share")
+    return Reason("layout", layout, f"the first one that {', '.join(sorted(named))} share")
 
 
 def choose_tuning(registry: Registry, config: EngineConfig) -> Tuning:
-    """The registered part of the highest priority, for `tuned` other than "off"."""
+    """Return the registered source of tuned configurations with the highest priority; Untuned when
+    there is none or `tuned` is "off". UnsupportedError when there is none and `tuned` is "require".
+    """
     able = registry.ready("tuning")
     if able and config.tuned != "off":
         made: Tuning = registry.run(able[0], registry, config)
         return made
     if config.tuned == "require":
         raise UnsupportedError(
-            "tuned = 'require', and no plugin knows tuned configurations",
+            "tuned = 'require', but no plugin has tuned configurations",
             "a plugin that registers a part of kind tuning, such as bench",
-            "Install one, or leave it out.",
+            "Install one, or pass --tuned auto.",
         )
     return Untuned()

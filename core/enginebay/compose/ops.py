@@ -1,4 +1,4 @@
-"""The registered ops, as the choice of implementations needs them."""
+"""Loads and checks the registered ops."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from enginebay.ops.op import Op
 from enginebay.registry import Entry, Registry
 
 ATTENTION = "attention"
-"""The op that is chosen by phase, together with the layout of the cache."""
+"""The op whose implementation is chosen by phase, together with the cache layout."""
 
 NONE = "none"
-"""How the record names the implementation of an op that has none here, since a plugin's op is
-broken or no implementation of it can serve. Models that use the op cannot be served.
+"""The name in the record of an op that has no implementation here, because the op of a plugin is
+broken, or because none of its implementations can be used. Models that need the op cannot be
+served.
 """
 
 
 def usable_ops(registry: Registry) -> tuple[dict[str, Op[Any]], list[Reason]]:
-    """Every op that implementations can be chosen for, by name, and why others were left out."""
+    """Return every usable op by name, and the reasons why other ops were left out."""
     ops: dict[str, Op[Any]] = {}
     refused = {}
     for entry in registry.entries:
@@ -39,13 +40,13 @@ def _record(registry: Registry, entry: Entry) -> Op[Any]:
     if isinstance(op, Op) and op.name == entry.name:
         return op
     given = f"op {entry.name!r} of plugin {entry.package!r} is {op!r}"
-    raise PluginError(given, "an Op of the same name", "Mend the plugin.")
+    raise PluginError(given, "an Op of the same name", "Fix register_ops of the plugin.")
 
 
 def _why_not_made_of(op: Op[Any], ops: Mapping[str, Op[Any]]) -> str | None:
-    """What is wrong with the parts of a fused op, or None."""
+    """Return what is wrong with the parts of a fused op, or None."""
     parts = [name for name, each in ops.items() if not each.made_of and name != ATTENTION]
-    todo = "An op is made of ops that are not fused themselves. Mend the plugin."
+    todo = "Correct `made_of` of the op: its parts must be ops that are not fused."
     for part in op.made_of:
         if part not in parts:
             return str(unknown_name(f"part of op {op.name}", part, parts, todo))

@@ -1,4 +1,4 @@
-"""Calls split over devices by their op's partition rule."""
+"""Splits calls of ops over devices, by the partition rule of each op."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from enginebay.registry import import_target
 from enginebay.weights import NamedWeight, QuantizedArray, WeightSpec
 
 MeshAxes = dict[str, str | None]
-"""The mesh axis of each dimension, by the rule's name for it; None or absent: not split."""
+"""Name of a dimension in a partition rule -> mesh axis; None or absent: the dimension is not
+split.
+"""
 
 
 def partitioned(
     op: Op[Any], implementation: Any, collectives: Mapping[str, Any], placement: Placement
 ) -> Callable[..., Any]:
-    """An implementation that runs on each device's part of the arguments, as the op's `partition`
-    says. The compiler splits calls of an op without a rule.
+    """Return a function that runs the implementation on each device's part of the arguments, by the
+    partition rule of the op. Without a rule, XLA's compiler splits the call.
     """
     mesh = placement.mesh
     assert mesh is not None, "calls are split over the devices of a mesh"
@@ -58,7 +60,7 @@ def partitioned(
 def _by_name(
     names: Sequence[Sequence[str]], arrays: Sequence[Any], placement: Placement
 ) -> MeshAxes:
-    """Of the dimensions that are named as a logical axis, if all arrays divide by it."""
+    """Return the mesh axis of each dimension that is a logical axis and that divides evenly."""
     sizes: dict[str, set[int]] = {}
     for of_array, array in zip(names, arrays, strict=True):
         for name, size in zip(of_array, array.shape, strict=True):
@@ -71,8 +73,8 @@ def _by_name(
 
 
 def _spec(names: Sequence[str], array: Any, split: MeshAxes, mesh: Mesh) -> Any:
-    """The partition of an array, or of the arrays of a quantised weight; None where its groups of
-    inputs do not lie whole on one device.
+    """Return the partition of an array, or of the arrays of a quantised weight; None where a group
+    of inputs would be split over two devices.
     """
     axes = [split.get(name) for name in names]
     if not isinstance(array, QuantizedArray):
@@ -105,7 +107,7 @@ def _sharded(
 
 
 def split_model(model: Model, placement: Placement) -> Model:
-    """The model for a mesh: it gives ops its weights with the logical axes of their dimensions."""
+    """Return the model for a mesh: it passes weights to ops as NamedWeights, with their axes."""
     return model if placement.mesh is None else _SplitModel(model)
 
 

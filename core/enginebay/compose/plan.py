@@ -1,4 +1,4 @@
-"""Plan: every part of an engine, chosen and not made yet."""
+"""Plan: all chosen parts of an engine that is not made yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from enginebay.weights import Weight, WeightFormat
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything chosen, nothing allocated: what `explain` shows and `build` makes."""
+    """All chosen parts of an engine, before anything is allocated. `enginebay explain` shows it,
+    and `enginebay.compose.composition.build` makes the engine.
+    """
 
     registry: Registry
     config: EngineConfig
@@ -33,23 +35,21 @@ class Plan:
     processors: ChosenProcessors
     weight_format: WeightFormat
     shadow: ShadowParts | None = None
-    """What runs beside the chosen kernels on some steps."""
+    """Shadow mode: the candidate that also runs on some steps, for comparison."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
-    """What the checkpoint says of sampling fields that a request leaves out."""
+    """The checkpoint's values for sampling fields that a request leaves out."""
     sampler: Sampler | None = None
-    """The sampler in the place of the configured one; see `enginebay.compose.by_hand`."""
+    """A sampler passed to override(), used in place of the configured one."""
     swapped: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    """What was given to override(), by setting: registered names, import paths, or
-    implementations.
-    """
+    """The parts passed to override(), by setting: registered names, import paths, or functions."""
 
     def load_weights(
         self,
         checkpoint: Checkpoint | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Weight]:
-        """The model's weights as the plan stores and places them, from another checkpoint of the
-        same model if one is given.
+        """Load the model's weights, stored and placed as the plan says. `checkpoint`: another
+        checkpoint of the same model, or None for the plan's own.
         """
         return (checkpoint or self.checkpoint).load_weights(
             self.model,
@@ -62,5 +62,5 @@ class Plan:
 
 
 def make_title(plan: Plan) -> str:
-    """The engine of a plan with its attention kernels, for whoever waits for it."""
+    """Return the names of the engine and its attention kernels, for messages about waits."""
     return engine_title(plan.config, plan.kernels.names)

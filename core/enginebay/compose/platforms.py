@@ -1,4 +1,4 @@
-"""Choosing the platform: by name, or of those that have devices the one of the highest priority."""
+"""Chooses the platform: by name, or the one with the highest priority that has devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ log = logging.getLogger("enginebay.compose")
 
 
 def find_platform(registry: Registry, config: EngineConfig) -> Platform:
-    """The platform that a configuration chooses, with a reason where it cannot be used."""
+    """Return the platform for a configuration; UnsupportedError when it cannot be used here."""
     return pick_platform(registry, config, make_platforms(registry))
 
 
 def make_platforms(registry: Registry) -> dict[str, Platform]:
-    """Every platform that can be made; one that cannot is refused when it is asked for by name."""
+    """Make all registered platforms. A platform that fails is logged and left out; choosing it by
+    name raises its error.
+    """
     found: dict[str, Platform] = {}
     for entry in registry.entries:
         if entry.kind == "platform" and entry.state == "ready":
@@ -32,7 +34,7 @@ def make_platforms(registry: Registry) -> dict[str, Platform]:
 
 
 def _make_platform(registry: Registry, entry: Entry) -> Platform:
-    """The platform of an entry; PluginError when it cannot be made."""
+    """Make the platform of an entry; PluginError when this fails."""
     target = registry.load(entry)
     try:
         with guarded(f"plugin {entry.package!r}"):
@@ -41,14 +43,14 @@ def _make_platform(registry: Registry, entry: Entry) -> Platform:
         raise PluginError(
             f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
             f"{error_line(error)}",
-            "one that can be made without arguments",
-            "Mend the plugin or choose another platform.",
+            "a platform that can be made without arguments",
+            "Fix the plugin, or choose another platform with --platform.",
         ) from error
     return platform
 
 
 def why_not(platform: Platform) -> str | None:
-    """Why a platform cannot serve; what a plugin's platform raises is such a reason."""
+    """Return why a platform cannot be used, or None. An error that its code raises is a reason."""
     try:
         return platform.why_not()
     except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
@@ -58,8 +60,8 @@ def why_not(platform: Platform) -> str | None:
 def pick_platform(
     registry: Registry, config: EngineConfig, platforms: dict[str, Platform]
 ) -> Platform:
-    """The platform of `platforms` that a configuration chooses. UnsupportedError when it has no
-    device.
+    """Return the platform among `platforms` that a configuration chooses. UnsupportedError when it
+    has no device.
     """
     if config.platform == AUTO:
         able = {name: p for name, p in platforms.items() if why_not(p) is None}
@@ -67,7 +69,7 @@ def pick_platform(
             raise UnsupportedError(
                 "no platform has a device",
                 ", ".join(platforms) or "none is installed",
-                "Install one that fits this machine.",
+                "Install a plugin whose platform supports this machine.",
             )
         best = max(
             able, key=lambda name: (able[name].priority, registry.find("platform", name).built_in)

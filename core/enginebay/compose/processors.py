@@ -1,6 +1,4 @@
-"""Which logits processors an engine is made with, and what a request's row has of those that it
-asks for.
-"""
+"""Chooses the logits processors of an engine, and makes the values of a request's row for them."""
 
 from __future__ import annotations
 
@@ -15,14 +13,12 @@ from enginebay.processor import LogitsProcessor, Processors, RowFacts, RowValues
 from enginebay.registry import Entry, Registry
 
 LAST = 1000
-"""The place of a processor that declares none: after all that do."""
+"""The order of a processor that declares no `order`: after all that declare one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenProcessors:
-    """Logits processors by name in the order in which they are applied, and how their options are
-    read.
-    """
+    """The logits processors of an engine, in the order in which they are applied."""
 
     registry: Registry
     entries: Mapping[str, Entry]
@@ -32,10 +28,10 @@ class ChosenProcessors:
     def rows(
         self, wanted: Mapping[str, Mapping[str, Any]], facts: RowFacts
     ) -> tuple[RowValues, ...]:
-        """What a request's row has of the processors that it asks for, given their options by name.
+        """Return the values of a request's row. `wanted`: processor -> options of the request.
 
-        RequestError for one that the engine was made without, for options that are wrong, and for
-        what one cannot serve.
+        RequestError for a processor that the engine does not have, for wrong options, and for a
+        request that a processor refuses.
         """
         missing = next((name for name in wanted if name not in self.entries), None)
         if missing is not None:
@@ -57,16 +53,16 @@ class ChosenProcessors:
         return RequestError(
             f"logits processor {name!r}, which the engine was made without",
             ", ".join(self.entries) or "none",
-            "Name it in the setting processors, or leave it out.",
+            "Add it to the setting processors, or leave it out of the request.",
         )
 
     def reads_tokens(self, values: tuple[RowValues, ...]) -> bool:
-        """Whether one of these processors looks at the row's tokens."""
+        """Return whether one of these processors reads the row's tokens."""
         used = {value.name for value in values}
         return any(processor.reads_tokens for name, processor in self.processors if name in used)
 
     def changes_best(self, values: tuple[RowValues, ...]) -> bool:
-        """Whether one of these processors may change which token is the first best."""
+        """Return whether one of these processors may change which token has the highest logit."""
         used = {value.name for value in values}
         return any(
             not processor.keeps_argmax for name, processor in self.processors if name in used
@@ -74,8 +70,8 @@ class ChosenProcessors:
 
 
 def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcessors:
-    """Those that the configuration names, or with `auto` those that declare `default`; made, in
-    order.
+    """Make the processors that the configuration names or, with `auto`, those that declare
+    `default`.
     """
     if config.processors == AUTO:
         entries = [e for e in registry.ready("logits_processor") if e.capability("default")]

@@ -1,6 +1,4 @@
-"""Replacing "auto": a pure function from configuration and facts to a configuration without it, and
-the reasons.
-"""
+"""Replaces "auto" in a configuration, as a pure function of the configuration and some facts."""
 
 from __future__ import annotations
 
@@ -14,26 +12,26 @@ from enginebay.ops.select import behind
 
 MAX_AUTO_MODEL_LEN = 4096
 FEW_DRAFTS, MANY_DRAFTS, SMALL_MODEL_BYTES = 7, 15, 64 << 20
-"""Of a small model a step's own cost is what counts, so that many drafts share it; a large one's
-arithmetic grows with them.
+"""Default number of drafts. The cost of a step of a small model hardly depends on its number of
+tokens, so that many drafts pay; the cost of a step of a large model grows with them.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedFact:
-    """A registered part as far as choosing needs it."""
+    """The facts about a registered part that `pick` uses."""
 
     name: str
     priority: int = 0
     refused: str | None = None
     built_in: bool = False
     mixes: bool = False
-    """Of an engine: it declares the capability mixed_steps."""
+    """For an engine: whether it declares the capability mixed_steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """All that resolving depends on besides the configuration."""
+    """Everything that `resolve` depends on, except for the configuration."""
 
     platforms: Sequence[NamedFact]
     engines: Sequence[NamedFact]
@@ -43,18 +41,15 @@ class Facts:
     model_max_len: int
     weight_bytes: int
     model_auto_len: int | None = None
-    """The longest max_model_len that is taken unless the configuration gives one; None:
-    model_max_len.
-    """
+    """Limit of max_model_len when the configuration does not set it; None: model_max_len."""
     prefers_mixed_steps: bool = False
-    """What the platform says."""
+    """Platform.mixed_steps of the chosen platform."""
 
 
 def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
-    """The name to use: `wanted` itself unless it is "auto", else the highest priority that is not
-    refused.
-
-    Of equal priorities a built-in part is taken, then the first by name.
+    """Return the name to use: `wanted`, or for "auto" the part with the highest priority that is
+    not refused; for equal priorities a built-in part, then the first by name. ConfigError when
+    every part is refused.
     """
     if wanted != AUTO:
         return Reason(setting, wanted, "chosen by name")
@@ -65,19 +60,20 @@ def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
     if not able:
         raise ConfigError(
             f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})",
-            "an installed one",
-            "Install a plugin that offers it.",
+            f"an installed {setting} that can be used here",
+            f"Install a plugin that registers one, or see `enginebay plugins --kind {setting}`.",
         )
     passed = tuple((f.name, behind(f, able[0])) for f in able[1:])
     return Reason(setting, able[0].name, f"highest priority ({able[0].priority})", refused + passed)
 
 
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
-    """A configuration whose platform, dtype, engine, scheduler, sampler, proposer and sizes are
-    settled.
+    """Choose platform, dtypes, engine, scheduler, sampler, proposer and sizes; return the
+    configuration with these values, and a reason for each.
 
-    Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops
-    are known, see `kernels.choose_kernels`. ConfigError when max_model_len exceeds the model's own.
+    The function is pure. Kernels and layout are chosen later, when the ops of the model are known;
+    see `kernels.choose_kernels`. ConfigError for a max_model_len above the model's limit, for
+    options of a proposer that is not chosen, and for mixed_steps with an engine that lacks them.
     """
     proposer = _proposer(config)
     reasons = [
@@ -93,7 +89,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     kv = config.kv_cache_dtype
     cached = kv if isinstance(kv, str) else ", ".join(f"{g} {each}" for g, each in kv.items())
     others = [
-        Reason(name, dtype.chosen, "that of dtype")
+        Reason(name, dtype.chosen, "the value of dtype")
         if chosen == AUTO
         else Reason(name, chosen, "chosen by name")
         for name, chosen in (("weight_dtype", config.weight_dtype), ("kv_cache_dtype", cached))
@@ -125,21 +121,15 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
 
 
 def _proposer(config: EngineConfig) -> Reason:
-    """Drafts pay for some texts only, and more programs are compiled for them: who wants them says
-    so.
-    """
+    """Choose no proposer for "auto": drafts pay only for some texts, and need more programs."""
     name = config.proposer.name
-    reason = (
-        "nothing is drafted unless a proposer is chosen by name"
-        if name == AUTO
-        else "chosen by name"
-    )
+    reason = "drafts need a proposer that is chosen by name" if name == AUTO else "chosen by name"
     name = NO_PROPOSER if name == AUTO else name
     if name == NO_PROPOSER and config.proposer.options:
         raise ConfigError(
             f"proposer = {name!r} with options {', '.join(config.proposer.options)}",
             "a proposer by name, such as ngram, or no options",
-            "Name it.",
+            "Name the proposer (proposer.name=ngram), or leave its options out.",
         )
     return Reason("proposer", name, reason)
 
@@ -151,7 +141,7 @@ def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
         raise ConfigError(
             f"mixed_steps = 'on' with engine {engine!r}",
             f"engines that declare mixed_steps: {', '.join(mixing) or 'none'}",
-            "Choose one of them, or leave it out.",
+            "Choose one of these engines with --engine, or leave mixed_steps out.",
         )
     if config.mixed_steps != AUTO:
         return Reason("mixed_steps", config.mixed_steps, "chosen by name")
@@ -176,7 +166,7 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
     if config.max_model_len is None:
         most = facts.model_auto_len or facts.model_max_len
         length = min(most, MAX_AUTO_MODEL_LEN)
-        why = f"the model's {most}, at most {MAX_AUTO_MODEL_LEN} unless asked for"
+        why = f"the model's {most}, at most {MAX_AUTO_MODEL_LEN} unless it is set"
         if most < facts.model_max_len:
             why += (
                 f"; a longer one, up to {facts.model_max_len}, "
@@ -187,6 +177,6 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
         raise ConfigError(
             f"max_model_len = {config.max_model_len}",
             f"at most {facts.model_max_len}, the model's own",
-            "Ask for less.",
+            f"Pass --max-model-len {facts.model_max_len}, or a smaller number.",
         )
     return Reason("max_model_len", str(config.max_model_len), "chosen by name")

@@ -1,6 +1,4 @@
-"""Which values of a checkpoint's generation_config.json stand for the sampling fields that a
-request leaves out.
-"""
+"""Chooses the values of generation_config.json that requests use for fields they leave out."""
 
 from __future__ import annotations
 
@@ -16,22 +14,22 @@ from enginebay.types import ROW_VALUES, SamplingParams
 SETTING = "generation_config"
 
 PROCESSOR_OF = {name: one.processor for name, one in declared(SamplingParams, AppliedBy).items()}
-"""The logits processor that applies a field of SamplingParams; a sampler may apply penalties
+"""Field of SamplingParams -> the logits processor that applies it. A sampler may apply penalties
 itself.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Values by field of SamplingParams, and why they were taken."""
+    """Default values by field of SamplingParams, and the reason for them."""
 
     values: Mapping[str, Any]
     reason: Reason
 
     def missing_in(self, params: SamplingParams) -> dict[str, Any]:
-        """The values that stand for fields that `params` leaves out.
+        """Return the defaults for the fields that `params` leaves out.
 
-        A field counts as given when the caller set it, to whatever value, or named its processor in
+        A field is not left out if the caller set it to any value, or named its logits processor in
         `processors`.
         """
         return {
@@ -42,14 +40,14 @@ class SamplingDefaults:
         }
 
     def applied_to(self, params: SamplingParams) -> SamplingParams:
-        """`params` with these values in the fields that it leaves out; the caller's object stays as
-        it is.
+        """Return `params` with the defaults for the fields that it leaves out. The object itself is
+        not changed.
         """
         missing = self.missing_in(params)
         return params.model_copy(update=missing) if missing else params
 
     def without(self, names: Collection[str]) -> SamplingDefaults:
-        """The same values but for some fields."""
+        """Return the same defaults without some fields."""
         kept = {name: value for name, value in self.values.items() if name not in names}
         return dataclasses.replace(self, values=kept)
 
@@ -61,10 +59,10 @@ NO_DEFAULTS = SamplingDefaults({}, Reason(SETTING, "none", "no checkpoint"))
 def choose_sampling_defaults(
     config: EngineConfig, checkpoint: Checkpoint, processors: Collection[str], *, greedy_only: bool
 ) -> SamplingDefaults:
-    """The checkpoint's values that the chosen sampler and processors can apply; none with
+    """Return the checkpoint's values that the chosen sampler and processors can apply; none with
     generation_config = "none".
 
-    A value that they cannot apply is left out, since no request asked for it; the reason names it.
+    Other values are left out, because no request asked for them; the reason lists them.
     CheckpointError for a file that cannot be read.
     """
     if config.generation_config == "none":
@@ -82,7 +80,7 @@ def choose_sampling_defaults(
 
 
 def _why_not(name: str, processors: Collection[str], *, greedy_only: bool) -> str | None:
-    """Why a field cannot be applied by the parts of a plan; None when it can."""
+    """Return why sampler and processors cannot apply a field, or None when they can."""
     processor = PROCESSOR_OF.get(name)
     by_sampler = name in ROW_VALUES and not greedy_only
     if processor is not None and processor not in processors and not by_sampler:

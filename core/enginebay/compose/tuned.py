@@ -1,4 +1,4 @@
-"""Configurations of the chosen kernels in each bucket of an engine."""
+"""Looks up the configuration of the chosen attention kernels in each bucket of an engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from enginebay.ops.tuning import ConfigSource, candidates_of
 
 @dataclasses.dataclass(frozen=True)
 class BucketConfig:
-    """The configuration of a phase's attention kernel in one of an engine's buckets; None: there is
-    nothing to choose.
+    """The configuration of the attention kernel in one bucket of an engine, and its source. Both
+    are None for a kernel without configurations.
     """
 
     phase: Mode
@@ -32,8 +32,8 @@ class BucketConfig:
 def bucket_configs(
     kernels: ChosenKernels, problems: Iterable[AttentionProblem]
 ) -> list[BucketConfig]:
-    """What each of an engine's problems gets, for each of its groups. UnsupportedError for a
-    problem that is not tuned, where the configuration requires it.
+    """Return the configuration for each problem and cache group. UnsupportedError for a problem
+    that is not tuned, with tuned = "require".
     """
     found: dict[BucketConfig, None] = {}
     for bucket, layouts in problems:

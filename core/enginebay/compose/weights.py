@@ -1,4 +1,4 @@
-"""Choosing how the weights are stored."""
+"""Chooses how the weights are stored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from enginebay.weights import Quantization, WeightFormat
 def choose_weight_format(
     registry: Registry, config: EngineConfig, model: Model, dtype: str
 ) -> WeightFormat:
-    """The format of `config`, with weights of `dtype`. UnknownNameError for a method that is not
-    registered, UnsupportedError for a model without a weight that it applies to.
+    """Return the weight format of a configuration, with plain weights of `dtype`. UnknownNameError
+    for an unknown method; UnsupportedError for a model without weights that may be quantised.
     """
     if config.quantization == NO_QUANTIZATION:
         return WeightFormat(dtype)
@@ -22,8 +22,8 @@ def choose_weight_format(
     if all(spec.num_inputs is None for spec in model.weight_specs().values()):
         raise UnsupportedError(
             f"quantization = {config.quantization!r} for a model of family "
-            f"{model.info.family!r}, no weight of which says its `num_inputs`",
-            "models that say so for weights that ops read in fewer bits",
-            "Leave it out.",
+            f"{model.info.family!r}, none of whose weights has `num_inputs`",
+            "a model whose family sets num_inputs of the weights that may be quantised",
+            "Leave --quantization out.",
         )
     return WeightFormat(dtype, quantization)
