@@ -331,5 +331,5 @@ def test_a_table_may_be_of_one_row_token_and_word_but_not_of_none() -> None:
     for number in range(4):
         counts = [1] * 4
         counts[number] = 0
-        with pytest.raises(InputError, match="counts of at least 1"):
+        with pytest.raises(InputError, match="numbers of at least 1"):
             SequenceBuffer(*counts, [1])

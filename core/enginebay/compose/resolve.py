@@ -123,7 +123,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
 def _proposer(config: EngineConfig) -> Reason:
     """Choose no proposer for "auto": drafts pay only for some texts, and need more programs."""
     name = config.proposer.name
-    reason = "drafts need a proposer that is chosen by name" if name == AUTO else "chosen by name"
+    reason = "no drafts unless a proposer is chosen by name" if name == AUTO else "chosen by name"
     name = NO_PROPOSER if name == AUTO else name
     if name == NO_PROPOSER and config.proposer.options:
         raise ConfigError(

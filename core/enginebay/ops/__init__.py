@@ -1,7 +1,7 @@
-"""Ops: what a kernel is given, what it declares, and how one is chosen.
+"""Ops: the contracts of operations and of kernels, which implement them.
 
-`spec` holds the static descriptions and the batch record, `rotary` the frequencies of rotary
-positions, `caps` what an implementation declares, `select` the choice among implementations,
-`levels` how a kernel is checked away from its device, `cost` the ideal cost of an op, `bound` the
-record of chosen implementations that a model calls.
+`op` has the record of an op, `spec` the static description of a problem and the batch of a step,
+`caps` the capabilities of an implementation, `select` the choice among implementations, `bound` the
+ops that a model calls, `tuning` the configurations of kernels, `toolchains` the checks of a kernel
+without its device, `shadow` the results of shadow mode, and `cost` the ideal cost of a call.
 """

@@ -1,5 +1,5 @@
-"""Ops: the chosen implementations that the runner hands to a model, which computes through them
-only; and the signatures of the ops that engines and samplers call.
+"""Ops, the chosen implementations that a model calls; and the signatures of the ops that engines
+and samplers call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, StepBatch
 
 
 class AttentionImpl(Protocol):
-    """An implementation of the attention op, registered as kind "kernel", op "attention".
+    """An implementation of attention, registered as kind "kernel" with op "attention".
 
-    Semantics: write k and v [T, Hkv, D] of the new tokens into the cache at batch.slots, then let
-    every token of q [T, Hq, D] attend to its row's first kv_lens positions under the spec's mask.
-    Rows are independent. Output on padding tokens is 0, as is a row without any visible key. The
-    cache comes back updated, in place when donated. `sinks` and `slopes` f32 [Hq] are given where
-    the spec has them: an implementation without the feature need not take the argument.
+    A call writes k and v [T, Hkv, D] of the new tokens into the cache at batch.slots. Then every
+    token of q [T, Hq, D] attends to the first kv_lens positions of its row, under the spec's mask.
+    Rows are independent. The output is 0 for padding tokens and for tokens without a visible key.
+    The call returns the updated cache, which is updated in place when it is donated. `sinks` and
+    `slopes` f32 [Hq] are passed only if the spec has them, so an implementation without these
+    features does not need the arguments.
     """
 
     name: str
@@ -33,8 +34,8 @@ class AttentionImpl(Protocol):
     caps: Caps
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Any:
-        """The frozen configuration (block sizes and such) to use when nothing better was tuned;
-        None when it has none.
+        """Return the frozen configuration (such as block sizes) to use without a tuned one; None
+        for an implementation that has no configuration.
         """
 
     def __call__(
@@ -51,19 +52,20 @@ class AttentionImpl(Protocol):
         sinks: jax.Array | None = None,
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, Dv], cache, log-sum-exp f32 [T, Hq] or None)."""
+        """Return (out [T, Hq, Dv], the updated cache, log-sum-exp f32 [T, Hq] or None)."""
 
 
 class AttentionOp(Protocol):
-    """Attention as a model calls it: implementation, layout, sharding and phase are already chosen.
+    """Attention as a model calls it. Implementation, layout, sharding and phase are chosen already.
 
-    With `rope` q and k come as they are and are rotated to batch.positions first, in one with the
-    write of the cache where a kernel does both. k and v are None in a layer that reads another's
-    cache (spec.kv_shared). A spec with `sinks` comes with sinks f32 [Hq], a score for each query
-    head that takes part in its softmax without a key; a spec with `alibi` with slopes f32 [Hq].
+    rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
+    the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
+    another layer (spec.kv_shared). sinks: f32 [Hq] for a spec with `sinks`, one additional score
+    per query head that takes part in the softmax but has no value. slopes: f32 [Hq] for a spec with
+    `alibi`.
 
-    The last result is the log-sum-exp f32 [T, Hq] of a spec with `return_lse`, None of another: by
-    it a model can merge what a query reads in two caches.
+    The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
+    With it a model can merge the attention over two caches.
     """
 
     def __call__(
@@ -82,18 +84,16 @@ class AttentionOp(Protocol):
 
 
 class RopeOp(Protocol):
-    """x [T, heads, head_dim], positions int32 [T] -> x with its first rotary_dim features
-    rotated.
-    """
+    """Rotates the first rotary_dim features of x [T, heads, head_dim] to positions int32 [T]."""
 
     def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
 
 
 class KvWriteOp(Protocol):
-    """k, v [T, kv_heads, head_dim] put at slots int32 [T] of the cache; negative slots are dropped.
-    In place when donated.
+    """Writes k and v [T, kv_heads, head_dim] at slots int32 [T] of the cache, in place when it is
+    donated. Tokens with a negative slot are dropped.
 
-    The capability `layouts` names the cache layouts that it knows; without it, all of them.
+    An implementation lists its cache layouts in the capability `layouts`; without it, all layouts.
     """
 
     def __call__(
@@ -102,12 +102,11 @@ class KvWriteOp(Protocol):
 
 
 class RopeKvWriteOp(Protocol):
-    """q [T, q_heads, head_dim] and k, v [T, kv_heads, head_dim] -> (q rotated, the cache with k
-    rotated and v in it).
+    """Rotates q [T, q_heads, head_dim] and k [T, kv_heads, head_dim], and writes k and v [T,
+    kv_heads, head_dim] to the cache. Returns (rotated q, updated cache).
 
-    Optional: without one, the ops rope and kv_write. positions and slots are int32 [T]; what slots
-    mean, and the capability `layouts`, are as in KvWriteOp. Used before attention that does not
-    write the cache itself.
+    A fused op of rope and kv_write, used with attention that does not write the cache itself.
+    positions and slots are int32 [T]. Slots and the capability `layouts` are as in KvWriteOp.
     """
 
     def __call__(
@@ -125,19 +124,19 @@ class RopeKvWriteOp(Protocol):
 
 
 class SampleOp(Protocol):
-    """A draw from what top_k, top_p and min_p leave of each row; samplers call it, see the
-    capability `draws`.
+    """Samples one token of each row after the filters top_k, top_p and min_p. A sampler with the
+    capability `draws` calls it.
 
-    z f32 [S, vocab]: logits less the row's largest, over its temperature; so at most 0, and the
-    largest is 0; -inf is never drawn. seeds uint32 [S, 2]. top_k int32 [S] in 1..vocab, which keeps
-    all. top_p f32 [S]: 1 keeps all. min_p f32 [S]: 0 keeps all. Returns int32 [S]: the kept token
-    of the largest z + sampling.gumbel_noise(seeds, id), the lowest id of equals.
+    z: f32 [S, vocab], (logits - the row's max) / temperature, so that the max is 0; -inf is never
+    sampled. seeds: uint32 [S, 2]. top_k: int32 [S], 1 to vocab; vocab keeps all tokens. top_p: f32
+    [S]; 1 keeps all tokens. min_p: f32 [S]; 0 keeps all tokens. Returns int32 [S]: the kept token
+    with the largest z + sampling.gumbel_noise(seeds, id); the lowest id if several are equal.
 
-    Kept are, in this order: tokens of at least the top_k-th largest z, all of its equals too; of
-    their mass (sums of exp(z)) in descending order, equals by id, the tokens before which less than
-    the share top_p lies; of these, those of exp(z) >= min_p. The first best is always kept, and a
-    row of top_k 1 gets it, whatever the noise. A border of mass may be missed by 1e-6 of it. Rows
-    are independent.
+    The filters are applied in this order. top_k keeps the tokens whose z is at least the top_k-th
+    largest z. top_p sorts these by exp(z), equal ones by id, and keeps each token before which less
+    than the share top_p of the total of exp(z) lies; the border may be wrong by 1e-6 of the total.
+    min_p keeps tokens with exp(z) >= min_p. The first token with the largest z is always kept, and
+    a row with top_k 1 returns it whatever the noise is. Rows are independent.
     """
 
     def __call__(
@@ -152,40 +151,41 @@ class SampleOp(Protocol):
 
 
 class Ops:
-    """The chosen implementation of each op that a model may call: `ops[RMS_NORM](x, weight,
-    eps=1e-6)`. A fused op that no implementation computes is composed of its parts.
+    """The chosen implementations of the ops that a model calls: `ops[RMS_NORM](x, weight,
+    eps=1e-6)`. A fused op without an implementation is composed of its parts.
     """
 
     def __init__(self, bound: Mapping[str, Any], batch: StepBatch | None = None) -> None:
         self._bound, self._batch = bound, batch
 
     def __getitem__(self, op: Op[SignatureT]) -> SignatureT:
-        """With the step's StepBatch where the op takes it. UnsupportedError for an op that has no
-        implementation here, or takes a StepBatch where there is none.
+        """Return the implementation of an op. If the op takes a StepBatch, that of the step is
+        passed to every call. UnsupportedError for an op without an implementation here, and for an
+        op that takes a StepBatch outside Model.hidden.
         """
         function = self.named(op.name)
         if op.takes_batch:
             if self._batch is None:
                 given = f"op {op.name!r}, which takes the step's batch, called outside Model.hidden"
-                todo = "Call it in Model.hidden, whose tokens have rows and positions."
+                todo = "Call this op in Model.hidden, where tokens have rows and positions."
                 raise UnsupportedError(given, "ops without the argument batch", todo)
             function = functools.partial(function, batch=self._batch)
         return cast("SignatureT", function)
 
     def in_step(self, batches: Mapping[str, AttnBatch]) -> Ops:
-        """The same ops for the tokens of Model.hidden, whose rows `batches` has by cache group."""
+        """Return the same ops for a call of Model.hidden with these batches by cache group."""
         return Ops(self._bound, StepBatch.of(batches))
 
     def named(self, name: str) -> Any:
-        """As `ops[op]`, for an op that is known by name alone."""
+        """Return the implementation of the op with this name, without a StepBatch."""
         if name not in self._bound:
             raise UnsupportedError(
                 f"the model calls op {name!r}, which has no implementation here",
                 ", ".join(self._bound),
-                "`enginebay explain` shows why none was chosen.",
+                "See the reason with `enginebay explain`, and install a kernel for the op.",
             )
         return self._bound[name]
 
     def replaced(self, name: str, implementation: Any) -> Ops:
-        """The same ops with another implementation of one of them."""
+        """Return the same ops with another implementation of one op."""
         return Ops({**self._bound, name: implementation}, self._batch)

@@ -1,5 +1,5 @@
-"""Capabilities: what an implementation of an op declares, as data, and the reason why it cannot
-serve a problem.
+"""Capabilities of attention implementations, as data, and the reasons why an implementation cannot
+run a problem.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from enginebay.ops.spec import AttnSpec, Bucket
 
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """Where an op will run: platform name ("cpu", "cuda", "tpu"), architecture ("sm_90", "v6e",
-    ""), device kind.
+    """The device that an op runs on: name of the platform ("cpu", "cuda", "tpu"), architecture
+    ("sm_90", "v6e", or ""), and device kind.
     """
 
     platform: str
@@ -28,15 +28,16 @@ def _always(_: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Caps:
-    """What an implementation can do. Predicates take the value itself; sets list what is allowed.
+    """The capabilities of an attention implementation. Sets list the allowed values; predicates
+    return whether a value is allowed.
 
-    `layouts` is in order of preference. `features` may hold window, softcap, sinks, alibi, lse,
-    kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
-    `fused_write` False means that kv_write runs first and the implementation gets k = v = None.
-    `compact_decode` asks the runner to hand decode steps a copy of the rows' cache with
-    `rows_are_pages`, made once per compiled call. `ragged_decode` says that a decode step costs
-    what its rows' lengths cost, whatever the bucket's longest: engines then need one context
-    bucket, and finer rows.
+    layouts: the cache layouts, in order of preference. features: any of window, softcap, sinks,
+    alibi, lse, kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
+    Without the feature fused_write, the op kv_write runs first and the implementation receives
+    k = v = None. compact_decode: decode steps should get a copy of the rows' cache with
+    `Bucket.rows_are_pages`, which is made once per compiled call. ragged_decode: the cost of a
+    decode step depends on the lengths of its rows, not on the longest length of the bucket; engines
+    then use one bucket of context lengths, and more buckets of row counts.
     """
 
     platforms: frozenset[str]
@@ -48,11 +49,11 @@ class Caps:
     arch: Callable[[str], bool] = _always
     head_dim: Callable[[int], bool] = _always
     latent_dim: Callable[[int], bool] = _always
-    """In place of head_dim where values are a prefix of keys."""
+    """Checked in place of head_dim where values are a prefix of keys."""
     group: Callable[[int], bool] = _always
     page_size: Callable[[int], bool] = _always
     rows: Callable[[int], bool] = _always
-    """Of a step, padding included."""
+    """The number of rows of a step, with padding."""
     context: Callable[[int], bool] = _always
     """The longest context of a step, in tokens."""
     compact_decode: bool = False
@@ -60,18 +61,18 @@ class Caps:
 
     @property
     def splits_rows(self) -> bool:
-        """Whether tokens of one row that follow each other can be decoded as rows with the same
-        pages: nobody's keys and values are written by the call that reads them, and each row costs
-        what its own length costs.
+        """Whether consecutive tokens of one row can be decoded as separate rows with the same
+        pages. This needs an implementation that does not write the cache, and whose cost depends on
+        each row's own length.
         """
         return self.ragged_decode and "fused_write" not in self.features
 
     def key_dim(self, spec: AttnSpec) -> bool:
-        """Whether keys as wide as those of `spec` are served."""
+        """Return whether keys of the width in `spec` are supported."""
         return (self.latent_dim if spec.v_is_k_prefix else self.head_dim)(spec.head_dim)
 
     def why_not_here(self, env: Env) -> str | None:
-        """Why this cannot run in `env` whatever the problem, or None."""
+        """Return why the implementation cannot run on a device at all, or None."""
         if env.platform not in self.platforms:
             return f"needs platform {' or '.join(sorted(self.platforms))}, this is {env.platform}"
         if not self.arch(env.arch):
@@ -79,7 +80,7 @@ class Caps:
         return None
 
     def why_not(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> str | None:
-        """Every reason why this attention problem cannot be served, joined, or None when it can."""
+        """Return all reasons why the implementation cannot run this problem, joined; or None."""
         needed = _needed_features(spec)
         tests = (
             (layout.name in self.layouts, f"layout {layout.name} (has {', '.join(self.layouts)})"),

@@ -1,5 +1,5 @@
-"""What an op is, apart from its implementations: a record that a plugin registers, by which models
-call the op, and the cases of its quick check.
+"""Op, the record of an op that a plugin registers and that models use to call it; how calls are
+split over devices; and the cases of quick checks.
 """
 
 from __future__ import annotations
@@ -21,40 +21,39 @@ SignatureT = TypeVar("SignatureT")
 
 @dataclasses.dataclass(frozen=True)
 class Op(Generic[SignatureT]):
-    """One op, registered through the hook `register_ops` under its `name`. Models call it as
-    `ops[RMS_NORM](x, weight, eps=1e-6)`, where `RMS_NORM: Op[RmsNormOp]` is the op's record.
+    """One op, registered with the hook `register_ops` under `name`. Models call it as
+    `ops[RMS_NORM](x, weight, eps=1e-6)`, where `RMS_NORM: Op[RmsNormOp]` is the record of the op.
+    Functions and other objects are named as "module:attribute".
 
-    `signature` is the class of typing.Protocol whose `__call__` says how the op is called. To a
-    keyword-only argument `batch: StepBatch = ...` the call in a model's `hidden` adds that of the
-    step: models do not pass it.
+    signature: a typing.Protocol whose `__call__` is the signature of the op. If it has a
+    keyword-only argument `batch: StepBatch = ...`, calls in `Model.hidden` pass the StepBatch of
+    the step; models do not pass it.
 
-    `reference` is "module:attribute" of its implementation in plain JAX. `quick_cases` is
-    "module:attribute" of a function CheckSetting -> iterable of QuickCase: what an implementation
-    given by hand runs before it is used. `tolerance` has by dtype how far its results may be from
-    the reference's, per unit of the largest number of the same row (first axis); results of other
-    dtypes must be equal.
+    reference: the implementation in plain JAX. quick_cases: a function that takes a CheckSetting
+    and returns QuickCases; an unregistered implementation runs them before it is used. tolerance:
+    dtype -> max difference from the reference, relative to the largest number of the same row
+    (first axis); results of other dtypes must be equal.
 
-    A fused op names the ops that it is `made_of`, none of them fused; it is used where an
-    implementation of it is as good as theirs. `composed` is "module:attribute" of a function
-    (implementations of `made_of`, in this order) -> an implementation, which serves elsewhere.
-    Ops that are not fused have an implementation in every plan. An op that `reads_weights` may be
-    given a QuantizedArray.
+    made_of: for a fused op, the names of the ops that it replaces, none of which is fused. It is
+    used where an implementation has at least the priority of theirs. composed: a function that
+    takes the implementations of `made_of`, in order, and returns an implementation to use
+    elsewhere. Ops that are not fused have an implementation in every plan. reads_weights: whether
+    an argument may be a QuantizedArray.
 
-    `calls` names the ops that are called around an implementation of attention: that which rotates
-    queries and keys, that which writes the cache, and that which does both in one.
+    calls: for attention, the names of the ops to call around an implementation: the op that rotates
+    queries and keys, the op that writes the cache, and the op that does both.
 
-    `partition` is "module:attribute" of a function (implementation, *arguments, **keywords of a
-    call) -> Partition, by which calls are split over devices. Without one the compiler splits them,
-    and an implementation that it cannot split (the capability sharded = False) is refused there.
+    partition: a function (implementation, *arguments, **keywords of a call) -> Partition, which
+    splits calls over devices. Without it XLA's compiler splits calls, and an implementation that
+    declares the capability sharded = False cannot be used on several devices.
 
-    The others are for tools. `oracle` is "module:attribute" of a function of the op's arguments as
-    NumPy arrays that returns its results in float64; without one the reference runs in float64.
-    `cost` is "module:attribute" of a function of the op's arguments, as arrays or as shapes, that
-    returns the Cost of the call; without one a call reads its arguments and writes its results.
-    `kit` is "module:attribute" of an `enginebay_testing.op_kit.OpKit`, by which `check` checks
-    implementations and compiles them for devices that are not there; without one the quick cases
-    are run. `bench` is "module:attribute" of an `enginebay_bench.problem.OpBench`, on whose shapes
-    `bench kernels` and `tune` measure.
+    The other fields are for tools. oracle: a function of the op's arguments as NumPy arrays that
+    returns float64 results; without it the reference runs in float64. cost: a function of the op's
+    arguments, as arrays or shapes, that returns the Cost of the call; without it the cost is
+    reading the arguments and writing the results. kit: an `enginebay_testing.op_kit.OpKit`, with
+    which `enginebay check` checks implementations, and compiles them for devices that this machine
+    does not have; without it `check` runs the quick cases. bench: an
+    `enginebay_bench.problem.OpBench` with the shapes that `bench kernels` and `tune` measure.
     """
 
     name: str
@@ -74,12 +73,12 @@ class Op(Generic[SignatureT]):
 
     @functools.cached_property
     def takes_batch(self) -> bool:
-        """Whether calls are given the step's StepBatch."""
+        """Whether calls receive the StepBatch of the step."""
         batch = inspect.signature(self.signature.__call__).parameters.get("batch")
         return batch is not None and batch.kind is batch.KEYWORD_ONLY
 
     def why_not_called(self, function: Callable[..., Any]) -> str | None:
-        """Why a function cannot be called as the op's signature says, or None."""
+        """Return why a function cannot be called with the signature of the op, or None."""
         _, *parameters = inspect.signature(self.signature.__call__).parameters.values()
         by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         by_place = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -96,15 +95,17 @@ class Op(Generic[SignatureT]):
 class Partition:
     """How one call of an op is split over devices.
 
-    `inputs` and `outputs` name the dimensions of each array, "rows features"; a dimension of the
-    same name is split alike everywhere. A dimension of a NamedWeight lies where the weight's axis
-    lies. A dimension named as a logical axis ("vocab", "kv_heads") lies on its mesh axis, where all
-    arrays divide by it. A call of which no dimension is split is left to the compiler.
+    inputs, outputs: the names of the dimensions of each array, such as "rows features"; dimensions
+    with the same name are split in the same way. A dimension of a NamedWeight is split like the
+    axis of the weight. A dimension with the name of a logical axis ("vocab", "kv_heads") is split
+    over the mesh axis of this logical axis, if its size divides evenly in all arrays. If no
+    dimension is split, XLA's compiler handles the call.
 
-    `run` (shards, *arrays) runs inside shard_map. It computes a device's part of the results from
-    its part of the arguments that are not None, and of the keywords that `keywords` names; `batch`
-    gives two arrays, its rows and its positions. `reduction` is the collective op by which the
-    parts meet, `shards.reduce`, over the devices that split one of the dimensions `reduced`.
+    run: a function (shards, *arrays) that runs inside shard_map and computes one device's part of
+    the results. The arrays are the device's parts of the arguments that are not None, then of the
+    keywords in `keywords`; the keyword `batch` becomes two arrays, its rows and its positions.
+    reduced: the names of dimensions over which `shards.reduce` combines the parts. reduction: the
+    name of the collective op that `shards.reduce` calls.
     """
 
     inputs: tuple[str, ...]
@@ -114,13 +115,13 @@ class Partition:
     reduction: str = "all_reduce"
     keywords: tuple[str, ...] = ()
     size: int | None = None
-    """How many of the first entries of each result count, where `run` pads them to split evenly."""
+    """Number of entries to keep of each result's first axis, if `run` pads it to divide evenly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The devices over which a part of a call is reduced, as the part sees them: the mesh axes, how
-    many devices, and the collective op of the rule. No axes where no reduced dimension is split.
+    """The devices over which a call of an op reduces: their mesh axes (none if no reduced dimension
+    is split), their number, and the collective op of the partition rule.
     """
 
     axes: tuple[str, ...]
@@ -128,19 +129,19 @@ class Shards:
     collective: Callable[..., jax.Array]
 
     def reduce(self, x: jax.Array, **keywords: Any) -> jax.Array:
-        """The collective over these devices; x itself where there is one."""
+        """Call the collective op over these devices; return x itself for a single device."""
         return self.collective(x, axes=self.axes, **keywords) if self.axes else x
 
     @property
     def index(self) -> jax.Array:
-        """Which of the devices this is."""
+        """The index of this device among them."""
         return jax.lax.axis_index(self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckSetting:
-    """Where an implementation is to serve: the model's attention layers per shard, the cache, the
-    phases, the dtype.
+    """The setting in which an implementation is checked: the device, the model's attention specs on
+    one shard, the cache layout and page size, the phases and the dtype.
     """
 
     env: Env
@@ -157,12 +158,13 @@ def _serves(impl: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class QuickCase:
-    """One problem of an op.
+    """One problem of an op, for the quick check.
 
-    `run` (implementation, *inputs) -> arrays by name; it is traced. A NaN of the reference's must
-    be one of the implementation's, so that places which nobody may touch can hold NaN. Results in
-    `exact` must be equal. `serves` says whether an implementation claims to serve the case;
-    `place` (result, row) names a row of a result, "CASE: RESULT[ROW]" where it is None.
+    run: a function (implementation, *inputs) -> arrays by name; it is traced. Where the reference
+    has a NaN, the implementation must have one, too; a case marks places that must not be written
+    with NaN. exact: names of the results that must be equal. serves: a function (implementation) ->
+    whether the implementation claims to support the case. place: a function (result, row) that
+    names a row of a result in messages; None: "CASE: RESULT[ROW]".
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""Choosing an implementation: an explicit name or an error, else the best that can; every refusal
-is kept.
-"""
+"""Chooses an implementation among candidates, and records why the others were not chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +13,9 @@ from enginebay.errors import UnsupportedError, unknown_name
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """An implementation by name: the loaded part, or the reason why it could not be loaded."""
+    """One implementation to choose from: the loaded implementation, or the reason why it cannot be
+    used.
+    """
 
     name: str
     priority: int
@@ -23,13 +23,13 @@ class Candidate:
     unavailable: str | None = None
     custom_calls: tuple[str, ...] = ()
     interpreted: bool = False
-    """Whether it is made for another platform, and serves this one by interpretation."""
+    """Whether it is for another platform and is interpreted on this one."""
     built_in: bool = False
-    """Whether it comes with enginebay: of equal priorities "auto" takes such a candidate."""
+    """Whether it is part of enginebay: for equal priorities "auto" takes a built-in candidate."""
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a kernel's name is "module:attribute": an implementation that nobody registered."""
+    """Return whether the name of a kernel is an import path ("module:attribute")."""
     return ":" in name
 
 
@@ -40,15 +40,16 @@ def choose(
     why_not: Callable[[Any], str | None],
     faster: Callable[[Sequence[Any]], tuple[Any, str] | None] | None = None,
 ) -> tuple[Candidate, Reason]:
-    """The candidate to use for `setting`.
+    """Return the candidate to use for `setting`, and the reason.
 
-    `wanted` is a name or "auto". A name that cannot serve is an UnsupportedError with its reason:
-    an explicit choice never falls back. "auto" takes the highest priority that can, of equals a
-    built-in one, then the first by name, and the reason has all the others. `faster` may name
-    another of those that can, given in this order, and why it is to be taken instead.
-    UnknownNameError for a name that no candidate has.
+    `wanted` is a name or "auto". UnsupportedError, with the reason, for a name that cannot be used
+    here: an explicit choice never falls back to another one. UnknownNameError for a name that no
+    candidate has. "auto" takes the usable candidate with the highest priority; for equal
+    priorities a built-in one, then the first by name. The Reason lists all other candidates.
+    `faster` may choose another usable candidate: it gets their implementations in this order, and
+    returns one of them with the reason, or None.
     """
-    if wanted == AUTO:  # what was given by import path serves where it is named
+    if wanted == AUTO:  # implementations given by import path are used only where they are named
         candidates = [candidate for candidate in candidates if not is_import_path(candidate.name)]
     if wanted != AUTO and all(candidate.name != wanted for candidate in candidates):
         names = [candidate.name for candidate in candidates]
@@ -83,7 +84,7 @@ def choose(
 
 
 def behind(candidate: Any, first: Any) -> str:
-    """Why `first` was taken and not `candidate`; both have a priority, and may be built in."""
+    """Return why `first` was chosen over `candidate`; both have `priority` and `built_in`."""
     if candidate.priority > first.priority:
         return "measured slower, or not measured in the same buckets"
     if candidate.priority == first.priority:
@@ -95,7 +96,7 @@ def behind(candidate: Any, first: Any) -> str:
 
 
 def common_layout(preferences: Sequence[Sequence[str]]) -> str | None:
-    """The first layout in the first implementation's order that all of them have."""
+    """Return the first layout of the first list that is in all lists, or None."""
     if not preferences:
         return None
     return next(

@@ -1,5 +1,5 @@
-"""What shadow mode has found: how far a candidate is from the chosen implementation on live steps,
-and how fast it is.
+"""Results of shadow mode: how much a candidate's outputs differ from the chosen implementation's on
+live steps, and how fast it is.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LayerDifference:
-    """The largest differences of one layer's outputs in one phase, over all steps that were
-    compared.
+    """The largest differences in the outputs of one layer in one phase, over all compared steps.
 
-    `absolute` is the largest |candidate - chosen| where both are finite; `relative` that over the
-    largest |chosen| of its step. `num_nonfinite` counts values of the candidate that are not
-    finite, `num_cache_differences` new tokens whose keys or values it left otherwise in the cache,
-    `num_tokens` the tokens compared.
+    absolute: the largest |candidate - chosen| where both are finite. relative: the largest ratio of
+    this difference to the largest |chosen| of the step. num_nonfinite: number of values of the
+    candidate that are not finite. num_cache_differences: number of new tokens whose keys or values
+    in the cache differ. num_tokens: number of compared tokens.
     """
 
     phase: str
@@ -29,7 +28,7 @@ class LayerDifference:
     num_tokens: int
 
     def joined(self, other: LayerDifference) -> LayerDifference:
-        """This and another step of the same layer."""
+        """Combine this with the differences of other steps of the same layer."""
         return dataclasses.replace(
             self,
             absolute=max(self.absolute, other.absolute),
@@ -42,8 +41,9 @@ class LayerDifference:
 
 @dataclasses.dataclass(frozen=True)
 class ShadowPhase:
-    """One phase: the chosen implementation, steps that ran and were compared, and the median
-    seconds that all layers of a step took among the last ones, nan while none was compared.
+    """One phase: the chosen implementation, the number of steps that ran and that were compared,
+    and the median seconds that all layers of a step took in the last compared steps (nan when no
+    step was compared).
     """
 
     phase: str
@@ -56,8 +56,8 @@ class ShadowPhase:
 
 @dataclasses.dataclass(frozen=True)
 class ShadowReport:
-    """All that a shadow has found so far. `error` is the first thing that went wrong, of
-    `num_failed` steps.
+    """The results of shadow mode so far. `num_failed` steps of the candidate raised an error;
+    `error` is the first of these errors.
     """
 
     op: str
@@ -69,10 +69,12 @@ class ShadowReport:
     error: str | None
 
     def worst(self, phase: str) -> LayerDifference | None:
-        """The layer that is furthest off in a phase; values that are not finite count most."""
+        """Return the layer with the largest difference in a phase, first by num_nonfinite and then
+        by absolute difference; None when no layer was compared.
+        """
         found = [layer for layer in self.layers if layer.phase == phase]
         return max(found, key=lambda layer: (layer.num_nonfinite, layer.absolute), default=None)
 
     def record(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the report as plain Python values."""
         return dataclasses.asdict(self)

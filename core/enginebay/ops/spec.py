@@ -1,4 +1,4 @@
-"""Static descriptions of an op's problem, and AttnBatch, the device record of one step's rows."""
+"""Static descriptions of attention problems, and the device records of one step's rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ Mode = Literal["decode", "prefill", "mixed"]
 
 @dataclasses.dataclass(frozen=True)
 class AttnSpec:
-    """One attention layer kind, per shard. Hashable: goes into jit keys and tuning keys.
+    """One kind of attention layer, with the heads of one shard. Hashable, because it is part of jit
+    keys and tuning keys.
 
-    `window` w lets position p look at keys p-w < j <= p. `softcap` c replaces a score s by
-    c*tanh(s/c). `scale` None means head_dim ** -0.5. With `alibi` each query head has a slope, and
-    slope * (j - p) is added to the scaled and capped score of p's query and j's key. `return_lse`:
-    attention returns the log-sum-exp of each query's scores too.
-    `v_is_k_prefix`: values are the first `v_head_dim` columns of the keys, of one KV head that all
-    query heads and all shards have whole.
+    scale: factor on the scores; None means head_dim ** -0.5. window: with window w, position p
+    attends to keys j with p - w < j <= p. softcap: with softcap c, a score s becomes c * tanh(s /
+    c). sinks: each query head has one additional score without a value. alibi: each query head has
+    a slope, and slope * (j - p) is added to the scaled and capped score of query p and key j.
+    kv_shared: the layer reads the cache of another layer. v_is_k_prefix: values are the first
+    `v_head_dim` columns of the keys; there is one KV head, which every shard holds whole.
+    return_lse: attention also returns the log-sum-exp of each query's scores.
     """
 
     num_q_heads: int
@@ -47,7 +49,7 @@ class AttnSpec:
 
     @property
     def group(self) -> int:
-        """Query heads per KV head."""
+        """Number of query heads per KV head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
@@ -57,11 +59,11 @@ class AttnSpec:
 
     @property
     def v_dim(self) -> int:
-        """The width of values and of outputs."""
+        """Width of values and outputs."""
         return self.v_head_dim or self.head_dim
 
     def per_shard(self, num_shards: int) -> AttnSpec:
-        """The same layer seen by one of `num_shards` shards of its heads."""
+        """Return the spec of one shard when the heads are split over `num_shards` devices."""
         return dataclasses.replace(
             self,
             num_q_heads=self.num_q_heads // num_shards,
@@ -69,7 +71,7 @@ class AttnSpec:
         )
 
     def make_layout(self, kind: type[KVLayout], num_pages: int, page_size: int) -> KVLayout:
-        """The layout of a cache of this layer's keys and values."""
+        """Return the layout of a cache for keys and values of this layer."""
         return kind(
             num_pages,
             page_size,
@@ -82,13 +84,12 @@ class AttnSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Static shapes of one compiled step.
+    """The static shapes of one compiled step.
 
-    mode "decode": one token a row, token i belongs to row i, so tokens == seqs. mode "prefill":
-    rows without a prefix (every q_len == kv_len); nothing is read from the cache. mode "mixed":
-    anything. `max_kv_len` bounds every kv_len. `rows_are_pages` promises that the layout has
-    exactly `seqs` pages and row i lives in page i alone, so that no page table needs to be
-    followed.
+    mode: "decode" has one token per row, and token i belongs to row i, so that tokens == seqs;
+    "prefill" has rows without a prefix (every q_len == kv_len), so that nothing is read from the
+    cache; "mixed" has any rows. max_kv_len: upper bound of every kv_len. rows_are_pages: the layout
+    has exactly `seqs` pages, and page i holds all of row i, so that page tables are not needed.
     """
 
     tokens: int
@@ -115,15 +116,16 @@ class Bucket:
 )
 @dataclasses.dataclass(frozen=True)
 class AttnBatch:
-    """The rows of one step, int32 on the device, padded to the bucket (T tokens, S rows, P pages a
-    row).
+    """The rows of one step: int32 arrays on the device, padded to the bucket (T tokens, S rows, P
+    pages per row).
 
-    positions[T]: absolute position, 0 on padding. cu_q_lens[S+1]: starts of rows in the packed
-    tokens, the last value repeated. kv_lens[S]: context including this step's tokens, 0 on padding.
-    page_table[S,P]: page ids, 0 on unused entries (never -1: kernels prefetch them). slots[T]:
-    page*page_size+offset of each new token, -1 on padding. seq_ids[T]: row of each token, S on
-    padding. distribution[3]: number of decode rows, of decode and prefill rows, of all rows; rows
-    are sorted decode, prefill, mixed.
+    positions [T]: absolute positions, 0 on padding. cu_q_lens [S+1]: starts of the rows in the
+    packed tokens; padding repeats the last value. kv_lens [S]: context lengths including the tokens
+    of this step, 0 on padding. page_table [S, P]: page ids, 0 on unused entries (never -1, because
+    kernels prefetch these pages). slots [T]: page * page_size + offset of each new token, -1 on
+    padding. seq_ids [T]: row of each token, S on padding. distribution [3]: number of decode rows,
+    of decode and prefill rows, and of all rows; rows are sorted in the order decode, prefill,
+    mixed.
     """
 
     positions: jax.Array
@@ -137,15 +139,15 @@ class AttnBatch:
 
     @property
     def q_lens(self) -> jax.Array:
-        """[S] new tokens of each row, 0 on padding."""
+        """Number of new tokens of each row [S], 0 on padding."""
         return self.cu_q_lens[1:] - self.cu_q_lens[:-1]
 
 
 @functools.partial(tree_util.register_dataclass, data_fields=["rows", "positions"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
-    """The tokens of one step as ops see them, int32 [T] on the device: `rows` is the row of the
-    step that each token belongs to, the number of rows on padding; `positions` are absolute, 0 on
+    """The row and the position of each token in one step, int32 [T] on the device. `rows`: index of
+    the row in the step; on padding, the number of rows. `positions`: absolute positions, 0 on
     padding.
     """
 
@@ -154,7 +156,9 @@ class StepBatch:
 
     @classmethod
     def of(cls, batches: Mapping[str, AttnBatch]) -> Self:
-        """Of a step's rows by cache group, which differ in their pages alone."""
+        """Make the StepBatch of a step from its batches by cache group, which differ only in their
+        pages.
+        """
         batch = next(iter(batches.values()))
         return cls(batch.seq_ids, batch.positions)
 
@@ -162,12 +166,11 @@ class StepBatch:
 def derive_batch(
     q_lens: jax.Array, kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket
 ) -> AttnBatch:
-    """AttnBatch from what a plan carries: q_lens[S], kv_lens[S] and page_table[S,P]; works inside
-    jit.
+    """Make an AttnBatch from q_lens [S], kv_lens [S] and page_table [S, P], also inside jit.
 
-    Rows must be sorted: those with one new token after a prefix (decode) first, then those without
-    a prefix (prefill), then the others; padding rows, with both lengths 0, last. Decode buckets may
-    have padding anywhere.
+    Rows must be sorted: first rows with one new token after a prefix (decode), then rows without a
+    prefix (prefill), then other rows, then padding rows, whose lengths are both 0. A decode bucket
+    may have padding rows anywhere.
     """
     if bucket.mode == "decode":
         return _derive_decode(kv_lens, page_table, page_size, bucket)
@@ -221,13 +224,14 @@ def _derive_decode(
 
 @dataclasses.dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding of a model: base, rotated width, and the scaling of long contexts.
+    """The rotary position embedding of a model: base, number of rotated features, and the rule for
+    long contexts.
 
-    `scaling` names the rule; the other fields are that rule's, under the names that Hugging Face
-    configurations use. Rules that depend on the length of a text have been settled for one:
-    "dynamic" is "default" with a larger theta, and "longrope" divides each frequency by its own of
-    `frequency_divisors`. "proportional" turns the first `proportion` of all pairs. Pairs are (i, i
-    + rotary_dim/2) ("rotate half").
+    `scaling` names the rule; the fields after it are parameters of the rule, with the names of
+    Hugging Face configurations. A rule that depends on the length of the text is resolved for one
+    length: "dynamic" becomes "default" with a larger theta, and "longrope" divides the frequencies
+    by `frequency_divisors`. "proportional" rotates only the first `proportion` of all pairs of
+    features. The pairs are (i, i + rotary_dim / 2) ("rotate half").
     """
 
     theta: float

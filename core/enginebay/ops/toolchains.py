@@ -1,12 +1,8 @@
-"""Kernels away from their device: interpreted on the host, or compiled for a device that is not
-there.
+"""Contracts for checking a kernel on a machine without its device. Both are optional for a kernel:
 
-Both are optional for a kernel, and both are what makes it checkable on any machine:
-
-- an implementation with a method `interpreted()` can be interpreted (`Interpretable`);
-- a declaration with the capability `compiler = "module:attribute"` names a `KernelCompiler`, shared
-  by the kernels of
-  its package, that compiles any program which calls them.
+- An implementation with a method `interpreted()` can be interpreted on the host (`Interpretable`).
+- A declaration with the capability `compiler = "module:attribute"` names a `KernelCompiler`, which
+  compiles programs that call the kernel, for devices that this machine does not have.
 """
 
 from __future__ import annotations
@@ -18,47 +14,46 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Interpretable(Protocol):
-    """An implementation of an op that can do without its device, slowly, to be checked."""
+    """An implementation of an op that can be interpreted on the host, slowly, for checks."""
 
     def interpreted(self) -> Any:
-        """The same implementation by interpretation: by the same op's contract, and it serves
-        platform "cpu".
+        """Return the interpreted implementation, which follows the same contract and supports the
+        platform "cpu". UnsupportedError, with the reason, when the interpreter is not installed.
 
-        It finds faults that a device would hide where its interpreter can: races, reads out of
-        bounds, scratch memory that nobody wrote. Raises UnsupportedError, with the reason, where
-        the interpreter is not installed.
+        If the interpreter can, it also finds errors that a device hides: races, reads out of
+        bounds, and reads of scratch memory that was not written.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileReport:
-    """What a compiler told of one program for one target.
+    """What a compiler reports about one program for one target.
 
-    `figures` holds what is known of: registers (of the kernel that needs most), spill_bytes,
-    shared_bytes, copies_in_flight (groups of asynchronous copies under way while an older one is
-    waited for), vmem_bytes, smem_bytes, argument_bytes, output_bytes, temp_bytes and alias_bytes
-    (of output that lies in donated arguments).
+    `figures` has the known ones of: registers (max over the kernels of the program), spill_bytes,
+    shared_bytes, copies_in_flight (groups of asynchronous copies that are running while an older
+    group is waited for), vmem_bytes, smem_bytes, argument_bytes, output_bytes, temp_bytes, and
+    alias_bytes (bytes of output in donated arguments).
     """
 
     target: str
     seconds: float
     figures: Mapping[str, int]
     text: str = ""
-    """The compiled program as XLA writes it; "" where a compiler has none."""
+    """The compiled program as XLA prints it; "" when the compiler does not print it."""
 
 
 class KernelCompiler(Protocol):
-    """Compiles programs for devices that are not there."""
+    """Compiles programs for devices that this machine does not have."""
 
     targets: Sequence[str]
-    """The architectures it compiles for, as `Env.arch` names them: "v6e", "sm_90"."""
+    """The architectures that it compiles for, named as in `Env.arch`: "v6e", "sm_90"."""
 
     platform: str
-    """The platform of all of them."""
+    """The platform of all these architectures."""
 
     def why_not(self, target: str) -> str | None:
-        """Why it cannot compile for a target on this machine (what is not installed), or None when
-        it can.
+        """Return why it cannot compile for a target on this machine, such as a missing package; or
+        None when it can.
         """
 
     def compile(
@@ -70,13 +65,12 @@ class KernelCompiler(Protocol):
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """Compile `function` of `arguments` (trees of ShapeDtypeStruct) for a target, to machine
-        code.
+        """Compile `function` with `arguments` (pytrees of ShapeDtypeStruct) to machine code for a
+        target.
 
-        `donated` are the places of arguments that results may overwrite. With several devices,
-        arguments may carry shardings over `devices(target)`. Raises what the compiler raises when
-        it refuses the program.
+        `donated`: indices of arguments that results may overwrite. With several devices, arguments
+        may have shardings over `devices(target, num_devices)`. Errors of the compiler pass through.
         """
 
     def devices(self, target: str, num_devices: int) -> Sequence[Any]:
-        """That many stand-in devices of a target, to make meshes and shardings of."""
+        """Return descriptions of `num_devices` devices of a target, for meshes and shardings."""

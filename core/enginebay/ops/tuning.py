@@ -1,5 +1,5 @@
-"""Configurations of kernels: what an implementation offers to choose from, and the contract of what
-chooses.
+"""Configurations of kernels: the contracts of implementations that have some, and of the part that
+chooses among them.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ ConfigSource = Literal["tuned", "tuned for a larger bucket", "default"]
 
 @runtime_checkable
 class Tunable(Protocol):
-    """An implementation with a configuration that is worth searching."""
+    """An attention implementation with several configurations, which `enginebay tune` measures."""
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[Any]:
-        """Configurations that may be the fastest for a problem: frozen dataclasses of the default's
-        type, of plain values.
+        """Return the configurations that may be the fastest for a problem; () when there is no
+        choice. They are frozen dataclasses of plain values, of the same type as the default.
 
-        Empty where nothing can be chosen. It is asked often, so it must be cheap; what would not
-        fit the device's memory is left out by an estimate.
+        The method is called often, so it must be cheap. It leaves out configurations that, by an
+        estimate, do not fit the device's memory.
         """
 
 
 def candidates_of(
     impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
 ) -> Sequence[Any]:
-    """The implementation's candidates, none where it is not tunable."""
+    """Return the configurations of an implementation; () when it is not Tunable."""
     return impl.candidates(env, spec, bucket, layout) if isinstance(impl, Tunable) else ()
 
 
 @dataclasses.dataclass(frozen=True)
 class OpProblem:
-    """What a configuration of an op without phases is chosen by: rows, of which an entry for more
-    serves fewer, and the sizes and dtypes that must be equal, by the names that the implementation
-    gives them.
+    """The key of a tuned configuration of an op without phases. `rows`: number of rows; the entry
+    for a larger number is used for a smaller one. `sizes`: pairs (name, size or dtype) that must be
+    equal; the implementation defines the names.
     """
 
     rows: int
@@ -51,53 +51,53 @@ class OpProblem:
 
 @runtime_checkable
 class TunableOp(Protocol):
-    """An implementation of an op without phases with a configuration that is worth searching."""
+    """An implementation of an op without phases that has several configurations."""
 
     name: str
     version: str
 
     def default_config(self, env: Env, problem: OpProblem) -> Any:
-        """The frozen configuration to use when nothing better is known."""
+        """Return the frozen configuration to use without a tuned one."""
 
     def candidates(self, env: Env, problem: OpProblem) -> Sequence[Any]:
-        """As of Tunable."""
+        """Return the configurations to measure, as Tunable.candidates does."""
 
     def tuned(self, choose: Callable[[OpProblem], Any]) -> Any:
-        """The same implementation, which asks `choose` for the configuration of each call while the
-        call is traced.
+        """Return the same implementation, which calls `choose` for the configuration whenever a
+        call of it is traced.
         """
 
 
 class Tuning(ABC):
-    """Knows the configuration of a kernel for each problem. What a plugin's part of kind "tuning"
-    makes for an engine; `Untuned` where no plugin is asked.
+    """Chooses the configuration of a kernel for each problem. A plugin registers it as kind
+    "tuning"; without one, `Untuned` is used.
     """
 
     @abstractmethod
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> tuple[Any, ConfigSource]:
-        """The configuration of an implementation of attention for a problem, and where it is from.
-        UnsupportedError where the engine requires a tuned one and there is none.
+        """Return the configuration of an attention implementation for a problem, and its source.
+        UnsupportedError with tuned = "require" when there is no tuned configuration.
         """
 
     @abstractmethod
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
     ) -> tuple[Any, ConfigSource]:
-        """The same for an op without phases."""
+        """Return the same for an op without phases."""
 
     @abstractmethod
     def faster_than(
         self, op: str, impls: Sequence[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
     ) -> tuple[Any, str] | None:
-        """The implementation that was measured to be the fastest in steps of a mode, and the
-        reason, where it is not the first of `impls`.
+        """Return the implementation that was measured as the fastest for steps of a mode, and the
+        reason; None when it is the first of `impls`, or when there are no measurements.
         """
 
     def bound(self, op: str, impl: Any, env: Env) -> Any:
-        """An implementation of an op without phases, which takes its configurations from here if it
-        has some.
+        """Return an implementation of an op without phases that uses the configurations of this
+        object. An implementation without configurations is returned as it is.
         """
         if not isinstance(impl, TunableOp):
             return impl
@@ -105,7 +105,7 @@ class Tuning(ABC):
 
 
 class Untuned(Tuning):
-    """Every implementation's own defaults."""
+    """Chooses the default configuration of every implementation."""
 
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
@@ -120,4 +120,4 @@ class Untuned(Tuning):
     def faster_than(
         self, op: str, impls: Sequence[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
     ) -> None:
-        """None: nothing was measured."""
+        """Return None: there are no measurements."""

@@ -1,4 +1,4 @@
-"""The row table of an engine: tokens, counts and pages of the requests that run."""
+"""The row table of an engine: tokens, counts and pages of the running requests."""
 
 from __future__ import annotations
 

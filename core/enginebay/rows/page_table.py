@@ -1,4 +1,4 @@
-"""PageTable, the pages of every row in one cache group."""
+"""PageTable: the pages of every row in one cache group."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from enginebay.errors import InputError
 
 
 class PageTable:
-    """Page ids by row; a free row, and a row from its num_pages on, holds zeros.
+    """The page ids of each row. Entries after a row's last page, and all entries of a free row, are
+    zeros.
 
     Columns (NumPy, first axis is the row)::
 
         page_ids   int32 [max_num_reqs, max_pages_per_req]   in the order of the tokens
         num_pages  int32 [max_num_reqs]
 
-    The ledger of an engine writes the rows that it promises pages to; a row is freed with its
-    request, by the RowTable that the table belongs to.
+    The engine's ledger writes the pages that it leases to a row. The RowTable frees a row together
+    with its request.
     """
 
     def __init__(self, max_num_reqs: int, max_pages_per_req: int, page_size: int) -> None:
@@ -28,27 +29,27 @@ class PageTable:
 
     @property
     def max_pages_per_req(self) -> int:
-        """How many pages a row can have."""
+        """Max number of pages of a row."""
         return self.page_ids.shape[1]
 
     def append(self, row: int, page_ids: Sequence[int] | np.ndarray) -> None:
-        """Add pages to a row. InputError when they are more than fit; then none is added."""
+        """Add pages to a row. InputError, and no change, when they do not fit."""
         start = int(self.num_pages[row])
         self.check_fits(start + len(page_ids))
         self.page_ids[row, start : start + len(page_ids)] = page_ids
         self.num_pages[row] = start + len(page_ids)
 
     def check_fits(self, num_pages: int) -> None:
-        """InputError when a row cannot have so many pages."""
+        """Raise InputError when a row cannot have `num_pages` pages."""
         if num_pages > self.max_pages_per_req:
             raise InputError(
                 f"{num_pages} pages of {self.page_size} tokens for one row",
-                f"{self.max_pages_per_req}, as many as max_model_len needs",
-                "Give the row no pages beyond its context.",
+                f"at most {self.max_pages_per_req}, the number that max_model_len needs",
+                "Raise --max-model-len, or give the row fewer pages.",
             )
 
     def reset(self, row: int) -> None:
-        """Take all pages off a row."""
+        """Remove all pages of a row."""
         self.page_ids[row] = 0
         self.num_pages[row] = 0
 

@@ -1,4 +1,4 @@
-"""RowTable, the loop's table of rows: tokens, counts, pages and the request of every row."""
+"""RowTable: the host's table of rows, with tokens, counts, pages and the request of every row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.types import Request
 
 
 class RowTable:
-    """Host state of up to `max_num_reqs` requests, one row each.
+    """The host's state of up to `max_num_reqs` requests, with one row for each.
 
     Columns (NumPy, first axis is the row; a free row holds zeros)::
 
@@ -20,15 +20,15 @@ class RowTable:
         num_tokens           int32 [max_num_reqs]                  prompt and output tokens
         num_prompt_tokens    int32 [max_num_reqs]
         num_computed_tokens  int32 [max_num_reqs]                  tokens that are in the cache
-        returns_logprobs     bool [max_num_reqs]                   whether it asks for logprobs
-        variants             int8 [max_num_reqs]                   the least StepVariant for it
+        returns_logprobs     bool [max_num_reqs]                   whether to return logprobs
+        variants             int8 [max_num_reqs]                   the lowest StepVariant for it
 
-    Besides, `requests` has the Request of each row, or None, and `page_tables` a PageTable for each
-    entry of page_sizes: the pages that the engine's ledger has promised each row.
+    `requests` has the Request of each row, or None. `page_tables` has one PageTable for each entry
+    of page_sizes, with the pages that the engine's ledger has leased to each row.
 
-    `token_ids` is allocated at full size: the operating system hands its zeroed pages out when they
-    are first written, and a row's tokens lie together, so 256 rows of 128k tokens cost what their
-    requests use and not 128 MB.
+    `token_ids` is allocated at full size. The operating system provides zeroed memory pages only
+    when they are first written, and the tokens of a row are contiguous; so 256 rows of 128k tokens
+    use as much memory as their requests need, and not 128 MB.
     """
 
     def __init__(
@@ -39,9 +39,7 @@ class RowTable:
         vocab_size: int,
         page_sizes: Sequence[int],
     ) -> None:
-        """`page_sizes`: the page size of each cache group. Raises InputError for a count
-        below 1.
-        """
+        """`page_sizes`: the page size of each cache group. InputError for a number below 1."""
         _check_counts([max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size], page_sizes)
         self.max_num_reqs = max_num_reqs
         self.max_model_len = max_model_len
@@ -59,7 +57,7 @@ class RowTable:
         )
         self.requests: list[Request | None] = [None] * max_num_reqs
         self._rows: dict[str, int] = {}
-        # What moves with a row, beside token_ids and pages, and is reset when it is freed.
+        # Like token_ids and pages, these columns move with a row and are reset when it is freed.
         self._columns = (
             self.num_tokens,
             self.num_prompt_tokens,
@@ -70,31 +68,30 @@ class RowTable:
 
     @property
     def num_reqs(self) -> int:
-        """How many rows are taken."""
+        """Number of rows that hold a request."""
         return len(self._rows)
 
     @property
     def taken_rows(self) -> np.ndarray:
-        """The rows that hold a request, in order (int32)."""
+        """Indices of the rows that hold a request, int32, in ascending order."""
         return np.asarray(sorted(self._rows.values()), np.int32)
 
     def row_of(self, req_id: str) -> int | None:
-        """The row of a request, or None."""
+        """Return the row of a request, or None."""
         return self._rows.get(req_id)
 
     def request(self, row: int) -> Request:
-        """The request in a row. AssertionError when the row is free, or no row."""
+        """Return the request in a row. AssertionError when the row is free or out of range."""
         request = self.requests[row] if 0 <= row < self.max_num_reqs else None
         assert request is not None, f"row {row} is free"
         return request
 
     def add_request(self, request: Request, req_index: int | None = None) -> int:
-        """Put a request into row `req_index`, by default the lowest free one, and return its row.
-        Costs as much as the prompt is long.
+        """Put a request into row `req_index`, by default the lowest free row, and return the row.
+        The prompt is copied, up to max_model_len tokens.
 
-        Tokens beyond max_model_len are cut off the prompt. Raises InputError for an id that is here
-        already and for a row that is taken, IndexError for a row out of range, RuntimeError when
-        all rows are taken; then nothing is changed.
+        InputError for an id that is in the table, and for a row that is taken; IndexError for a row
+        out of range; RuntimeError when all rows are taken. After an error the table is unchanged.
         """
         row = self._free_row(request.request_id, req_index)
         self.requests[row] = request
@@ -107,8 +104,8 @@ class RowTable:
         return row
 
     def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Append output tokens to a taken row. InputError when they exceed max_model_len; then
-        nothing is appended.
+        """Append output tokens to a taken row. InputError, and no change, when the row would exceed
+        max_model_len.
         """
         self.request(row)
         start = int(self.num_tokens[row])
@@ -119,8 +116,10 @@ class RowTable:
         self.num_tokens[row] = end
 
     def append_step(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """append_tokens() for many taken rows int [n], each named once: of token_ids int32 [n,
-        steps] the first counts[i].
+        """Append the first counts[i] tokens of token_ids[i] to row rows[i], for n taken rows.
+
+        rows: int [n], all different. token_ids: int32 [n, steps]. InputError, and no change, when a
+        row would exceed max_model_len.
         """
         starts = self.num_tokens[rows]
         ends = starts + counts
@@ -134,12 +133,12 @@ class RowTable:
     def _too_long(self, count: int, start: int, row: int) -> InputError:
         return InputError(
             f"{count} tokens after the {start} of row {row}",
-            f"{self.max_model_len} in all",
-            "End the request before.",
+            f"at most {self.max_model_len} tokens in all",
+            "End the request earlier, or raise --max-model-len.",
         )
 
     def remove_request(self, req_id: str) -> int | None:
-        """Free a request's row and reset all its columns; the row it had, or None for an unknown
+        """Free the row of a request and reset its columns. Returns the row, or None for an unknown
         id.
         """
         row = self._rows.pop(req_id, None)
@@ -167,7 +166,7 @@ class RowTable:
                 self._rows[moved.request_id] = row
 
     def clear(self) -> None:
-        """Free all rows; capacity stays."""
+        """Free all rows."""
         for req_id in list(self._rows):
             self.remove_request(req_id)
 
@@ -194,14 +193,14 @@ class RowTable:
 
 
 def _make_tokens(num_rows: int, max_model_len: int) -> np.ndarray:
-    """int32 zeros [num_rows, max_model_len]; UnsupportedError when memory cannot hold them."""
+    """Make int32 zeros [num_rows, max_model_len]; UnsupportedError when memory is too small."""
     try:
         return np.zeros((num_rows, max_model_len), np.int32)
     except (MemoryError, ValueError, OverflowError):
         raise UnsupportedError(
             f"a table of {num_rows} rows of {max_model_len} tokens",
-            "what this machine's memory holds",
-            "Lower max_model_len or max_num_seqs.",
+            "a size that fits the memory of this machine",
+            "Lower --max-model-len or --max-num-seqs.",
         ) from None
 
 
@@ -209,6 +208,6 @@ def _check_counts(counts: Sequence[int], page_sizes: Sequence[int]) -> None:
     if min(*counts, *page_sizes) < 1 or not page_sizes:
         raise InputError(
             f"a row table of {[*counts, *page_sizes]} (the last: page sizes)",
-            "counts of at least 1, at least one page size",
-            "Correct them.",
+            "numbers of at least 1, and at least one page size",
+            "Raise the numbers below 1, and pass a page size for each cache group.",
         )
