@@ -44,7 +44,7 @@ class PageTable:
         if num_pages > self.max_pages_per_req:
             raise InputError(
                 f"{num_pages} pages of {self.page_size} tokens for one row",
-                f"at most {self.max_pages_per_req}, the number that max_model_len needs",
+                f"{self.max_pages_per_req}, the number that max_model_len needs",
                 "Raise --max-model-len, or give the row fewer pages.",
             )
 
