@@ -241,3 +241,9 @@ def _structure(body: GenerationBody) -> dict[str, Any]:
                 )
             found[name] = value
     return found
+
+
+def is_guided(params: SamplingParams) -> bool:
+    """Whether the output must have a form."""
+    forms = (params.json_schema, params.json_object, params.regex, params.choice, params.grammar)
+    return any(forms)

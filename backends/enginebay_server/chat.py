@@ -11,17 +11,22 @@ from pydantic import Field
 
 from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
-from enginebay_server.bodies import GenerationBody, sampling_params
+from enginebay_server.bodies import GenerationBody, is_guided, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import chat_logprobs
 from enginebay_server.messages_in import as_messages
+from enginebay_server.parsing.message import MessageParser
+from enginebay_server.replies import delta_record, finish_reason, message_record, whole_reply
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import ServerSettings
 from enginebay_server.sse import DONE, StreamWriter
 from enginebay_server.stopped import stop_reason
+from enginebay_server.tools import ToolUse, tool_use
 from enginebay_server.usage import Usage
+
+NO_TOOLS = ToolUse()
 
 
 class ChatBody(GenerationBody):
@@ -36,6 +41,17 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    """For chat templates that have a variable of this name."""
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """The tools that the answer may call. ApiError for a wrong one."""
+        several = self.parallel_tool_calls is not False
+        return tool_use(self.tools, self.tool_choice, several=several)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -43,8 +59,10 @@ class ChatBody(GenerationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def chat_params(body: ChatBody, settings: ServerSettings) -> SamplingParams:
-    """How the tokens of a chat are chosen."""
+def chat_params(
+    model: ServedModel, body: ChatBody, settings: ServerSettings, use: ToolUse
+) -> SamplingParams:
+    """How the tokens of a chat are chosen, so that its answer calls the tools that it must call."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(
             400,
@@ -53,14 +71,30 @@ def chat_params(body: ChatBody, settings: ServerSettings) -> SamplingParams:
             param="top_logprobs",
         )
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return sampling_params(body, settings, max_tokens=max_tokens, logprobs=body.num_logprobs)
+    params = sampling_params(body, settings, max_tokens=max_tokens, logprobs=body.num_logprobs)
+    if use.schema is not None:
+        if is_guided(params):
+            raise ApiError(
+                400,
+                "tool_choice that demands a call, and another form of the output. Allowed: one "
+                "of the two. Leave one out.",
+                param="tool_choice",
+            )
+        params = params.model_copy(update={"json_schema": use.schema})
+    if use.keeps_special_tokens(model):
+        params = params.model_copy(update={"skip_special_tokens": False})
+    return params
 
 
-def render_chat(model: ServedModel, body: ChatBody) -> list[int]:
+def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> list[int]:
     """The token ids of a conversation, by the model's chat template."""
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
     options: dict[str, Any] = {
         "chat_template": model.chat_template,
-        "chat_template_kwargs": body.chat_template_kwargs,
+        "chat_template_kwargs": variables or None,
+        "tools": list(use.described) or None,
     }
     if body.continue_final_message:
         options |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -69,18 +103,23 @@ def render_chat(model: ServedModel, body: ChatBody) -> list[int]:
     return model.llm.tokenizer.apply_chat_template(as_messages(body.messages), **options)
 
 
-def chat_jobs(model: ServedModel, body: ChatBody, params: SamplingParams) -> Sequence[PromptJob]:
+def chat_jobs(
+    model: ServedModel, body: ChatBody, params: SamplingParams, use: ToolUse
+) -> Sequence[PromptJob]:
     """The one job of a chat."""
-    return [PromptJob(render_chat(model, body), params, body.turn)]
+    return [PromptJob(render_chat(model, body, use), params, body.turn)]
 
 
 class ChatAnswer:
     """The whole answer of a chat."""
 
-    def __init__(self, generation: Generation, body: ChatBody, params: SamplingParams) -> None:
+    def __init__(
+        self, generation: Generation, body: ChatBody, params: SamplingParams, use: ToolUse
+    ) -> None:
         self._generation = generation
         self._body = body
         self._params = params
+        self._use = use
 
     def record(self, output: RequestOutput) -> dict[str, Any]:
         """The body of the answer."""
@@ -102,11 +141,13 @@ class ChatAnswer:
             num_best = self._body.num_logprobs or 0
             content = chat_logprobs(one.token_ids, one.logprobs, num_best, model.token_text)
             told = {"content": content, "refusal": None}
+        parser = self._use.parser(model, self._generation.handles[0].prompt_token_ids)
+        reply = whole_reply(one.text, parser)
         return {
             "index": one.index,
-            "message": {"role": "assistant", "content": one.text, "refusal": None},
+            "message": message_record(reply),
             "logprobs": told,
-            "finish_reason": one.finish_reason,
+            "finish_reason": finish_reason(one.finish_reason, len(reply.calls)),
             "stop_reason": stop_reason(model, self._params, one.token_ids, one.finish_reason),
         }
 
@@ -114,7 +155,9 @@ class ChatAnswer:
 class ChatStream(StreamWriter):
     """The events of a chat's stream."""
 
-    def __init__(self, generation: Generation, body: ChatBody, params: SamplingParams) -> None:
+    def __init__(
+        self, generation: Generation, body: ChatBody, params: SamplingParams, use: ToolUse
+    ) -> None:
         self._model = generation.model
         self._body = body
         self._params = params
@@ -131,6 +174,8 @@ class ChatStream(StreamWriter):
             self._frames.text_prefix(index, b'"delta":{"content":') for index in range(count)
         ]
         self._token_ids: list[list[int]] = [[] for _ in range(count)]
+        prompt_ids = generation.handles[0].prompt_token_ids
+        self._parsers = [use.parser(self._model, prompt_ids) for _ in range(count)]
 
     def begin(self) -> bytes:
         delta: Mapping[str, Any] = {"role": "assistant", "content": "", "refusal": None}
@@ -140,16 +185,33 @@ class ChatStream(StreamWriter):
         self._usage.add(chunk)
         if self._params.stop or self._params.stop_token_ids:
             self._token_ids[chunk.index] += chunk.delta_token_ids
-        found = b""
-        if chunk.logprobs is not None and chunk.delta_token_ids:
+        parser = self._parsers[chunk.index]
+        if parser is not None:
+            found = self._parsed(parser, chunk)
+        elif chunk.logprobs:
             found = self._event(chunk.index, {"content": chunk.delta_text}, chunk)
         elif chunk.delta_text:
             found = self._frames.text(self._prefixes[chunk.index], chunk.delta_text, b"}")
+        else:
+            found = b""
         if chunk.finish_reason is not None:
-            found += self._last(chunk)
+            found += self._last(chunk, 0 if parser is None else parser.num_calls)
         return found
 
-    def _last(self, chunk: StreamChunk) -> bytes:
+    def _parsed(self, parser: MessageParser, chunk: StreamChunk) -> bytes:
+        """The events of what a parser finds with a chunk; log-probabilities come with the first."""
+        deltas = parser.feed(chunk.delta_text)
+        if chunk.finish_reason is not None:
+            deltas += parser.finish()
+        records = [delta_record(delta) for delta in deltas]
+        if chunk.logprobs and not records:
+            records = [{}]
+        return b"".join(
+            self._event(chunk.index, record, None if place else chunk)
+            for place, record in enumerate(records)
+        )
+
+    def _last(self, chunk: StreamChunk, num_calls: int) -> bytes:
         if chunk.finish_reason in ("abort", "error"):
             raise ApiError(503, "the server ended the request", code="request_aborted")
         token_ids = self._token_ids[chunk.index]
@@ -158,7 +220,7 @@ class ChatStream(StreamWriter):
                 "index": chunk.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": chunk.finish_reason,
+                "finish_reason": finish_reason(chunk.finish_reason, num_calls),
                 "stop_reason": stop_reason(
                     self._model, self._params, token_ids, chunk.finish_reason
                 ),
@@ -175,7 +237,7 @@ class ChatStream(StreamWriter):
         self, index: int, delta: Mapping[str, Any], chunk: StreamChunk | None = None
     ) -> bytes:
         told = None
-        if chunk is not None and chunk.logprobs is not None:
+        if chunk is not None and chunk.logprobs:
             content = chat_logprobs(
                 chunk.delta_token_ids,
                 chunk.logprobs,

@@ -51,6 +51,13 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template", metavar="FILE", help="Jinja file in place of the model's"
     )
+    for flag, what in (("--tool-parser", "tool calls"), ("--reasoning-parser", "reasoning")):
+        parser.add_argument(
+            flag,
+            default="auto",
+            metavar="NAME",
+            help=f"format in which the model writes {what}; none: it is left in the text",
+        )
     group = parser.add_argument_group("address")
     group.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
@@ -180,10 +187,11 @@ def run(name: str, args: argparse.Namespace) -> int:
         )
     settings, template = settings_from(args), read_template(args.chat_template)
     configs = configs_from(args)
-    from enginebay_server.serving import Address, serve
+    from enginebay_server.serving import Address, Chats, serve
 
+    chats = Chats(template, args.tool_parser, args.reasoning_parser)
     address = Address(args.host, args.port, args.tls_cert, args.tls_key, args.keep_alive)
-    return serve(configs, address, settings, template)
+    return serve(configs, address, settings, chats)
 
 
 COMMAND = Command(add_arguments, run)

@@ -38,18 +38,19 @@ def generate_routes(state: AppState) -> APIRouter:
         headers = check_unknown(body, settings)
         check_stream(body)
         model = state.models.ready(body.model, settings.retry_after_s)
-        params = chat_params(body, settings)
+        use = body.tool_use
+        params = chat_params(model, body, settings, use)
         generation = Generation(state.metrics.of[model.name], state.limit, "chatcmpl-")
         try:
             start = generation.start(
-                lambda: chat_jobs(model, body, params), stream=bool(body.stream)
+                lambda: chat_jobs(model, body, params, use), stream=bool(body.stream)
             )
             await in_time(state, request, start)
             if body.stream:
-                writer = ChatStream(generation, body, params)
+                writer = ChatStream(generation, body, params, use)
                 return EventStream(generation, writer, settings.request_timeout_s, headers)
             [output] = await in_time(state, request, generation.outputs())
-            record = ChatAnswer(generation, body, params).record(output)
+            record = ChatAnswer(generation, body, params, use).record(output)
         except BaseException:
             generation.close()
             raise

@@ -27,6 +27,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -93,5 +94,6 @@ def token_ids_of(model: ServedModel, body: TokenizeBody) -> list[int]:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
     )
-    return render_chat(model, chat)
+    return render_chat(model, chat, chat.tool_use)

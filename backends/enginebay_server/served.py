@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from enginebay.config_sections import AUTO
 from enginebay.errors import EnginebayError, nearest, shown
 from enginebay.llm import LLM
 from enginebay_server.errors import ApiError
+from enginebay_server.parsing.choose import choose_formats, model_chat
 
 log = logging.getLogger("enginebay.server")
 
@@ -24,11 +26,27 @@ class ServedModel:
     `warmup` says how far compiling has come: "lazy" and "ready" models answer requests.
     """
 
-    def __init__(self, name: str, llm: LLM, *, chat_template: str | None = None) -> None:
-        """`chat_template`: Jinja text in place of the model's own template."""
+    def __init__(
+        self,
+        name: str,
+        llm: LLM,
+        *,
+        chat_template: str | None = None,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        """`chat_template`: Jinja text in place of the model's own template. The parsers are parts
+        by name, "auto" or "none". UnknownNameError for an unknown part.
+        """
         self.name = name
         self.llm = llm
         self.chat_template = chat_template
+        self.formats = choose_formats(
+            llm.plan.registry,
+            model_chat(llm.tokenizer.inner, chat_template),
+            tools=tool_parser,
+            reasoning=reasoning_parser,
+        )
         self.created_s = int(time.time())
         self.warmup: WarmupState = "waiting"
         self.progress = (0, 0)

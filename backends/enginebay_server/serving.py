@@ -16,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from enginebay.config import EngineConfig
+from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay_cli.show import progress
@@ -88,11 +89,22 @@ class Address:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chats:
+    """How chats are rendered and their answers parsed: a template in place of the models' own, and
+    parts by name.
+    """
+
+    template: str | None = None
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
+
+
 def serve(
     configs: Mapping[str, EngineConfig],
     address: Address,
     settings: ServerSettings,
-    chat_template: str | None = None,
+    chats: Chats | None = None,
 ) -> int:
     """Load the models, by the names that clients know, and answer until SIGTERM or Ctrl-C. Returns
     the exit code.
@@ -102,8 +114,15 @@ def serve(
     address.check_tls()
     with contextlib.ExitStack() as opened:
         at = opened.enter_context(address.open())
+        chats = chats or Chats()
         models = [
-            ServedModel(name, opened.enter_context(load(config)), chat_template=chat_template)
+            ServedModel(
+                name,
+                opened.enter_context(load(config)),
+                chat_template=chats.template,
+                tool_parser=chats.tool_parser,
+                reasoning_parser=chats.reasoning_parser,
+            )
             for name, config in configs.items()
         ]
         app = create_app(models, settings)

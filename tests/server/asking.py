@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ HELLO = [{"role": "user", "content": "Hello!"}]
 class Asker:
     """A client of an application of its own, over an LLM that others share."""
 
-    def __init__(self, llm: LLM, **settings: Any) -> None:
+    def __init__(self, llm: LLM, parsers: Mapping[str, str] | None = None, **settings: Any) -> None:
         from enginebay_server.app import create_app
         from enginebay_server.served import ServedModel
         from enginebay_server.settings import ServerSettings
 
         self.llm = llm
-        self.model = ServedModel("demo", llm)
+        self.model = ServedModel("demo", llm, **(parsers or {}))
         self.model.warmup = "lazy"
         self.app = create_app([self.model], ServerSettings(**settings))
         self.state = self.app.state.server

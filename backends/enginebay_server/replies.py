@@ -1,0 +1,95 @@
+"""Replies: the messages that a chat's completions are, whole or by their deltas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from enginebay_server.parsing.contract import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
+from enginebay_server.parsing.message import MessageParser
+
+
+@dataclasses.dataclass(slots=True)
+class ToolCall:
+    """A call of a whole answer; `arguments` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class Reply:
+    """A whole answer, or what there is of it so far."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = dataclasses.field(default_factory=list)
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Take in further parts."""
+        for delta in deltas:
+            match delta:
+                case ContentDelta(text):
+                    self.content += text
+                case ReasoningDelta(text):
+                    self.reasoning += text
+                case ToolCallStart(_, call_id, name):
+                    self.calls.append(ToolCall(call_id, name))
+                case ToolArgumentsDelta(index, text):
+                    self.calls[index].arguments += text
+
+
+def whole_reply(text: str, parser: MessageParser | None) -> Reply:
+    """The reply of a whole text. `parser` is used for it alone; None: the text is its content."""
+    if parser is None:
+        return Reply(text)
+    reply = Reply()
+    reply.add(parser.feed(text))
+    reply.add(parser.finish())
+    return reply
+
+
+def message_record(reply: Reply) -> dict[str, Any]:
+    """A reply as a message of OpenAI's chat API."""
+    record: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning:
+        record["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        record["content"] = reply.content or None
+        record["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in reply.calls
+        ]
+    return record
+
+
+def delta_record(delta: Delta) -> dict[str, Any]:
+    """A delta as a stream of OpenAI's chat API has it."""
+    match delta:
+        case ContentDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ToolArgumentsDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def finish_reason(reason: str | None, num_calls: int) -> str | None:
+    """How an answer ended: one with calls that was not cut off ended for them."""
+    return "tool_calls" if num_calls and reason == "stop" else reason

@@ -1,0 +1,146 @@
+"""Tools of a chat: what the client offers, what it demands, and the parser of each answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from enginebay.errors import shown
+from enginebay_server.errors import ApiError
+from enginebay_server.parsing.constrained import (
+    CallListParser,
+    NamedCallParser,
+    arguments_schema,
+    calls_schema,
+)
+from enginebay_server.parsing.contract import Parser, ParseRequest
+from enginebay_server.parsing.message import MessageParser
+from enginebay_server.served import ServedModel
+
+MAX_TOOLS = 128
+ToolMode = Literal["none", "auto", "required", "named"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that an answer may call. `described` is what the chat template gets, `functions`
+    are the same without their wrapping; both are empty with mode "none".
+    """
+
+    mode: ToolMode = "none"
+    functions: tuple[Mapping[str, Any], ...] = ()
+    described: tuple[Mapping[str, Any], ...] = ()
+    several: bool = True
+    """Whether an answer may have more than one call."""
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The schema that the output is held to; None: any text."""
+        if self.mode == "named":
+            return arguments_schema(self.functions[0])
+        if self.mode == "required":
+            return calls_schema(self.functions, several=self.several)
+        return None
+
+    def keeps_special_tokens(self, model: ServedModel) -> bool:
+        """Whether the output must be decoded with special tokens for its parser."""
+        formats = model.formats
+        used = (formats.tools if self._parses_calls(model) else None, formats.reasoning)
+        is_free = self.mode in ("none", "auto")
+        return is_free and any(one is not None and one.keeps_special_tokens for one in used)
+
+    def parser(self, model: ServedModel, prompt_token_ids: Sequence[int]) -> MessageParser | None:
+        """The parser of one answer; None when its text is its content as it stands."""
+        if self.mode == "named":
+            return MessageParser(None, NamedCallParser(str(self.functions[0]["name"])))
+        if self.mode == "required":
+            return MessageParser(None, CallListParser(), several=self.several)
+        formats = model.formats
+        decode = model.llm.tokenizer.decode
+        request = ParseRequest(
+            formats.chat,
+            self.functions,
+            lambda count: decode(prompt_token_ids[-count:], skip_special_tokens=False),
+        )
+        tools: Parser | None = None
+        if formats.tools is not None and self._parses_calls(model):
+            tools = formats.tools.make_parser(request)
+        reasoning = None if formats.reasoning is None else formats.reasoning.make_parser(request)
+        if tools is None and reasoning is None:
+            return None
+        return MessageParser(reasoning, tools, several=self.several)
+
+    def _parses_calls(self, model: ServedModel) -> bool:
+        """A format that finds reasoning too is used without tools as well."""
+        found = model.formats.tools
+        return found is not None and (self.mode == "auto" or found.has_reasoning)
+
+
+def tool_use(
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    *,
+    several: bool,
+) -> ToolUse:
+    """What the fields `tools` and `tool_choice` of OpenAI's API ask for. ApiError for others."""
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(
+                400, "tool_choice without tools. Allowed: both. Pass tools.", param="tool_choice"
+            )
+        return ToolUse()
+    if len(tools) > MAX_TOOLS:
+        raise ApiError(400, f"{len(tools)} tools. Allowed: at most {MAX_TOOLS}.", param="tools")
+    functions = [_function(place, tool) for place, tool in enumerate(tools)]
+    names = [function["name"] for function in functions]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "two tools of one name. Allowed: different names.", param="tools")
+    described = tuple({"type": "function", "function": function} for function in functions)
+    mode: ToolMode
+    if isinstance(choice, Mapping):
+        mode, functions = "named", [functions[names.index(_named(choice, names))]]
+    elif choice in (None, "auto"):
+        mode = "auto"
+    elif choice == "required":
+        mode = "required"
+    elif choice == "none":
+        return ToolUse()
+    else:
+        raise ApiError(
+            400,
+            f"tool_choice = {shown(choice)}. Allowed: none, auto, required, or "
+            '{"type": "function", "function": {"name": ...}}. Pass one of these.',
+            param="tool_choice",
+        )
+    return ToolUse(mode, tuple(functions), described, several)
+
+
+def _function(place: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    is_good = tool.get("type") == "function" and isinstance(function, dict)
+    name = function.get("name") if isinstance(function, dict) else None
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    is_good = is_good and isinstance(name, str) and bool(name)
+    if not is_good or not isinstance(parameters, dict | None):
+        raise ApiError(
+            400,
+            f'tools.{place} is malformed. Allowed: {{"type": "function", "function": {{"name": '
+            '..., "description": ..., "parameters": SCHEMA}}. Pass such a function.',
+            param=f"tools.{place}",
+        )
+    assert isinstance(function, dict), "it was checked above"
+    return function
+
+
+def _named(choice: Mapping[str, Any], names: Sequence[str]) -> str:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in names:
+        raise ApiError(
+            400,
+            f"tool_choice of the function {shown(name)}. Allowed: {', '.join(names)}. Name one of "
+            "the tools.",
+            param="tool_choice",
+        )
+    return name
