@@ -64,8 +64,11 @@ class Submission:
     ) -> None:
         """Without `streams`, RequestEnded is the only event."""
         self.prepared = prepared
+        abort = requests.runs.abort
         self.readers = [
-            CompletionReader(request, requests.tokenizer, requests.runs.abort)
+            CompletionReader(
+                dataclasses.replace(request, streams=streams), requests.tokenizer, abort
+            )
             for request in prepared.requests
         ]
         self.tickets: Sequence[Ticket] = ()
