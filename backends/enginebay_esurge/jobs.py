@@ -17,8 +17,9 @@ from enginebay.llm.priority import RequestPriority
 from enginebay.llm.prompts import Prompt
 from enginebay.llm.requests import with_id
 from enginebay.llm.segments import Segments
-from enginebay.types import SamplingParams, as_sampling_params, with_length
+from enginebay.types import SamplingParams, as_sampling_params
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
+from enginebay_faces.params import with_length
 
 SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | None]
 

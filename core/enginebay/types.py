@@ -237,13 +237,11 @@ class SamplingParams(RowParams[float, int]):
     def _one_stop_is_a_list_of_one(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else () if value is None else value
 
-    @field_validator("stop_words_ids")
+    @field_validator("stop", "stop_words_ids")
     @classmethod
-    def _no_empty_sequence(cls, value: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    def _none_is_empty(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
         if not all(value):
-            raise ValueError(
-                "sequences of at least one token id; an empty one ends every completion at once"
-            )
+            raise ValueError("no empty value, because it would end every completion at once")
         return value
 
     @field_validator("best_of", "n")
@@ -255,15 +253,6 @@ class SamplingParams(RowParams[float, int]):
         if pair["n"] is not None and pair["best_of"] is not None and pair["best_of"] < pair["n"]:
             raise ValueError(
                 f"best_of of at least n; they would be {pair['best_of']} and {pair['n']}"
-            )
-        return value
-
-    @field_validator("stop")
-    @classmethod
-    def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not text for text in value):
-            raise ValueError(
-                "texts that are not empty, as an empty one would end every completion at once"
             )
         return value
 
@@ -347,15 +336,6 @@ class FrozenSampling:
 def takes_best(params: SamplingParams) -> bool:
     """Whether these parameters always choose the most likely token (greedy decoding)."""
     return params.temperature < float(np.finfo(np.float32).tiny) or params.top_k == 1
-
-
-def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParams:
-    """`params` with `max_tokens`, unless the caller set max_tokens (None counts as set)."""
-    return (
-        params
-        if "max_tokens" in params.model_fields_set
-        else params.model_copy(update={"max_tokens": max_tokens})
-    )
 
 
 def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

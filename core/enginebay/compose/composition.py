@@ -53,8 +53,7 @@ class Composed:
 def make_plan(
     config: EngineConfig, registry: Registry | None = None, checkpoint: Checkpoint | None = None
 ) -> Plan:
-    """Choose every part for a configuration, and allocate nothing. EnginebayError for a choice that
-    does not work here.
+    """Choose every part for a configuration; EnginebayError for a choice that does not work here.
 
     `checkpoint`: an open model to use; None opens `config.model`.
     """
