@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
 from enginebay.stepping.engine import StepEngine
-from enginebay.stepping.geometry import slot_shape, slot_sizes
 from enginebay_vinference.ledger import SlotLedger
+from enginebay_vinference.slot_sizes import slot_shape, slot_sizes
 
 
 class VInferenceOptions(BaseModel):

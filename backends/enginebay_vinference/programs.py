@@ -23,13 +23,13 @@ from enginebay.cache import KVLayout
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
 from enginebay.executor.parts import EngineParts
 from enginebay.stepping.engine import StepEngine
-from enginebay.stepping.geometry import slot_shape
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
 from enginebay_executor.local import runner_of
 from enginebay_executor.step import Program
 from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
+from enginebay_vinference.slot_sizes import slot_shape
 
 log = logging.getLogger("enginebay.vinference")
 

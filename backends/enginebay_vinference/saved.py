@@ -38,13 +38,13 @@ from jax.sharding import PartitionSpec
 import enginebay
 from enginebay.errors import shown_text
 from enginebay.nesting import parse_json
-from enginebay.stepping.geometry import ONE_PAGE_LAYOUTS
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import spec_from_plain, spec_to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.programs import KINDS, Pair, ProgramKind, Programs
+from enginebay_vinference.slot_sizes import ONE_PAGE_LAYOUTS
 
 log = logging.getLogger("enginebay.vinference")
 

@@ -21,9 +21,6 @@ from enginebay.executor.parts import (
 from enginebay.memory import MemoryPlan
 from enginebay.ops.spec import Bucket
 
-ONE_PAGE_LAYOUTS = ("hnd",)
-"""Layouts in which a slot is a single page: their kernels accept pages of any size."""
-
 Shapes = Mapping[str, CacheShape]
 """The sizes of a cache's arrays, by group."""
 
@@ -157,83 +154,11 @@ class PoolSizes(CacheSizes):
         return shapes
 
 
-@dataclasses.dataclass(frozen=True)
-class SlotSizes(CacheSizes):
-    """Every row owns a slot. The cache grows by more slots and by longer slots, in the sizes of the
-    buckets. Slots of `states`, the groups with a state, have one page of the full length.
-    """
-
-    groups: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-
-    def shapes_of(self, shape: CacheShape) -> dict[str, CacheShape]:
-        """The sizes of all groups, where slots of keys and values have the given shape."""
-        place = CacheShape(shape.num_slots, 1, self.steps.kv_lens[-1])
-        return {**dict.fromkeys(self.groups, shape), **dict.fromkeys(self.states, place)}
-
-    def geometry(self, shapes: Shapes) -> Geometry:
-        shape = next(iter(shapes.values()))
-        return Geometry(
-            self.steps,
-            shape.page_size,
-            shape.capacity,
-            self.compact_decode,
-            self.num_drafts,
-            shape.num_slots,
-        )
-
-    def wanted(
-        self, shapes: Shapes, leases: Sequence[Lease], demand: Demand, ledger: Ledger
-    ) -> Shapes:
-        if shapes == self.whole:
-            return shapes
-        (now, whole) = (next(iter(each.values())) for each in (shapes, self.whole))
-        num_rows = max(
-            max(lease.row for lease in leases) + 1, min(demand.num_rows, whole.num_slots)
-        )
-        num_tokens = max(demand.num_tokens_per_row, *(lease.capacity for lease in leases))
-        longest = self.steps.kv_lens[-1]
-        shape = slot_shape(
-            round_up(self.steps.decode_rows, max(num_rows, now.num_slots)),
-            round_up(self.steps.kv_lens, min(max(num_tokens, now.capacity), longest)),
-            self.page_size,
-        )
-        return self.shapes_of(shape)
-
-
 def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
     """The attention problems of an engine whose pools have these sizes."""
     layouts = make_layouts(facts.attention, facts.layout_type, shapes)
     geometry = PoolSizes.of(facts, page_size, shapes).geometry(shapes)
     return geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
-
-
-def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
-    """The shape of `num_slots` slots of at least `capacity` tokens, in pages of at most `page_size`
-    tokens.
-    """
-    page_size = min(page_size, capacity)
-    return CacheShape(num_slots, pages_for(capacity, page_size), page_size)
-
-
-def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSizes:
-    """The sizes of a cache of slots. `grow`: its first size holds one short request."""
-    steps = facts.sizes
-    if facts.layout in ONE_PAGE_LAYOUTS:
-        page_size = steps.kv_lens[-1]
-    whole = slot_shape(steps.decode_rows[-1], steps.kv_lens[-1], page_size)
-    first = slot_shape(steps.decode_rows[0], steps.kv_lens[0], page_size) if grow else whole
-    sizes = SlotSizes(
-        steps,
-        page_size,
-        facts.compact_decode,
-        facts.config.max_drafts,
-        {},
-        {},
-        tuple(group.name for group in facts.groups),
-        tuple(group.name for group in facts.states),
-    )
-    return dataclasses.replace(sizes, first=sizes.shapes_of(first), whole=sizes.shapes_of(whole))
 
 
 def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
