@@ -1,3 +1,3 @@
-"""What the documented APIs share: opening a model, tokenizers and their special tokens, and values
-stored as JSON.
+"""Shared parts of the documented APIs (vInference, oEngine, eSurge): opening a model, its tokenizer
+and special tokens, and values stored as JSON.
 """

@@ -1,4 +1,4 @@
-"""Opening a model for a documented API: its configuration, its tokenizer, and what both name."""
+"""Opening of a model for a documented API: configuration, tokenizer and special tokens."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from enginebay.text import Tokenizer
 from enginebay_worker.tokenizer import TextTokenizer
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
-"""A model and its configuration, as the documented APIs take them."""
+"""The forms in which the documented APIs accept a model."""
 
 Rules = tuple[tuple[str, PartitionSpec], ...]
 """(pattern, spec): an array whose path the pattern matches is divided as the spec says."""
 
 
 def config_of(model: EngineConfig | Mapping[str, Any] | str | Path, engine: str) -> EngineConfig:
-    """The configuration of a folder, hub id or "demo", or one that is given, with this engine where
-    it names none.
+    """Return the configuration of a folder, a hub id, "demo" or a mapping, or a given
+    configuration. The engine "auto" becomes `engine`.
 
-    ConfigError for another engine.
+    ConfigError for another engine than `engine`.
     """
     if isinstance(model, EngineConfig):
         config = model
@@ -39,36 +39,36 @@ def config_of(model: EngineConfig | Mapping[str, Any] | str | Path, engine: str)
         config = make_config(config.model_dump(), {"engine": engine})
     if config.engine.name != engine:
         given_engine = f"engine = {config.engine.name!r}"
-        raise ConfigError(given_engine, engine, "Leave the engine out, or name this one.")
+        raise ConfigError(given_engine, engine, f"Omit the engine, or pass engine={engine!r}.")
     return config
 
 
 def wrong_llm(llm: LLM, engine: str) -> ConfigError:
-    """The error for an LLM with another engine than `engine`."""
+    """Make the error for an LLM with another engine than `engine`."""
     given = f"an LLM with engine {llm.config.engine.name!r}"
-    return ConfigError(given, f"engine {engine!r}", "Make the LLM with it.")
+    return ConfigError(given, f"engine {engine!r}", f"Pass LLM(..., engine={engine!r}).")
 
 
 def refuse_states(plan: Plan, face: str) -> None:
-    """UnsupportedError for a model that keeps a recurrent state, which the arrays of a face do not
-    have.
+    """Raise UnsupportedError for a model with a recurrent state, which the arrays of the API `face`
+    cannot hold.
     """
     info = plan.model.info
     if info.states:
         given = f"a model of the family {info.family!r} for {face}"
-        allowed = "models that keep keys and values alone"
-        raise UnsupportedError(given, allowed, "Use LLM, which keeps recurrent states.")
+        allowed = "models whose cache has only keys and values"
+        raise UnsupportedError(given, allowed, "Use LLM, which supports recurrent states.")
 
 
 def size_name(plan: Plan) -> str:
-    """{model type}-{billions of parameters}."""
+    """Return "{model type}-{billions of parameters}"."""
     kind = plan.checkpoint.config.get("model_type", plan.model.info.family)
     return f"{kind}-{count_weights(plan.model) / 1e9:.2f}"
 
 
 def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
-    """The Tokenizer of a name or folder, of a tokenizer of transformers, of a processor that has
-    one, or of the model itself for None. ConfigError (a ValueError) for anything else.
+    """Return the Tokenizer for a folder or hub id, a transformers tokenizer, or a processor that
+    has one; None is the model's own. ConfigError (a ValueError) for anything else.
     """
     inner = getattr(given, "tokenizer", given)
     if isinstance(inner, Tokenizer):
@@ -84,25 +84,31 @@ def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
     else:
         raise ConfigError(
             f"a processor of type {type(given).__name__}",
-            "a folder or hub id, a tokenizer of transformers, a processor with one, or None "
+            "a folder or hub id, a transformers tokenizer, a processor with one, or None "
             "for the model's own",
-            "Give one of these.",
+            "Pass one of these.",
         )
     tokenizer.limit_templates(plan.config.template_limits)
     return tokenizer
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """Token ids of one, several or None. ConfigError (a ValueError) for anything else."""
+    """Return a list of token ids for one id, several ids or None. ConfigError (a ValueError) for
+    anything else.
+    """
     values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
         raise ConfigError(
-            f"{name} = {shown(value)}", "a token id, a list of them, or None", "Correct it."
+            f"{name} = {shown(value)}",
+            "a token id, a list of token ids, or None",
+            f"Set {name} to a token id.",
         )
     return values
 
 
 def eos_token_ids(tokenizer: Any, *others: Any) -> list[int]:
-    """Those of a tokenizer of transformers, then `others`, each once."""
+    """Return the end-of-sequence ids of a transformers tokenizer, followed by `others`,
+    each once.
+    """
     given = (getattr(tokenizer, "eos_token_id", None), *others)
     return list(dict.fromkeys(one for ids in given for one in token_ids("eos_token_id", ids)))

@@ -1,20 +1,20 @@
-"""Trees of arrays, keys and plain values as strict JSON, and back, without losing anything.
+"""Lossless storage of trees of arrays, keys and plain values as strict JSON.
 
     ====================  ==================================================
     value                 in JSON
     ====================  ==================================================
     array                 {"$array": {"dtype", "shape", "base64", "host", "crc32"}}
-    NumPy scalar          {"$scalar": what "$array" holds}
+    NumPy scalar          {"$scalar": the same fields as "$array"}
     typed PRNG key        {"$key": {"impl", "data"}}
     inf, -inf, nan        {"$float": "-inf"}
     tuple, set            {"$tuple": [...]}, {"$set": [...]}
     other mappings        {"$dict": [[key, value], ...]}
-    record of an API      {its tag: what its to_dict() gives}
+    record of an API      {its tag: its to_dict()}
     ====================  ==================================================
 
-A mapping is stored as a JSON object when every key is a text that does not begin with "$". "host"
-tells a NumPy array from one on the device. "crc32" is the checksum of an array's dtype, shape and
-values, which is compared when the array is read.
+A mapping is stored as a JSON object when every key is a string that does not begin with "$". "host"
+is true for a NumPy array and false for a device array. "crc32" is the checksum of an array's dtype,
+shape and values, which reading compares.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import numpy as np
 from enginebay.errors import InputError, shown, shown_text
 
 StoreArray = Callable[[np.ndarray], dict[str, Any]]
-"""What is written for an array's values; base64 by default."""
+"""Stores an array's values; by default as base64."""
 
 LoadArray = Callable[[Mapping[str, Any]], bytes]
-"""The bytes of what StoreArray wrote."""
+"""Returns the bytes that StoreArray stored."""
 
 ANY_OTHER = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What reading raises for JSON that nothing here has written."""
+"""Errors that malformed JSON may cause while it is read."""
 
 
 def _as_base64(array: np.ndarray) -> dict[str, Any]:
@@ -52,13 +52,15 @@ def _from_base64(head: Mapping[str, Any]) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Stores trees of one API. `what` they are, for errors, and its records' classes by tag."""
+    """Stores the trees of one API. `what` names them in errors; `records` are the API's classes by
+    tag.
+    """
 
     what: str
     records: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_plain(self, value: Any, keep: StoreArray = _as_base64) -> Any:
-        """`value` as JSON can hold it. InputError for a type that is none of the above."""
+        """Return `value` as values for JSON. InputError for an unsupported type."""
 
         def each(values: Any) -> list[Any]:
             return [self.to_plain(one, keep) for one in values]
@@ -73,7 +75,7 @@ class Storage:
                 return {"$key": {"impl": str(jax.random.key_impl(value)), "data": data}}
             case jax.Array() | np.ndarray() | np.generic():
                 return self._array_to_plain(value, keep)
-            case tuple() if type(value) is tuple:  # one with names would come back without them
+            case tuple() if type(value) is tuple:  # a named tuple would lose its names
                 return {"$tuple": each(value)}
             case set() | frozenset():
                 return {"$set": each(sorted(value))}
@@ -88,12 +90,12 @@ class Storage:
                 return {tag: value.to_dict()}
         raise InputError(
             f"a value of type {type(value).__name__} in {self.what} to be stored",
-            "arrays, keys, numbers, texts, and lists, tuples, sets and mappings of them",
-            f"Take it out, or store it beside {self.what}.",
+            "arrays, keys, numbers, strings, and lists, tuples, sets and mappings of these",
+            f"Remove it, or store it separately from {self.what}.",
         )
 
     def from_plain(self, plain: Any, load: LoadArray = _from_base64) -> Any:
-        """What to_plain() was called on. InputError for what it cannot have written."""
+        """Return the value that to_plain() stored. InputError for other data."""
         if isinstance(plain, list):
             return [self.from_plain(one, load) for one in plain]
         if not isinstance(plain, Mapping):
@@ -108,8 +110,8 @@ class Storage:
         except ANY_OTHER as error:
             raise InputError(
                 f"a stored {shown(tag)} that cannot be read ({shown_text(str(error))})",
-                f"what {self.what} was stored as",
-                "Store it again.",
+                f"{self.what} as stored, unchanged",
+                f"Store {self.what} again.",
             ) from error
 
     def _read(self, tag: str, content: Any, load: LoadArray) -> Any:
@@ -132,7 +134,7 @@ class Storage:
         return self.records[tag].from_dict(content)
 
     def _array_to_plain(self, value: Any, keep: StoreArray) -> dict[str, Any]:
-        """InputError for a dtype that its name does not give back: objects, texts, records, another
+        """InputError for a dtype without a portable name: objects, strings, records, or another
         byte order.
         """
         array = np.asarray(value)
@@ -145,7 +147,7 @@ class Storage:
             raise InputError(
                 f"an array of dtype {dtype.str!r} in {self.what} to be stored",
                 "numbers, booleans and dates in this machine's byte order",
-                f"Convert it, or store it beside {self.what}.",
+                f"Convert it, or store it separately from {self.what}.",
             )
         is_host = not isinstance(value, jax.Array)
         head = {"dtype": dtype.name, "shape": list(array.shape), "host": is_host}
@@ -154,8 +156,8 @@ class Storage:
 
 
 def checksum(head: Mapping[str, Any], values: bytes | np.ndarray) -> int:
-    """CRC-32 of an array's dtype, shape and values: it finds damage, at a speed of more than a
-    gigabyte a second.
+    """Return the CRC-32 of an array's dtype, shape and values. It detects damage at more than 1
+    GB/s.
     """
     return zlib.crc32(values, zlib.crc32(f"{head['dtype']} {head['shape']}".encode()))
 
@@ -163,12 +165,10 @@ def checksum(head: Mapping[str, Any], values: bytes | np.ndarray) -> int:
 def _read_array(head: Mapping[str, Any], load: LoadArray) -> Any:
     values = load(head)
     if "crc32" not in head:
-        given = "a stored array without a checksum, as older versions wrote it"
+        given = "a stored array without a checksum, written by an older version"
         raise InputError(given, "arrays with a crc32", "Store the state with this version.")
     if checksum(head, values) != head["crc32"]:
-        given = "a stored array whose checksum is not that of its values: it was damaged"
-        raise InputError(
-            given, "values as they were stored", "Use another copy, or store it again."
-        )
+        given = "a damaged array, whose values do not match their checksum"
+        raise InputError(given, "unchanged values", "Use another copy, or store the array again.")
     array = np.frombuffer(values, jnp.dtype(head["dtype"])).reshape(head["shape"])
     return array.copy() if head["host"] else jnp.asarray(array)

@@ -1,5 +1,5 @@
-"""The contiguous-cache engine, and the vInference API over it: generation whose state can leave the
-process.
+"""The contiguous-cache engine, and the vInference API: generation whose state can be stored, moved
+to another process and resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "vInferencePreCompileConfig",
 ]
 
-# Names are imported when they are first asked for, so that listing plugins imports no JAX.
+# Names are imported at first use, so that listing plugins does not import JAX.
 __getattr__ = on_demand(
     __name__,
     {

@@ -1,9 +1,8 @@
-"""Trees of arrays as safetensors files: for states of real sizes, whose caches are too large for
-JSON.
+"""Trees of arrays as safetensors files. Use them for states whose caches are too large for JSON.
 
-A file has one tensor of bytes for each array. Its metadata hold the format, the tree with a
-checksum of each array, and a checksum of the tree: a bit that was flipped anywhere in the file is
-found when it is read.
+A file has one tensor of bytes for each array. The file's metadata holds the format, the tree with a
+checksum of each array, and a checksum of the tree. Reading a file therefore detects a flipped bit
+anywhere in it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from enginebay_faces.stored import Storage
 
 FORMAT = "enginebay.tree.2"
 WITHOUT_CHECKSUMS = "enginebay.tree.1"
-"""What older versions wrote. It is refused: damage in it cannot be seen."""
+"""The format of older versions. It is refused, because damage in such a file cannot be detected."""
 
 
 def write_binary(path: Path, fields: Mapping[str, Any], storage: Storage) -> None:
-    """Write a mapping of trees; the file appears whole or not at all."""
+    """Write a mapping of trees. The file appears only when it is complete."""
     tensors: dict[str, np.ndarray] = {}
 
     def keep(array: np.ndarray) -> dict[str, Any]:
@@ -46,15 +45,16 @@ def write_binary(path: Path, fields: Mapping[str, Any], storage: Storage) -> Non
 
 
 def read_binary(path: Path, storage: Storage) -> dict[str, Any]:
-    """The mapping that write_binary() wrote; InputError when the file is missing, cut short or
-    another one.
+    """Return the mapping that write_binary() wrote.
+
+    InputError for a file that is missing, damaged or of another kind.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata.get("format"))
             if str(zlib.crc32(metadata["tree"].encode())) != metadata["crc32"]:
-                raise _damaged(path, "its header is not as it was written")
+                raise _damaged(path, "the checksum of its header does not match")
             plain = parse_json(metadata["tree"])
 
             def load(head: Mapping[str, Any]) -> bytes:
@@ -73,19 +73,19 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 def _check_format(path: Path, found: str | None) -> None:
     if found == WITHOUT_CHECKSUMS:
         raise InputError(
-            "a state that an older version saved, without checksums",
+            "a state saved by an older version, without checksums",
             f"a file of format {FORMAT}",
-            "Generate it again, and save it with this version.",
+            "Generate the state again and save it with this version.",
         )
     if found != FORMAT:
         raise InputError(
-            "a file of another kind", "one that a state was saved to", "Correct the path."
+            "a file of another kind", "a file that SampleState.save() wrote", "Pass its path."
         )
 
 
 def _damaged(path: Path, why: str) -> InputError:
     return InputError(
         f"{path} cannot be read ({why})",
-        "a file that a state was saved to, whole and unchanged",
+        "a complete, unchanged file that SampleState.save() wrote",
         "Use another copy, or save the state again.",
     )

@@ -1,4 +1,4 @@
-"""Generators that any thread may close, also while another one runs them."""
+"""Generators that any thread may close, even while another thread runs them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Given = ParamSpec("Given")
 
 
 class ClosableGenerator(Generator[Item, None, Result]):
-    """A generator that runs in one thread at a time: another one that asks for the next item waits.
+    """A generator that runs in one thread at a time. Another thread that requests the next item
+    waits.
 
-    When it is closed while a thread waits for an item, the call that runs is the last one, and the
-    thread gets StopIteration.
+    Closing it while a thread computes an item lets that call finish; the thread then receives
+    StopIteration, and no further call runs.
     """
 
     def __init__(self, inner: Generator[Item, None, Result]) -> None:
@@ -42,11 +43,11 @@ class ClosableGenerator(Generator[Item, None, Result]):
                 raise StopIteration
             return item
         finally:
-            if self._is_closed:  # perhaps while this thread ran it
+            if self._is_closed:  # another thread may have closed it during the step
                 self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        """Close it, unless a thread runs it: that one does it afterwards."""
+        """Close the inner generator, unless a thread runs it: that thread closes it afterwards."""
         if self._running.acquire(blocking=False):
             try:
                 self._inner.close()
@@ -57,7 +58,7 @@ class ClosableGenerator(Generator[Item, None, Result]):
 def closable(
     make: Callable[Given, Generator[Item, None, Result]],
 ) -> Callable[Given, Generator[Item, None, Result]]:
-    """A generator function whose generators any thread may close."""
+    """Decorate a generator function so that any thread may close its generators."""
 
     @functools.wraps(make)
     def made(*args: Given.args, **kwargs: Given.kwargs) -> Generator[Item, None, Result]:

@@ -1,4 +1,6 @@
-"""Many prompts at once for asyncio: threads generate, the event loop only hands over."""
+"""Many prompts at once for asyncio: threads generate, and the event loop only forwards their
+events.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from enginebay_vinference.prompts import PromptOutput, PromptText, TextOrMessage
 from enginebay_vinference.state import SampleState
 
 PromptProgress = Callable[[int, int], None]
-"""Called on the event loop's thread with how many prompts have ended and how many there are."""
+"""Called on the event loop's thread with (number of finished prompts, number of prompts)."""
 
 StartPrompt = Callable[
     [Any, SamplingParams, Callable[[], bool]], tuple[PromptText, Generator[str, None, SampleState]]
@@ -28,8 +30,8 @@ PromptEvent = tuple[int, str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Concurrently:
-    """One call for many prompts: how a prompt is started, its parameters, and how many run at a
-    time.
+    """One call for many prompts: the function that starts a prompt, the sampling parameters, the
+    maximum number of prompts that run at once, and the progress callback.
     """
 
     start: StartPrompt
@@ -38,25 +40,19 @@ class Concurrently:
     progress: PromptProgress | None
 
     def check(self, prompts: Any) -> None:
-        """ValueError for arguments that cannot be served."""
-        wrong = None
+        """Raise InputError (a ValueError) for wrong arguments."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-            wrong = (f"prompts of type {type(prompts).__name__}", "a list of prompts")
-        elif isinstance(self.limit, bool) or not isinstance(self.limit, int):
-            wrong = (
-                f"max_concurrent_requests = {self.limit!r}",
-                "an integer; 0 or less for one at a time",
-            )
-        elif self.progress is not None and not callable(self.progress):
-            wrong = (
-                f"a progress_callback of type {type(self.progress).__name__}",
-                "a function of (done, all)",
-            )
-        if wrong is not None:
-            raise InputError(*wrong, "Correct it.")
+            given = f"prompts of type {type(prompts).__name__}"
+            raise InputError(given, "a list of prompts", "Pass [prompt] for a single prompt.")
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int):
+            given = f"max_concurrent_requests = {self.limit!r}"
+            raise InputError(given, "an integer", "Pass 0 to run one prompt at a time.")
+        if self.progress is not None and not callable(self.progress):
+            given = f"a progress_callback of type {type(self.progress).__name__}"
+            raise InputError(given, "a function of (done, all)", "Pass a function, or None.")
 
     async def gather(self, prompts: Sequence[TextOrMessages]) -> list[PromptOutput]:
-        """The outputs in the order of the prompts."""
+        """Return the outputs in the order of the prompts."""
         outputs: list[PromptOutput] = [PromptOutput()] * len(prompts)
         async with contextlib.aclosing(self.stream(prompts)) as events:
             async for index, kind, data in events:
@@ -67,18 +63,18 @@ class Concurrently:
         return outputs
 
     async def stream(self, prompts: Sequence[TextOrMessages]) -> AsyncGenerator[PromptEvent]:
-        """Events as they come, those of one prompt in order; closing it ends what is under way."""
+        """Yield events as they arrive, the events of one prompt in order. Closing the generator
+        stops the running prompts.
+        """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[PromptEvent] = asyncio.Queue()
         cancelled = threading.Event()
 
         def put(event: PromptEvent) -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the event loop was closed, so nobody reads any more
+            with contextlib.suppress(RuntimeError):  # the event loop was closed
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        # No `with`: leaving it would wait for the threads, on the event loop.
+        # No `with` block: its end would wait for the threads and block the event loop.
         pool = ThreadPoolExecutor(max(1, min(self.limit, len(prompts))), "vinference")
         try:
             for index, prompt in enumerate(prompts):
@@ -88,9 +84,8 @@ class Concurrently:
                 event = await events.get()
                 if event[1] != "text":
                     done += 1
-                    if (
-                        self.progress is not None
-                    ):  # before the yield: a reader may stop at the last event
+                    # Called before the yield, because a reader may stop at the last event.
+                    if self.progress is not None:
                         self.progress(done, len(prompts))
                 yield event
         finally:
@@ -104,12 +99,12 @@ class Concurrently:
         put: Callable[[PromptEvent], None],
         cancelled: threading.Event,
     ) -> None:
-        """One prompt, on a thread of the pool: always ends with one event that is no text."""
+        """Run one prompt on a thread of the pool. Its last event is always "final" or "error"."""
         try:
             text, parts = self.start(prompt, self.params, cancelled.is_set)
             for delta in parts:
                 put((index, "text", delta))
             event: PromptEvent = (index, "final", text.output())
-        except BaseException as error:  # noqa: BLE001  # the thread's edge: a failing prompt fails alone, and its reader is answered
+        except BaseException as error:  # noqa: BLE001  # outermost frame of the thread: report the error to the prompt's reader
             event = (index, "error", error_line(error))
         put(event)

@@ -1,4 +1,4 @@
-"""The contiguous engine: every row has one slot, which grows by doubling."""
+"""The contiguous engine: every row has one slot, whose size doubles as it fills."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class VInferenceOptions(BaseModel):
         default=64,
         ge=8,
         le=1024,
-        description="tokens a page, for layouts whose slots are runs of pages",
+        description="tokens per page, for layouts whose slots are runs of pages",
     )
     grow: bool = Field(
         default=True,
-        description="start with small slots and double them; False allocates all at once",
+        description="start with small slots and double their size when needed; "
+        "False allocates full-size slots at once",
     )
 
 
 def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
-    """A contiguous engine over these parts."""
+    """Make a contiguous engine from these parts."""
     config, info = parts.config, parts.model.info
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     rows = parts.make_rows(config.max_model_len)
@@ -43,13 +44,13 @@ def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
 
 
 def is_contiguous(engine: Engine) -> TypeGuard[StepEngine]:
-    """Whether an engine is of this kind."""
+    """Return whether an engine is a contiguous engine."""
     return isinstance(engine, StepEngine) and isinstance(engine.ledger, SlotLedger)
 
 
 def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[AttentionProblem]:
-    """The attention problems of an engine of these facts, at every length to which its slots
-    grow.
+    """Return the attention problems of an engine with these facts, for every length that its slots
+    can have.
     """
     sizes = slot_sizes(facts, options.page_size)
     num_slots, lengths = sizes.steps.decode_rows[-1], sizes.steps.kv_lens

@@ -1,6 +1,4 @@
-"""The errors of the vInference API: enginebay's own, which are also the built-in ones that its
-users catch.
-"""
+"""Errors of the vInference API. Each also derives from the built-in error that its users catch."""
 
 from __future__ import annotations
 
@@ -8,20 +6,22 @@ from enginebay.errors import ConfigError, InputError, RequestError
 
 
 class PromptTypeError(RequestError, TypeError):
-    """A prompt, or sampling parameters, of a type that cannot be served."""
+    """A prompt, or sampling parameters, of an unsupported type."""
 
 
 class MissingSettingError(ConfigError, AssertionError):
-    """A setting that neither the configuration, the model nor the tokenizer has."""
+    """A required setting that is missing in the configuration, the model and the tokenizer."""
 
 
 class SpentStateError(InputError, RuntimeError):
-    """A state whose arrays went into the step after it."""
+    """A state whose arrays were donated to the step after it."""
 
 
 class SavedInferenceError(InputError):
-    """A saved inference that is damaged, or of another model."""
+    """A saved inference that is damaged, or belongs to another model."""
 
 
 class InferenceWarning(UserWarning):
-    """The prompt was cut, or programs are compiled that precompile() could have made ready."""
+    """A prompt was truncated, or programs are being compiled that precompile() could have compiled
+    earlier.
+    """

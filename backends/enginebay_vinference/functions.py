@@ -1,8 +1,9 @@
-"""The two functions of the vInference API, pure and compiled per shape: a prompt's prefill, and a
-chunk of decode steps.
+"""The two compiled functions of the vInference API: prefill of the prompts, and one chunk of decode
+steps.
 
-They are the core's own steps over arrays that belong to a SampleState: the same model, ops, sampler
-and layout as the engine that serves `LLM`, on a cache with one slot a row.
+Both are pure and compiled once per shape. They run the core's own steps on arrays that belong to a
+SampleState: the same model, ops, sampler and layout as the engine behind `LLM`, on a cache with one
+slot per row.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from enginebay_executor.device import DeviceRows
 from enginebay_executor.step import Program, StepState, batches_of, decode_step
 
 Arrays = dict[str, Any]
-"""What of a state the functions take over and give back.
+"""The arrays of a state that the functions take and return; inputs are donated.
 
 tokens int32 [B, W] (sequences), mask int32 [B, W], position int32 [B, 1], last int32 [B, 1],
-finished bool [B], column int32 [] (current_length), sampling: mapping of arrays [B, ...]; and with
-a cache: cache, group -> layers.
+finished bool [B], column int32 [] (current_length), sampling: mapping of arrays [B, ...]; and,
+after the prefill, cache: group -> layers.
 """
 
 Function = Callable[[Weights, Arrays, jax.Array], tuple[Arrays, jax.Array]]
-"""(weights, arrays, the rows' raw keys uint32 [B, 2]) -> (arrays, int32 [2]: tokens sampled, rows
-not finished).
+"""(weights, arrays, the rows' raw keys uint32 [B, 2]) -> (arrays, int32 [2]: number of sampled
+tokens, number of unfinished rows).
 """
 
 
@@ -40,9 +41,9 @@ not finished).
 class InferenceShape:
     """Sizes of one pair of compiled functions.
 
-    num_rows: B. prefill_length: columns of the padded prompt. width: columns in all. chunk: tokens
-    of a decode call. max_batched_tokens: most tokens of one pass over a prompt; longer ones are
-    processed in several. pad_token_id fills the columns of rows that have finished.
+    num_rows: B. prefill_length: columns of the padded prompt. width: all columns. chunk: tokens per
+    decode call. max_batched_tokens: max tokens of one pass over the prompts; more tokens take
+    several passes. pad_token_id: written to the columns of finished rows.
     """
 
     num_rows: int
@@ -54,14 +55,14 @@ class InferenceShape:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts at their full length."""
+        """Tokens of all prompts at full length."""
         return self.num_rows * self.prefill_length
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What the functions are made of: the program, the cache's slots and each group's layout of
-    them.
+    """The inputs that the functions are compiled from: the program, the shape, the cache's slots
+    and each cache group's layout.
     """
 
     program: Program
@@ -70,12 +71,12 @@ class Recipe:
     layouts: Mapping[str, KVLayout]
 
     def tables(self) -> dict[str, jax.Array]:
-        """int32 [B, pages of a slot] per group: row i owns slot i."""
+        """Page tables int32 [B, pages per slot] by group: row i owns slot i."""
         pages = jnp.arange(self.shape.num_rows * self.slots.pages_per_slot, dtype=jnp.int32)
         return dict.fromkeys(self.layouts, pages.reshape(self.shape.num_rows, -1))
 
     def empty_cache(self) -> dict[str, tuple[dict[str, jax.Array], ...]]:
-        """Zeros for every layer."""
+        """Zero-filled cache arrays of every layer, by group."""
         groups = self.program.model.info.groups
         return {
             g.name: tuple(self.layouts[g.name].init() for _ in range(g.num_layers)) for g in groups
@@ -85,10 +86,10 @@ class Recipe:
 def prefill(
     recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """Process the prompts in tokens[:, :prefill_length], in a cache made here, and sample each
-    row's first token.
+    """Process the prompts in tokens[:, :prefill_length] with a new cache, and sample each row's
+    first token.
 
-    Padding may stand anywhere: only tokens under the mask count, in order. A row without any is
+    Padding may be anywhere: only tokens under the mask count, in order. A row without tokens is
     finished.
     """
     shape = recipe.shape
@@ -113,10 +114,10 @@ def prefill(
 def decode(
     recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """Up to `chunk` tokens for each row that is not finished."""
+    """Sample up to `chunk` tokens for each unfinished row."""
     shape = recipe.shape
-    as_they_lie = recipe.slots.pages_per_slot == 1
-    bucket = dataclasses.replace(_bucket(recipe, "decode"), rows_are_pages=as_they_lie)
+    rows_are_pages = recipe.slots.pages_per_slot == 1
+    bucket = dataclasses.replace(_bucket(recipe, "decode"), rows_are_pages=rows_are_pages)
     done, sampled = decode_step(
         recipe.program,
         recipe.layouts,
@@ -142,8 +143,8 @@ def _bucket(recipe: Recipe, mode: Any) -> Bucket:
 
 
 def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: int) -> jax.Array:
-    """int32 [num_tokens]: the rows' real tokens one after the other, row i from starts[i] on; 0
-    behind them.
+    """int32 [num_tokens]: the rows' tokens without padding, one row after the other. Row i begins
+    at starts[i]; 0 follows the last row.
     """
     place = starts[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
     place = jnp.where(real, place, num_tokens)
@@ -155,8 +156,10 @@ def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: i
 def _prompts(
     recipe: Recipe, weights: Weights, prompt: jax.Array, real: jax.Array, lens: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """(hidden [B, H] of each prompt's last token, the cache), in parts of max_batched_tokens of the
-    packed prompts: memory and work are those of the real tokens.
+    """Run the model over the packed prompts, at most max_batched_tokens at a time.
+
+    Memory and work depend on the tokens without padding. Returns (hidden [B, H] of each prompt's
+    last token, the cache).
     """
     shape, model = recipe.shape, recipe.program.model
     is_whole = shape.prompt_tokens <= shape.max_batched_tokens
@@ -202,7 +205,7 @@ def _prompts(
 
 
 def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
-    """The engine's rows as a state describes them."""
+    """The state's rows as the core's steps take them."""
     sampling = arrays["sampling"]
     mask = arrays["mask"] > 0
     width = recipe.shape.width
@@ -218,7 +221,7 @@ def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
         "length": arrays["position"][:, 0] + 1,
         "finished": arrays["finished"],
         "keys": keys,
-        # A state has no place for log-probabilities.
+        # A state does not store log-probabilities.
         "num_logprobs": jnp.full(recipe.shape.num_rows, -1, jnp.int32),
         **sampling,
     }
@@ -228,7 +231,9 @@ def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
 def _arrays_after(
     recipe: Recipe, before: Arrays, rows: DeviceRows, cache: Any, sampled: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """The arrays with tokens int32 [B, steps] appended, -1 where a row had none."""
+    """The arrays with sampled tokens int32 [B, steps] appended; -1 marks a row without a new
+    token.
+    """
     new = sampled >= 0
     num_steps = sampled.shape[1]
     num_run = new.any(axis=0).sum(dtype=jnp.int32)

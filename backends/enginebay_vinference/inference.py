@@ -47,14 +47,15 @@ from enginebay_vinference.subject import LoadedModel, complete_config, open_subj
 
 
 class vInference:  # noqa: N801  # the name its users know
-    """Generation over a model: prefill, then chunks of `streaming_chunks` tokens, as SampleStates.
+    """Generation with one model: a prefill, then chunks of `streaming_chunks` tokens, as
+    SampleStates.
 
-    `model` is a folder, a hub id or "demo", an EngineConfig or a mapping of its fields, or an LLM
-    on the contiguous engine, whose weights it then shares. `processor_class` is a tokenizer of
-    transformers or a processor with one; None takes the model's own. Without `generation_config`,
-    max_new_tokens of the constructor holds. Requests without a seed of their own draw one from
-    `seed` (None: at random). `input_partition_spec` lays token ids and masks out on the mesh.
-    Methods may be called from several threads. `programs` keeps the compiled functions by shape.
+    `model` is a folder, a hub id, "demo", an EngineConfig, a mapping of its fields, or an LLM with
+    the contiguous engine, whose weights are then shared. `processor_class` is a transformers
+    tokenizer, a processor that has one, or None for the model's own tokenizer. `max_new_tokens`
+    applies when `generation_config` is None. `seed` seeds requests without a seed of their own
+    (None: random). `input_partition_spec` places token ids and masks on the mesh. All methods are
+    thread-safe. `programs` holds the compiled functions by shape.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class vInference:  # noqa: N801  # the name its users know
             self._subject.engine.parts.placement, rules, input_partition_spec
         )
         self.programs = Programs(self._subject.engine, placement)
-        assert self.generation_config.pad_token_id is not None, "complete_config sees to it"
+        assert self.generation_config.pad_token_id is not None, "complete_config sets it"
         self._stepper = Stepper(
             self.programs,
             chunk=self.generation_config.streaming_chunks,
@@ -95,17 +96,17 @@ class vInference:  # noqa: N801  # the name its users know
 
     @property
     def SEQUENCE_DIM_MAPPING(self) -> dict[str, int]:
-        """Which dimension of each model input counts tokens."""
+        """The token dimension of each model input."""
         return dict(SEQUENCE_DIM_MAPPING)
 
     @property
     def inference_name(self) -> str:
-        """The name given, or model type, billions of parameters and the date."""
+        """The name that was passed, or "{model type}-{billions of parameters}B-{date}"."""
         return self._name
 
     @property
     def metrics(self) -> InferenceMetrics | None:
-        """Prometheus figures, once enable_metrics() was called."""
+        """Prometheus metrics; None until enable_metrics() is called."""
         return self._metrics
 
     @property
@@ -115,50 +116,54 @@ class vInference:  # noqa: N801  # the name its users know
 
     @property
     def graphstate(self) -> Weights:
-        """The weights by dotted path; pass some of them, changed, to `generate`."""
+        """The weights by dotted path. Pass a changed subset of them to `generate`."""
         return self._subject.weights
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; its `inner` is the given one. No tokenizer: ValueError at construction."""
+        """The tokenizer; `tokenizer.inner` is the one passed to the constructor."""
         return self._tokenizer
 
     @property
     def model_prefill_length(self) -> int:
-        """Most prompt tokens: the model's longest sequence - max_new_tokens; ValueError if none."""
+        """Max prompt tokens: max sequence length less max_new_tokens. ValueError below 1."""
         return self._precompiler.max_prefill_length
 
     @property
     def precompiled(self) -> dict[int, vInferencePreCompileConfig]:
-        """The standalone configurations that are compiled, by their hash."""
+        """The compiled standalone configurations by hash."""
         return self._precompiler.done
 
     @property
     def num_compilations(self) -> int:
-        """Programs compiled so far by the engine that this inference shares."""
+        """Number of programs that this inference's engine has compiled so far."""
         return self._subject.engine.compilations.count
 
     def enable_metrics(
         self, registry: Any = None, shared: InferenceMetrics | None = None
     ) -> InferenceMetrics:
-        """Count prompts and tokens from now on (InferenceMetrics); a count under way goes on."""
+        """Start to count prompts and tokens (InferenceMetrics). Later calls return the same
+        object.
+        """
         if self._metrics is None:
             self._metrics = InferenceMetrics(self._name, registry, shared)
         return self._metrics
 
     def precompile(self, config: vInferencePreCompileConfig) -> bool:
-        """Compile every standalone configuration of `config`; generating then compiles no more.
+        """Compile every standalone configuration of `config`, so that generate() compiles nothing.
 
-        Doing it again costs nothing, threads that ask for the same wait for one compilation, and
-        one that failed (False, with the reason in the log) can be tried again. UnsupportedError for
-        vision; ValueError for a prompt length that leaves no room.
+        Returns True on success, and False for a failure, which is logged and can be retried.
+        Compiled configurations are skipped, and concurrent calls for one configuration compile it
+        once. UnsupportedError for vision; ValueError for a prefill_length that leaves no room.
         """
         return self._precompiler.precompile(config)
 
     def adjust_kwargs(
         self, input_ids: Any, attention_mask: Any = None, **model_kwargs: Any
     ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
-        """Inputs fitted to a compiled configuration, and that one; see `inputs.adjust`."""
+        """Return the inputs fitted to a compiled configuration, and this configuration; see
+        `inputs.adjust`.
+        """
         return adjust(self._precompiler.fit, input_ids, attention_mask, model_kwargs)
 
     def init_state(
@@ -169,10 +174,11 @@ class vInference:  # noqa: N801  # the name its users know
         sampling_params: SamplingParams | None = None,
         prng_key: jax.Array | None = None,
     ) -> SampleState:
-        """The state before a batch's prefill, fitted; num_return_sequences rows for each prompt.
+        """Make the state before a batch's prefill, with num_return_sequences rows for each prompt.
 
-        input_ids int [batch, tokens]; attention_mask 1 on tokens. prng_key: one key, or typed keys
-        [rows] of the rows; without it the seed of sampling_params, else one that is drawn.
+        input_ids int [batch, tokens]; attention_mask: 1 on tokens. prng_key: one key, or typed
+        keys [rows], one for each row; None derives a key from the seed of sampling_params, or else
+        at random.
         """
         inputs, compile_config = self.adjust_kwargs(input_ids, attention_mask)
         compile_config = self._precompiler.settle(compile_config)
@@ -194,11 +200,11 @@ class vInference:  # noqa: N801  # the name its users know
         compile_config: vInferencePreCompileConfig | None = None,
         sampling_params: SamplingParams | None = None, func: Function | None = None,
     ) -> SampleState:  # fmt: skip
-        """The state after the prompts and each row's first sampled token; `state` is spent.
+        """Process the prompts and sample each row's first token. `state` is spent afterwards.
 
-        graphstate, graphother: weights in place of the model's, see `merge_weights`.
-        compile_config: recorded in the state. sampling_params: in place of the state's, for
-        unfinished rows; prng_key stays, whatever their seed. func: in place of the compiled one.
+        graphstate, graphother: weights that replace the model's, see `merge_weights`.
+        compile_config: recorded in the state. sampling_params: replace the state's for unfinished
+        rows, but its prng_key stays. func: called instead of the compiled function.
         """
         return self._execute(
             "prefill", state, (graphstate, graphother), compile_config, sampling_params, func
@@ -209,7 +215,7 @@ class vInference:  # noqa: N801  # the name its users know
         compile_config: vInferencePreCompileConfig | None = None,
         sampling_params: SamplingParams | None = None, func: Function | None = None,
     ) -> SampleState:  # fmt: skip
-        """The state after up to streaming_chunks more tokens a row; arguments as for prefill."""
+        """Sample up to streaming_chunks more tokens per row; arguments as for execute_prefill()."""
         return self._execute(
             "decode", state, (graphstate, graphother), compile_config, sampling_params, func
         )
@@ -238,11 +244,11 @@ class vInference:  # noqa: N801  # the name its users know
         sampling_params: SamplingParams | None = None,
         **model_kwargs: Any,
     ) -> Generator[SampleState, None, SampleState]:
-        """Generate for a batch: yields the state after each chunk, and returns the last one.
+        """Generate for a batch: yield the state after each chunk, and return the last state.
 
-        A yielded state is valid until the next one is asked for. Any thread may close the
-        generator; a call that runs meanwhile is its last. Wrong input is refused before anything
-        runs. `prng_key` is as of init_state; other model_kwargs are refused: no model takes them.
+        A yielded state is valid until the next state is requested. Any thread may close the
+        generator. Wrong input raises an error before anything runs. `prng_key` is as for
+        init_state(); other model_kwargs raise UnsupportedError, because no model uses them.
         """
         key = model_kwargs.pop("prng_key", None)
         refuse_inputs(model_kwargs)
@@ -254,7 +260,7 @@ class vInference:  # noqa: N801  # the name its users know
     def resume(
         self, state: SampleState, *, graphstate: Any = None, graphother: Any = None
     ) -> Generator[SampleState, None, SampleState]:
-        """Go on from any state, also a stored one: yields and returns like generate()."""
+        """Continue from any state, including a loaded one; yields and returns like generate()."""
         self._stepper.check(state)
         return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
 
@@ -262,7 +268,9 @@ class vInference:  # noqa: N801  # the name its users know
     def _chunks(
         self, state: SampleState, weights: Weights, use: Use | None = None
     ) -> Generator[SampleState, None, SampleState]:
-        """The prefill if not done yet, then the state after each chunk; a finished one as is."""
+        """Run the prefill if needed, then yield the state after each chunk. Yields a finished
+        state once.
+        """
         with use or self.programs.use() as held:
             if not has_cache(state):
                 state = self._stepper.run("prefill", state, weights, use=held)
@@ -274,7 +282,9 @@ class vInference:  # noqa: N801  # the name its users know
             return state
 
     def count_tokens(self, messages: str | Sequence[Message], oai_like: bool = False) -> int:  # noqa: FBT001, FBT002
-        """Tokens of a text or a templated conversation; `oai_like`: contents as of OpenAI's API."""
+        """Count tokens of a text, or of a conversation after the chat template. `oai_like`: OpenAI
+        parts.
+        """
         return len(prompt_ids(self._tokenizer, messages, oai_like=oai_like))
 
     def process_prompt(
@@ -283,11 +293,11 @@ class vInference:  # noqa: N801  # the name its users know
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
     ) -> Any:
-        """The answer to a text or a conversation: a PromptOutput, or with `stream` a generator of
-        text that returns the last SampleState. For a list of texts, a list of these, in order.
+        """Answer a text or a conversation with a PromptOutput, or with `stream` a generator of
+        text that returns the last SampleState. A list of texts returns a list of these, in order.
 
-        TypeError for other prompts or parameters and for a conversation without chat template,
-        ValueError for what has no tokens; a stream raises its errors. The text is the first row's.
+        TypeError for other types, and for a conversation without a chat template. ValueError for a
+        prompt without tokens. A stream raises its errors. The text is the first row's.
         """
         params = self._requests.params(sampling_params)
         if not isinstance(prompt, str) and not is_conversation(prompt):
@@ -302,10 +312,12 @@ class vInference:  # noqa: N801  # the name its users know
     def start_prompt(
         self, prompt: Any, params: SamplingParams, is_cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[PromptText, Generator[str, None, SampleState]]:
-        """A checked, tokenised prompt, and its text's generator, which calls `is_cancelled`."""
+        """Check and tokenise a prompt; return its PromptText and the generator of its text. The
+        generator stops when `is_cancelled` returns True.
+        """
         ids = np.asarray([prompt_ids(self._tokenizer, prompt)], np.int32)
         if ids.size == 0:
-            raise RequestError("an empty prompt", "at least one token", "Give some text.")
+            raise RequestError("an empty prompt", "at least one token", "Pass a prompt with text.")
         state = self.init_state(ids, sampling_params=params.model_copy(update={"stop": ()}))
         mask = np.asarray(state.model_kwargs["attention_mask"])[:1]
         rows = list(real_rows(np.asarray(state.sequences)[:1], mask))
@@ -336,11 +348,11 @@ class vInference:  # noqa: N801  # the name its users know
         stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
         progress_callback: PromptProgress | None = None,
     ) -> Any:
-        """Answers to many prompts, max_concurrent_requests at a time (0 or less: one by one).
+        """Answer many prompts, at most max_concurrent_requests at a time (0 or less: one by one).
 
-        A list of PromptOutput in the order of the prompts, a failed one with its `error`; or with
-        `stream` an async generator of (index, "text" | "error" | "final", data) that ends after all
-        prompts; closing stops them. progress_callback gets (done, all). ValueError: bad arguments.
+        Returns a list of PromptOutput in prompt order; a failed prompt's has an `error`. With
+        `stream`: an async generator of (index, "text" | "error" | "final", data). Closing it stops
+        all prompts. progress_callback receives (done, all). ValueError for wrong arguments.
         """
         params = self._requests.params(sampling_params)
         together = Concurrently(
@@ -351,10 +363,10 @@ class vInference:  # noqa: N801  # the name its users know
 
     @contextlib.contextmanager
     def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
-        """In the block, functions are made of other implementations of ops, as in LLM.override.
+        """Use other implementations of ops within the block, as in LLM.override.
 
-        RequestError while generations are under way; those that are at the end of the block end
-        with StoppedError. A state may be taken into or out of the block, and goes on as it is.
+        RequestError while generations run. A generation still running at the end of the block
+        stops with StoppedError. States may cross the block's borders unchanged.
         """
         subject, done = self._subject, self._precompiler.done
         plan = overridden_plan(subject.plan, implementations, check=check)
@@ -367,7 +379,7 @@ class vInference:  # noqa: N801  # the name its users know
                 self._precompiler.restore(done)
 
     def save_inference(self, path: str | Path) -> None:
-        """Write configuration and functions (StableHLO) to a folder, see `saved`.
+        """Write the configuration and the functions (StableHLO) to a folder, see `saved`.
 
         RequestError within a block of override().
         """
@@ -376,9 +388,10 @@ class vInference:  # noqa: N801  # the name its users know
 
     @classmethod
     def load_inference(cls, path: str | Path, model: ModelLike, processor_class: Any) -> vInference:
-        """The inference that was saved in a folder, over `model`, ready to generate.
+        """Load an inference from a folder that save_inference() wrote, ready to generate with
+        `model`.
 
-        InputError, before anything is run, for a folder that is damaged or of another model.
+        InputError, before anything runs, for a folder that is damaged or of another model.
         """
         saved = load(Path(path))
         inference = cls(

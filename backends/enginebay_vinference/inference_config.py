@@ -1,4 +1,4 @@
-"""vInferenceConfig: how a generation runs, in chunks of compiled steps, and when it ends."""
+"""vInferenceConfig: settings of a generation, such as chunk size, special tokens and sampling."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 class vInferenceConfig:  # noqa: N801  # the name its users know
     """Settings of a generation.
 
-    max_new_tokens: most new tokens of a row. streaming_chunks: tokens of a row in one compiled
-    call, after which `generate` yields. num_return_sequences: completions of each row of a batch; a
-    mapping gives it per precompile configuration, keyed by its hash (one it does not name gets 1);
-    None is 1. pad, bos and eos ids: those of the model or its tokenizer when None. partition_rules:
-    (pattern, PartitionSpec) pairs; without them they are made from partition_axis. _loop_rows:
-    chunks that max_new_tokens need, computed. sampling_params: of requests that bring none,
-    SamplingParams or a mapping of their fields, by default
-    SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is also that
-    of requests that set none.
+    max_new_tokens: max new tokens per row. streaming_chunks: tokens per row of one compiled call;
+    `generate` yields after each call. num_return_sequences: completions of each row of a batch; a
+    mapping sets it by hash of the precompile configuration, with 1 for other hashes; None is 1.
+    pad_token_id, bos_token_id, eos_token_id: None takes those of the model or its tokenizer.
+    partition_rules: (pattern, PartitionSpec) pairs; None derives them from partition_axis.
+    _loop_rows: number of chunks for max_new_tokens, computed. sampling_params: defaults for
+    requests without parameters, as SamplingParams or a mapping of their fields; None is
+    SamplingParams(max_tokens=max_new_tokens). A request without max_tokens uses the max_tokens of
+    sampling_params, or else max_new_tokens.
     """
 
     max_new_tokens: int = 64
@@ -66,7 +66,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         object.__setattr__(self, "sampling_params", own)
 
     def _check(self) -> None:
-        """ConfigError for a value of another type or size."""
+        """Raise ConfigError for a value of a wrong type or size."""
         counts = self.num_return_sequences
         several = counts if isinstance(counts, Mapping) else {0: 1 if counts is None else counts}
         sizes = [(name, getattr(self, name)) for name in _SIZES]
@@ -85,7 +85,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         ):
             if wrong:
                 given = ", ".join(f"{name} = {value!r}" for name, value in wrong)
-                raise ConfigError(given, allowed, "Correct it.")
+                raise ConfigError(given, allowed, "Pass such values to vInferenceConfig.")
         if not isinstance(self.sampling_params, SamplingParams | Mapping | None):
             given = f"sampling_params of type {type(self.sampling_params).__name__}"
             raise ConfigError(
@@ -94,16 +94,16 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
                 "Make them with SamplingParams(...).",
             )
 
-    __hash__ = None  # type: ignore[assignment]  # it holds mappings and parameters that can be changed
+    __hash__ = None  # type: ignore[assignment]  # it contains mutable mappings
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All end-of-sequence ids."""
+        """All end-of-sequence token ids, each once."""
         ids = self.eos_token_id
         return () if ids is None else tuple(dict.fromkeys(ids if isinstance(ids, list) else [ids]))
 
     def sequences_for(self, compile_config: vInferencePreCompileConfig) -> int:
-        """num_return_sequences under a precompile configuration."""
+        """Return num_return_sequences for a precompile configuration."""
         counts = self.num_return_sequences
         if isinstance(counts, Mapping):
             return counts.get(compile_config.get_default_hash(), 1)
@@ -112,10 +112,10 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     def get_partition_rules(
         self, runtime_config: vInferencePreCompileConfig | None = None
     ) -> Rules:
-        """partition_rules as they are, or the default ones over partition_axis; AssertionError
-        without either.
+        """Return partition_rules, or the default rules for partition_axis. AssertionError without
+        both.
 
-        `runtime_config` makes no difference to the default rules.
+        `runtime_config` does not change the default rules.
         """
         if self.partition_rules is not None:
             return self.partition_rules
@@ -123,13 +123,13 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
             raise MissingSettingError(
                 "neither partition_rules nor partition_axis",
                 "one of them",
-                "Give partition_axis=PartitionAxis() for the default rules.",
+                "Pass partition_axis=PartitionAxis() for the default rules.",
             )
         return default_rules(self.partition_axis)
 
     def replace(self, **changes: Any) -> vInferenceConfig:
-        """This one with other values, what was computed from them anew; TypeError for a field that
-        there is not.
+        """Return a copy with other values; computed values are updated. TypeError for an unknown
+        field.
         """
         resized = {"max_new_tokens", "streaming_chunks"} & set(changes)
         if resized:
@@ -144,7 +144,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold, as from_dict takes them."""
+        """Return plain values for JSON. from_dict() reads them."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         counts, axis, rules = self.num_return_sequences, self.partition_axis, self.partition_rules
         assert isinstance(self.sampling_params, SamplingParams), "made when none were given"
@@ -160,7 +160,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The configuration that to_dict() was called on."""
+        """Return the configuration that to_dict() stored."""
         fields = dict(data)
         counts = fields.get("num_return_sequences", 1)
         if isinstance(counts, Mapping):
@@ -173,27 +173,27 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         return cls(**fields)
 
     def to_json(self, **options: Any) -> str:
-        """to_dict() as text; `options` go to json.dumps."""
+        """Return to_dict() as JSON text; `options` are passed to json.dumps."""
         return json.dumps(self.to_dict(), **options)
 
     @classmethod
     def from_json(cls, json_str: str) -> Self:
-        """The configuration that to_json() was called on."""
+        """Return the configuration that to_json() stored."""
         return cls.from_dict(parse_json(json_str))
 
 
 def _made(fields: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of a mapping, whose error says where the wrong field stands."""
+    """Make SamplingParams from a mapping. Errors name the configuration's field."""
     try:
         return SamplingParams(**fields)
     except RequestError as error:
         raise ConfigError(f"sampling_params: {error}") from None
-    except TypeError:  # Python's own, for keys that are no texts
+    except TypeError:  # raised by Python for keys that are not strings
         wrong = next(key for key in fields if not isinstance(key, str))
         raise ConfigError(
             f"the key {shown(wrong)} of sampling_params",
             "names of the fields of SamplingParams",
-            "Write the key as a text.",
+            "Use the field's name, as a string.",
         ) from None
 
 

@@ -1,5 +1,5 @@
-"""Fitting inputs to what is compiled: prompts padded on the left, or cut to their end, each row in
-its place.
+"""Fitting of inputs to compiled shapes: prompts are padded on the left or truncated to their last
+tokens, and every row keeps its place.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ SEQUENCE_DIM_MAPPING = {
     "token_type_ids": 1,
     "inputs_embeds": 1,
 }
-"""Which dimension of each model input counts tokens."""
+"""The token dimension of each model input."""
 
 PADDED = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds")
-"""Of these, what is padded and cut here; a cache has its own length."""
+"""The inputs that are padded and truncated here; a cache has its own length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What inputs are fitted to: what is compiled (standalone configurations), the longest prompt,
-    and the pad id.
+    """The target of a fit: compiled standalone configurations, max prompt length, and pad token
+    id.
     """
 
     compiled: tuple[vInferencePreCompileConfig, ...]
@@ -41,27 +41,27 @@ class Fit:
 
 
 def refuse_inputs(others: Mapping[str, Any]) -> None:
-    """UnsupportedError for a model input beside ids and mask that is not None: no model here takes
-    one.
+    """Raise UnsupportedError for a model input other than ids and mask that is not None: no model
+    here uses one.
     """
     used = sorted(name for name, value in others.items() if value is not None)
     if used:
         given = f"model inputs {', '.join(used)}"
-        raise UnsupportedError(given, "input_ids and attention_mask", "Leave them out.")
+        raise UnsupportedError(given, "input_ids and attention_mask", "Omit the other inputs.")
 
 
 def adjust(
     fit: Fit, input_ids: Any, attention_mask: Any, others: Mapping[str, Any]
 ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
-    """Inputs in the smallest compiled (batch, prefill length) that holds them, and that
-    configuration.
+    """Fit inputs to the smallest compiled (batch, prefill length) that holds them; return the
+    fitted inputs and that configuration.
 
-    input_ids int [batch, tokens]; attention_mask of the same shape, 1 on tokens. Rows are padded on
-    the left, and empty rows added after the last one. Where no compiled batch is large enough, the
-    shape stays as it is, with a warning; a prompt longer than every length of a fitting batch keeps
-    its end, with a warning. ValueError for no rows, no tokens, or shapes that do not agree. Entries
-    of `others` with a token dimension are treated like input_ids, the rest is left alone;
-    pixel_values fill the configuration's vision fields.
+    input_ids int [batch, tokens]; attention_mask of the same shape, 1 on tokens. Rows are padded
+    on the left, and empty rows are added after the last row. If no compiled batch is large enough,
+    the shape is kept and a warning is issued. A prompt that is longer than all fitting
+    configurations keeps its last tokens, with a warning. Entries of `others` with a token
+    dimension are fitted like input_ids; pixel_values set the configuration's vision fields; other
+    entries stay unchanged. ValueError for no rows, no tokens, or shapes that differ.
     """
     ids = _integers("input_ids", input_ids)
     mask = (
@@ -71,7 +71,7 @@ def adjust(
         raise RequestError(
             f"attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}",
             "equal shapes",
-            "Correct it.",
+            "Pass a mask with 1 on tokens and 0 on padding.",
         )
     vision = vision_fields(others.get("pixel_values"))
     config = _choose(fit, mask, vision)
@@ -82,7 +82,7 @@ def adjust(
             raise RequestError(
                 f"{name} {list(value.shape)} for input_ids {list(ids.shape)}",
                 "the same rows and tokens",
-                "Correct it.",
+                f"Pad {name} like input_ids.",
             )
     assert isinstance(config.batch_size, int), "standalone"
     assert isinstance(config.prefill_length, int), "settled by _choose"
@@ -97,15 +97,18 @@ def adjust(
 
 
 def vision_fields(pixel_values: Any) -> dict[str, Any]:
-    """The vision fields of a configuration for pixel_values: [batch, channels, height, width], one
-    image [channels, height, width], or patches [patches, features] as height and width of one
-    channel.
+    """The configuration's vision fields for pixel_values.
+
+    pixel_values are [batch, channels, height, width], one image [channels, height, width], or
+    patches [patches, features], which count as height and width of one channel.
     """
     if pixel_values is None:
         return {}
     shape = np.shape(pixel_values)
     if not 2 <= len(shape) <= 4:
-        raise RequestError(f"pixel_values {list(shape)}", "2, 3 or 4 dimensions", "Correct it.")
+        allowed = "2, 3 or 4 dimensions"
+        todo = "Pass pixel_values of [batch, channels, height, width]."
+        raise RequestError(f"pixel_values {list(shape)}", allowed, todo)
     sizes = (*(1,) * (4 - len(shape)), *shape)
     names = ("vision_batch_size", "vision_channels", "vision_height", "vision_width")
     return {"vision_included": True, **dict(zip(names, sizes, strict=True))}
@@ -116,20 +119,24 @@ def _integers(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise RequestError(
-            f"{name} with rows of unequal lengths", "[batch, tokens]", "Pad them, and give a mask."
+            f"{name} with rows of unequal lengths",
+            "[batch, tokens]",
+            "Pad the rows, and pass a mask.",
         ) from None
     if array.ndim != 2 or 0 in array.shape:
         raise RequestError(
             f"{name} of shape {list(array.shape)}",
             "[batch, tokens] with at least one of each",
-            "Correct it.",
+            "Pass a list of rows of token ids.",
         )
     if array.dtype.kind not in "iub":
-        raise RequestError(f"{name} of dtype {array.dtype}", "integers", "Convert it.")
+        raise RequestError(
+            f"{name} of dtype {array.dtype}", "integers", f"Pass {name}.astype(int32)."
+        )
     limits = np.iinfo(np.int32)
     if array.max() > limits.max or array.min() < limits.min:
         given = f"{name} from {array.min()} to {array.max()}"
-        raise RequestError(given, "numbers of 32 bits", "Correct them.")
+        raise RequestError(given, "32-bit integers", "Use the model's tokenizer.")
     return array.astype(np.int32)
 
 
@@ -145,14 +152,14 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
         longest = max(able, key=lambda c: (c.prefill_length, -c.batch_size))  # type: ignore[operator]
         if max_tokens > longest.prefill_length:  # type: ignore[operator]
             _warn(
-                f"a prompt of {max_tokens} tokens is cut to its last {longest.prefill_length}: "
-                "precompile a longer prefill_length"
+                f"a prompt of {max_tokens} tokens is truncated to its last "
+                f"{longest.prefill_length}: precompile a longer prefill_length"
             )
         return longest
     if max_tokens > fit.max_prefill_length:
         _warn(
-            f"a prompt of {max_tokens} tokens is cut to its last {fit.max_prefill_length}, "
-            "the most that leave room for new tokens"
+            f"a prompt of {max_tokens} tokens is truncated to its last "
+            f"{fit.max_prefill_length}, which leaves room for max_new_tokens"
         )
     _warn(
         f"nothing is precompiled for a batch of {batch}: compiling for {batch} x "
@@ -176,7 +183,7 @@ def _warn(text: str) -> None:
 def _keep_ends(
     arrays: Mapping[str, np.ndarray], mask: np.ndarray, length: int
 ) -> dict[str, np.ndarray]:
-    """The last `length` columns, after each row's tokens were moved to its end, past padding on the
+    """The last `length` columns, after moving each row's tokens to its end, past padding on the
     right.
     """
     order = np.argsort(mask > 0, axis=1, kind="stable")[:, -length:]
@@ -192,7 +199,7 @@ def _pad(value: np.ndarray, batch: int, length: int, fill: int) -> np.ndarray:
 
 
 def real_rows(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterable[list[int]]:
-    """The token ids of each row, padding left out."""
+    """The token ids of each row without padding."""
     return (
         [int(t) for t in ids[mask > 0]] for ids, mask in zip(input_ids, attention_mask, strict=True)
     )

@@ -1,4 +1,4 @@
-"""SlotLedger: one contiguous slot per row, promised whole."""
+"""SlotLedger: each row owns one contiguous slot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from enginebay.rows import PageTable
 
 
 class SlotLedger(Ledger):
-    """Row i owns slot i, of up to max_model_len tokens, from admission to release.
+    """Row i owns slot i, for up to max_model_len tokens, from admission to release.
 
-    A slot is a run of consecutive pages, the same in every cache group: a row keeps all positions,
-    in groups with a window too. `pages_per_slot` follows the arrays as they grow. In a group with a
-    state a slot is one page.
+    A slot is a run of consecutive pages, equal in every cache group: a row keeps all positions,
+    even in groups with a window. `pages_per_slot` changes when the arrays grow. In a group with a
+    recurrent state a slot is one page.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class SlotLedger(Ledger):
         tables: Sequence[PageTable] = (),
         states: Sequence[str] = (),
     ) -> None:
-        """Each of `tables` has pages of max_model_len tokens, of which one is a slot; the slot of
-        each row is written to them.
+        """`tables`: page tables whose only page of a row is the row's slot; admit() writes the
+        slot there.
         """
         self.windows = dict.fromkeys(groups)
         self.states = tuple(states)
@@ -62,7 +62,7 @@ class SlotLedger(Ledger):
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
     ) -> None:
-        """Nothing to note: slots are not shared."""
+        """Does nothing, because slots are not shared."""
 
     def release(self, lease: Lease) -> None:
         if lease.released or self._leases.get(lease.row) is not lease:
@@ -85,7 +85,7 @@ class SlotLedger(Ledger):
     def check(self) -> None:
         for row, lease in self._leases.items():
             if lease.row != row or lease.released or lease.capacity > self.max_model_len:
-                raise InternalError(f"the ledger's books are wrong at row {row}: {lease}")
+                raise InternalError(f"the ledger is inconsistent at row {row}: {lease}")
 
     @property
     def num_free_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Prometheus figures of an inference, for whoever switches them on."""
+"""Prometheus metrics of an inference, which vInference.enable_metrics() starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from enginebay_vinference.prompts import PromptOutput
 
 
 class InferenceMetrics:
-    """Counters and histograms of the prompts of one inference, labelled with its name.
+    """Counters and histograms of one inference's prompts, labelled with its name.
 
-    Without a prometheus_client registry it makes one of its own, so that two inferences never share
-    figures unless they are told to: then `shared` are the metrics of another one, whose collectors
-    are used. UnsupportedError when prometheus_client is not installed.
+    `registry` is a prometheus_client registry; None makes a new one, so that two inferences do not
+    share metrics. `shared`: metrics of another inference, whose registry and collectors are used
+    as well. UnsupportedError when prometheus_client is not installed.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class InferenceMetrics:
             raise UnsupportedError(
                 "metrics without prometheus_client",
                 "an installation with it",
-                "pip install 'enginebay[metrics]'",
+                "Run pip install 'enginebay[metrics]'.",
             ) from None
         self.registry = prometheus.CollectorRegistry() if registry is None else registry
         kinds = {
@@ -54,7 +54,7 @@ class InferenceMetrics:
 
     @contextlib.contextmanager
     def prompt(self) -> Iterator[list[PromptOutput]]:
-        """Counts what happens within; the caller appends the output when there is one."""
+        """Measure one prompt. The caller appends the output to the yielded list."""
         start = time.perf_counter()
         outputs: list[PromptOutput] = []
         outcome = "error"

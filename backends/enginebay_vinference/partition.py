@@ -1,5 +1,5 @@
-"""Where the arrays of a SampleState lie: rules from paths to logical axes, which the cache's layout
-puts in order.
+"""Placement of a SampleState's arrays: rules map paths to logical axes, and the cache's layout sets
+the order of the axes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ VIEWS = "model_kwargs/past_key_values/views"
 """Path of the cache's layers within a state."""
 
 LEAF_NAMES = {"k": "key", "v": "value", "kv": "key_value"}
-"""What a layout's array is called in a state."""
+"""Names in a state of the arrays of a layout."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionAxis:
-    """The logical axis of each dimension that generation has; None: whole on every device.
+    """The logical axis of each dimension of a generation. None: replicated on every device.
 
-    Logical axes are those of the configuration (`axis_rules` maps them to axes of the mesh); a mesh
-    axis may be named as well.
+    Logical axes are those of the configuration (`axis_rules` maps them to mesh axes). The name of a
+    mesh axis is allowed as well.
     """
 
     batch_axis: str | None = "batch"
@@ -40,11 +40,11 @@ class PartitionAxis:
 
 
 def default_rules(axis: PartitionAxis) -> Rules:
-    """The rules of a state: the first that is found in a leaf's path holds. Leaves of quantised
-    caches are among them.
+    """Return the default rules of a state, quantised caches included. The first rule whose pattern
+    occurs in a leaf's path applies.
 
-    A cache leaf's spec names (batch, key sequence, heads, head dimension), in this order for every
-    layout.
+    The spec of a cache leaf names (batch, key sequence, heads, head dimension), in this order for
+    every layout.
     """
     tokens = PartitionSpec(axis.batch_axis, axis.sequence_axis)
     cache = PartitionSpec(
@@ -62,33 +62,35 @@ def default_rules(axis: PartitionAxis) -> Rules:
 
 
 def leaf_path(keys: Sequence[Any]) -> str:
-    """The path of a leaf, such as model_kwargs/past_key_values/views/0/key, from JAX's keys."""
+    """Return the path of a leaf, such as model_kwargs/past_key_values/views/0/key, from
+    JAX's keys.
+    """
     return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
 
 
 def match_rule(rules: Rules, path: str) -> PartitionSpec:
-    """The spec of the first rule that is found in `path`; ConfigError when there is none."""
+    """Return the spec of the first rule that matches `path`. ConfigError when no rule matches."""
     for pattern, spec in rules:
         if re.search(pattern, path):
             return spec
     raise ConfigError(
         f"no partition rule matches {path!r}",
         "rules for every leaf",
-        'End them with (".*", PartitionSpec()).',
+        'Append (".*", PartitionSpec()) to the rules.',
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class StatePlacement:
-    """The sharding of each leaf of a state, by rules, on an engine's mesh."""
+    """The sharding of each leaf of a state on an engine's mesh, by rules."""
 
     placement: Placement
     rules: Rules
     input_spec: PartitionSpec | None = None
-    """Of token ids, masks and positions, when given: wins over the rules."""
+    """Spec of token ids and masks; it overrides the rules."""
 
     def sharding(self, path: str, layout: KVLayout | None = None) -> Sharding:
-        """Where the leaf at `path` lies; `layout` is that of its cache group."""
+        """Return the sharding of the leaf at `path`; `layout` is the layout of its cache group."""
         if self.placement.mesh is None:
             return self.placement.replicated
         spec = match_rule(self.rules, path)
@@ -104,7 +106,7 @@ class StatePlacement:
 
     def _mesh_axis(self, name: Any) -> Any:
         mesh = self.placement.mesh
-        assert mesh is not None, "asked for only where there is a mesh"
+        assert mesh is not None, "sharding() calls this only with a mesh"
         if name is None or name in mesh.shape:
             return name
         if isinstance(name, tuple):
@@ -114,14 +116,12 @@ class StatePlacement:
             return self.placement.rules[name]
         known = sorted({*self.placement.rules, *mesh.shape})
         raise ConfigError(
-            f"axis {name!r} in the partition rules", ", ".join(known), "Name one of these."
+            f"axis {name!r} in the partition rules", ", ".join(known), "Use one of these axes."
         )
 
 
 def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[Any]:
-    """(batch, key sequence, heads, head dimension) in the order in which the layout's array has
-    them.
-    """
+    """Reorder (batch, key sequence, heads, head dimension) to the axes of the layout's array."""
     array = next(name for name, called in LEAF_NAMES.items() if called == leaf)
     batch, length, heads, width = (*names, None, None, None, None)[:4]
     rank = len(layout.shapes()[array].shape)
@@ -137,10 +137,10 @@ def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[
 
 
 def spec_to_plain(spec: PartitionSpec) -> list[Any]:
-    """A spec as a list, for JSON."""
+    """Return a spec as a list, for JSON."""
     return [list(a) if isinstance(a, tuple) else a for a in spec]
 
 
 def spec_from_plain(plain: Sequence[Any]) -> PartitionSpec:
-    """The spec that spec_to_plain() was called on."""
+    """Return the spec that spec_to_plain() stored."""
     return PartitionSpec(*(tuple(a) if isinstance(a, list) else a for a in plain))

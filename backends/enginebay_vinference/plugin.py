@@ -1,4 +1,4 @@
-"""What this package offers: the engine "vinference"."""
+"""Plugin that registers the engine "vinference"."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_engines(register: Register) -> None:
-    """The contiguous engine."""
+    """Register the contiguous engine."""
     register(
         "vinference",
         "enginebay_vinference.engine:make_engine",
         options="enginebay_vinference.engine:VInferenceOptions",
-        summary="contiguous cache: one slot a row, grown by doubling",
+        summary="contiguous cache: one slot per row, doubled in size as it fills",
         capabilities={
             "priority": -10,
             "logprobs": True,

@@ -1,4 +1,4 @@
-"""vInferencePreCompileConfig: the shapes that an inference is compiled for ahead of its prompts."""
+"""vInferencePreCompileConfig: the shapes that an inference compiles before prompts arrive."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ Props = Mapping[str, Mapping[str, Any]]
 class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
     """Batch size and padded prompt length (in tokens) to compile for, or lists of them.
 
-    With lists it stands for several configurations: the first elements make the first one, the
-    second elements the second, and so on; a shorter list repeats its last element
-    (`get_standalones`). prefill_length None means the longest prompt that the inference can take.
-    The vision fields and required_props are carried along; nothing uses them until there is a model
-    with vision. Lists and JSON are the same to it: tuples become lists, and NumPy's integers become
-    int.
+    Lists describe several configurations: the first one takes the first element of each list, the
+    second one the second elements, and so on; a shorter list repeats its last element
+    (`get_standalones`). prefill_length None is the longest prompt that the inference accepts. The
+    vision fields and required_props are stored, but no model uses them yet. Tuples become lists,
+    and NumPy integers become int, so that a configuration equals its JSON copy.
     """
 
     batch_size: int | list[int] = 1
@@ -55,18 +54,18 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         return self.get_default_hash()
 
     def extract(self) -> dict[str, Any]:
-        """All eight fields by name."""
+        """Return all eight fields by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def get_default_hash(self) -> int:
-        """A number of 60 bits that equal configurations share, in every process; `hash()` is the
-        same number.
+        """Return a 60-bit number that is the same for equal configurations in every process.
+        `hash()` returns it, too.
         """
         text = json.dumps(self.extract(), sort_keys=True, default=_refuse)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 4
 
     def get_standalones(self) -> list[vInferencePreCompileConfig]:
-        """The configurations without lists that this one stands for. ValueError for an empty
+        """Return the configurations without lists that this one describes. ValueError for an empty
         list.
         """
         lists = {name: value for name, value in self.extract().items() if isinstance(value, list)}
@@ -77,7 +76,7 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
                 raise ConfigError(
                     f"{name} = []",
                     "a value, or a list of at least one",
-                    "Give one, or leave it out.",
+                    f"Pass a value, or omit {name}.",
                 )
         return [
             dataclasses.replace(
@@ -99,17 +98,17 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         vision_width: int | list[int] | None = None,
         required_props: Props | list[Props] | None = None,
     ) -> Self:
-        """Prompt lengths that double from the least to the longest; the last one is
-        max_prefill_length itself.
+        """Make a configuration whose prompt lengths double from min_prefill_length up to
+        max_prefill_length, which is the last one.
 
-        A list of batch sizes is paired with the lengths like any other list. ValueError when the
-        least is the greater one.
+        A list of batch sizes is paired with the lengths like any other list. ValueError when
+        min_prefill_length exceeds max_prefill_length.
         """
         if not 1 <= min_prefill_length <= max_prefill_length:
             raise ConfigError(
                 f"prompt lengths from {min_prefill_length} to {max_prefill_length}",
                 "1 <= min_prefill_length <= max_prefill_length",
-                "Correct them.",
+                "Raise max_prefill_length, or lower min_prefill_length.",
             )
         lengths = [min_prefill_length]
         while lengths[-1] < max_prefill_length:
@@ -120,38 +119,38 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         )  # fmt: skip
 
     def replace(self, **changes: Any) -> vInferencePreCompileConfig:
-        """This one with other values; TypeError for a field that there is not."""
+        """Return a copy with other values. TypeError for an unknown field."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as from_dict takes them."""
+        """Return plain values for JSON. from_dict() reads them."""
         return json.loads(self.to_json())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The configuration that to_dict() was called on."""
+        """Return the configuration that to_dict() stored."""
         return cls(**data)
 
     def to_json(self, **options: Any) -> str:
-        """to_dict() as text; `options` go to json.dumps."""
+        """Return to_dict() as JSON text; `options` are passed to json.dumps."""
         return json.dumps(self.extract(), default=_refuse, **options)
 
     @classmethod
     def from_json(cls, json_str: str) -> Self:
-        """The configuration that to_json() was called on."""
+        """Return the configuration that to_json() stored."""
         return cls.from_dict(parse_json(json_str))
 
 
 def plain_int(value: Any) -> Any:
-    """An integer of NumPy's as int; anything else as it is."""
+    """Return a NumPy integer as int, and any other value unchanged."""
     return (
         int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
     )
 
 
 def _listed(value: Any) -> Any:
-    """`value` with the types that JSON gives back: lists for tuples, ints for NumPy's integers, at
-    every depth.
+    """Return `value` with the types of JSON at every depth: tuples become lists, NumPy integers
+    int.
     """
     if isinstance(value, list | tuple):
         return [_listed(one) for one in value]
@@ -161,11 +160,11 @@ def _listed(value: Any) -> Any:
 
 
 def _refuse(value: Any) -> Any:
-    """For json.dumps: TypeError for a value that JSON does not have."""
+    """`default` of json.dumps: TypeError for a type that JSON does not have."""
     raise TypeError(
         explain(
             f"a {type(value).__name__} in required_props",
-            "numbers, texts, lists and mappings",
-            "Convert it.",
+            "numbers, strings, lists and mappings",
+            "Convert it to one of these.",
         )
     )

@@ -1,6 +1,4 @@
-"""Precompiler: which shapes an inference is compiled for, and which it may be compiled for
-at all.
-"""
+"""Precompiler: the shapes that an inference is compiled for, and the limits of these shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ log = logging.getLogger("enginebay.vinference")
 
 
 class Precompiler:
-    """Keeps the standalone configurations that are compiled. Safe from several threads."""
+    """Keeps the compiled standalone configurations. Thread-safe."""
 
     def __init__(self, subject: LoadedModel, config: vInferenceConfig, stepper: Stepper) -> None:
         self.subject = subject
@@ -32,45 +30,43 @@ class Precompiler:
 
     @property
     def done(self) -> dict[int, vInferencePreCompileConfig]:
-        """The standalone configurations that are compiled, by their hash."""
+        """The compiled standalone configurations by hash."""
         with self._lock:
             return dict(self._done)
 
     def restore(self, done: Mapping[int, vInferencePreCompileConfig]) -> None:
-        """Forget all but these, which `done` told: what was compiled besides is gone."""
+        """Set the compiled configurations back to `done`, a former value of the property."""
         with self._lock:
             self._done = dict(done)
 
     @property
     def fit(self) -> Fit:
-        """What inputs can be fitted to now."""
+        """The shapes that inputs can be fitted to now."""
         return Fit(tuple(self.done.values()), self.max_prefill_length, self.stepper.pad_token_id)
 
     @property
     def max_prefill_length(self) -> int:
-        """Tokens of the longest prompt that leaves room for max_new_tokens. ValueError when none
-        does.
-        """
+        """Tokens of the longest prompt that leaves room for max_new_tokens. ValueError below 1."""
         longest = self.subject.longest_sequence()
         new = self.config.max_new_tokens
         if new >= longest:
             raise InputError(
                 f"max_new_tokens = {new}",
                 f"at most {longest - 1}, which leaves one of {longest} tokens for the prompt",
-                "Lower it.",
+                "Lower max_new_tokens.",
             )
         return longest - new
 
     def precompile(self, config: vInferencePreCompileConfig) -> bool:
-        """Compile every standalone of `config`; False, with the reason in the log, when that
-        fails.
+        """Compile every standalone configuration of `config`. Returns False, and logs the reason,
+        when that fails.
         """
         if not isinstance(config, vInferencePreCompileConfig):
             given = f"a configuration of type {type(config).__name__}"
             raise InputError(
                 given,
                 "a vInferencePreCompileConfig",
-                "Make one: its fields are batch_size and so on.",
+                "Pass vInferencePreCompileConfig(batch_size=1), for example.",
             )
         standalones = [self.settle(one) for one in config.get_standalones()]
         try:
@@ -78,18 +74,18 @@ class Precompiler:
                 self.make_ready(one)
         except EnginebayError:
             raise
-        except Exception:  # whatever XLA says: the caller is told that it failed, and may try again
+        except Exception:  # any error of XLA: the caller gets False, and may retry
             log.exception("compiling %s failed", config)
             return False
         return True
 
     def settle(self, one: vInferencePreCompileConfig) -> vInferencePreCompileConfig:
-        """A standalone configuration with its prefill length; refused when this inference cannot
-        serve it.
+        """Return a standalone configuration with its prefill length set. UnsupportedError or
+        InputError when this inference cannot serve it.
         """
         if one.vision_included:
             raise UnsupportedError(
-                "vision_included = True", "text only: no model with vision yet", "Leave it False."
+                "vision_included = True", "False: no model has vision yet", "Omit vision_included."
             )
         longest = self.max_prefill_length
         if one.prefill_length is None:
@@ -99,22 +95,20 @@ class Precompiler:
             raise InputError(
                 f"prefill_length = {one.prefill_length}",
                 f"at most {longest}, which leaves {self.config.max_new_tokens} tokens to generate",
-                "Shorten it, or lower max_new_tokens.",
+                "Lower prefill_length or max_new_tokens.",
             )
         return one
 
     def make_ready(self, one: vInferencePreCompileConfig) -> None:
-        """Compile all that a settled configuration needs."""
+        """Compile every program that a settled configuration needs."""
         shape = self.shape_for(one)
         self.stepper.programs.get(shape, ahead=True)
-        row_keys(
-            self.stepper.make_key(0), shape.num_rows
-        )  # the small program that makes the rows' keys
+        row_keys(self.stepper.make_key(0), shape.num_rows)  # compiles it, too
         with self._lock:
             self._done[one.get_default_hash()] = one
 
     def shape_for(self, one: vInferencePreCompileConfig) -> InferenceShape:
-        """The shape of a settled configuration's functions."""
+        """Return the shape of a settled configuration's functions."""
         assert isinstance(one.batch_size, int), "standalone"
         assert isinstance(one.prefill_length, int), "settled"
         num_rows = one.batch_size * self.sequences_for(one)
@@ -123,8 +117,8 @@ class Precompiler:
         )
 
     def sequences_for(self, one: vInferencePreCompileConfig) -> int:
-        """Completions of each row; the hash of a configuration without a prefill length names the
-        longest.
+        """Return the number of completions per row. The hash of a configuration without a prefill
+        length applies to the longest length.
         """
         counts = self.config.num_return_sequences
         if isinstance(counts, int | None) or one.get_default_hash() in counts:

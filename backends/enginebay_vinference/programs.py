@@ -1,5 +1,5 @@
-"""Programs: the compiled functions of an inference, one pair for each shape, made once however many
-threads ask.
+"""Programs: the compiled functions of an inference, one pair per shape. Each pair is compiled once,
+even if several threads request it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ PATHS = {
     "finished": "is_sequence_finished",
     "column": "current_length",
 }
-"""Where the functions' arrays stand in a state."""
+"""Path in a state of each array that the functions take."""
 
 SAMPLING: dict[str, Any] = {
     "max_length": np.int32,
     "prompt_length": np.int32,
     "stop_ids": np.int32,
 } | {name: np.dtype(one.dtype) for name, one in ROW_VALUES.items()}
-"""Each row's sampling parameters, as the engine's rows name them, with their dtypes."""
+"""Dtypes of the rows' sampling parameters, by the names that the engine's rows use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,29 +65,30 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Made:
-    """A program and what was compiled of it. `always_compiles`: whatever the engine forbids."""
+    """A program and the functions compiled from it. `always_compiles`: compile even if the engine
+    forbids it.
+    """
 
     program: Program
     pairs: dict[InferenceShape, Pair] = dataclasses.field(default_factory=dict)
     locks: dict[InferenceShape, threading.Lock] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(threading.Lock)
     )
-    """Held while the pair of a shape is compiled."""
+    """Locks by shape, each held while its pair is compiled."""
     always_compiles: bool = False
 
 
 class Programs:
-    """Compiles, keeps and hands out Pairs. Safe from several threads; a shape whose compilation
-    failed can be tried again.
+    """Compiles and keeps Pairs. Thread-safe; a failed compilation can be retried.
 
-    The program is the engine's as it was when this was made: what is swapped in an LLM that shares
-    the engine stays there.
+    The program is the engine's at construction time. Overrides in an LLM with the same engine do
+    not affect it.
     """
 
     def __init__(self, engine: StepEngine, placement: StatePlacement) -> None:
         self.engine = engine
         self.placement = placement
-        # A generator that is collected as garbage lets go of its use, perhaps while the lock is
+        # Reentrant: garbage collection may end a generator, and so its Use, while the lock is
         # held.
         self._lock = threading.RLock()
         self._made = Made(runner_of(engine).program)
@@ -96,41 +97,41 @@ class Programs:
 
     @property
     def shapes(self) -> list[InferenceShape]:
-        """What is compiled now."""
+        """The shapes that are compiled now."""
         return list(self._made.pairs)
 
     def use(self) -> Use:
-        """A hold on what is used now."""
+        """Return a Use of the current functions."""
         return Use(self, self._made)
 
     def count(self, change: int) -> None:
-        """Take note that so many more uses are under way."""
+        """Add `change` to the number of running generations."""
         with self._lock:
             self._num_uses += change
 
     def check_lasting(self) -> None:
-        """RequestError within a block of override(), whose functions nobody is to keep."""
+        """Raise RequestError within a block of override(), whose functions are temporary."""
         if self._made.always_compiles:
             raise RequestError(
-                "functions of implementations that are swapped in, to be saved",
-                "those that stay",
-                "Save the inference after the block of override().",
+                "saving within a block of override()",
+                "saving outside of it",
+                "Save the inference after the block.",
             )
 
     @contextlib.contextmanager
     def override(self, parts: EngineParts) -> Iterator[None]:
-        """While the block lasts, use functions made of other parts; those that were compiled come
-        back afterwards.
+        """Use functions made from other parts while the block lasts; the former functions return
+        afterwards.
 
-        RequestError while there are uses under way; those that are at the end of the block end with
-        StoppedError.
+        RequestError while generations run. A generation still running at the end of the block stops
+        with StoppedError.
         """
         with self._lock:
             if self._num_uses:
                 raise RequestError(
-                    "generations are under way while implementations are to be swapped",
-                    "none",
-                    "Let them end, or close their generators, and try again.",
+                    "override() while generations run",
+                    "override() without running generations",
+                    "Wait for the generations, or close their generators.",
                 )
             before, self._made = self._made, Made(Program.of(parts), always_compiles=True)
         try:
@@ -147,12 +148,12 @@ class Programs:
         make: Callable[[], Pair] | None = None,
         made: Made | None = None,
     ) -> Pair:
-        """The pair for `shape`, compiled when there is none; `make` takes the place of compiling.
+        """Return the pair for `shape`, compiling it if needed. `make` replaces the compilation.
 
-        Threads that ask for one shape wait for one compilation; after one that failed, or that
-        Ctrl-C has ended, the next thread compiles. `ahead`: before any request waits for it. Raises
-        CompilationError otherwise when the engine may compile no more. `made`: where it is looked
-        for and kept; None: what is used now.
+        Threads that request the same shape wait for one compilation. If it fails, or is
+        interrupted, the next thread compiles. `ahead`: no request waits for this pair; otherwise
+        CompilationError when the engine forbids compiling. `made`: where the pair is looked up and
+        kept; None is the current one.
         """
         made = made or self._made
         with self._lock:
@@ -164,8 +165,8 @@ class Programs:
                 if not may and self.engine.compilations.forbidden:
                     raise CompilationError(
                         f"no program for {shape}",
-                        "shapes that precompile() was given",
-                        "Precompile it first.",
+                        "precompiled shapes",
+                        "Call precompile() for this shape first.",
                     )
                 pair = made.pairs[shape] = make() if make else self._compile(shape, made.program)
             return pair
@@ -183,7 +184,7 @@ class Programs:
         return pair
 
     def compile_lowered(self, lowered: list[Any]) -> Pair:
-        """Compile both functions, side by side."""
+        """Compile both functions in parallel."""
         options = dict(self.engine.parts.platform.compile_options())
         with ThreadPoolExecutor(len(KINDS)) as pool:
             made = list(pool.map(lambda one: one.compile(compiler_options=options), lowered))
@@ -197,10 +198,10 @@ class Programs:
         function: Callable[..., Any] | None = None,
         recipe: Recipe | None = None,
     ) -> Any:
-        """One of the functions (or `function` in its place), ready to be lowered: the state's
+        """Return the jitted function of one kind, or `function` jitted in its place. The state's
         arrays are donated.
 
-        `recipe` None: that of what is used now.
+        `recipe` None is that of the current program.
         """
         step = (
             functools.partial(STEPS[kind], recipe or self.recipe(shape))
@@ -208,7 +209,7 @@ class Programs:
             else function
         )
         if function is None:
-            # partial objects have no name; this one is what profiles and compile logs show
+            # A partial has no name; profiles and compile logs show this one.
             step.__name__ = f"enginebay_vinference_{kind}"
         outputs = None
         if self.engine.parts.placement.mesh is not None:
@@ -220,7 +221,7 @@ class Programs:
         return jax.jit(step, donate_argnums=1, out_shardings=outputs)
 
     def recipe(self, shape: InferenceShape, program: Program | None = None) -> Recipe:
-        """What the functions of a shape are made of; `program` None: the one that is used now."""
+        """Return the Recipe of a shape; `program` None is the current program."""
         engine = self.engine
         slots = slot_shape(shape.num_rows, shape.width, engine.sizes.page_size)
         layouts = engine.parts.kv_layouts(dict.fromkeys(engine.sizes.whole, slots))
@@ -229,7 +230,7 @@ class Programs:
     def describe(
         self, shape: InferenceShape, kind: ProgramKind
     ) -> tuple[Any, Arrays, jax.ShapeDtypeStruct]:
-        """Shapes, dtypes and shardings of a function's arguments."""
+        """Return shapes, dtypes and shardings of a function's arguments."""
         weights = jax.tree.map(
             lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding),
             runner_of(self.engine).weights,
@@ -240,9 +241,7 @@ class Programs:
         return weights, self.arrays(shape, kind), keys
 
     def arrays(self, shape: InferenceShape, kind: ProgramKind) -> Arrays:
-        """Shapes, dtypes and shardings of the state's arrays before a function; put together
-        once.
-        """
+        """Return shapes, dtypes and shardings of the state's arrays before a function; cached."""
         found = self._described.get((shape, kind))
         if found is None:
             found = self._described[shape, kind] = self._arrays(shape, with_cache=kind == "decode")
@@ -265,9 +264,9 @@ class Programs:
                 sharding.shard_shape(size)
             except ValueError as error:
                 raise ConfigError(
-                    f"{path} {list(size)} as the partition rules lay it out ({error})",
-                    "dimensions that their mesh axes divide",
-                    "Change the batch size or the prompt length, or the partition rules.",
+                    f"{path} {list(size)} under the partition rules ({error})",
+                    "dimensions that are divisible by their mesh axes",
+                    "Change the batch size, the prompt length or the partition rules.",
                 ) from None
             return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
 
@@ -303,9 +302,7 @@ class Programs:
 
 
 class Use:
-    """A hold on what a generation began with: entered, it is under way, so that nothing may be
-    swapped.
-    """
+    """The functions that a generation started with. While it is entered, override() is refused."""
 
     def __init__(self, programs: Programs, made: Made) -> None:
         self._programs = programs
@@ -319,9 +316,11 @@ class Use:
         self._programs.count(-1)
 
     def get(self, shape: InferenceShape) -> Pair:
-        """The pair for `shape`; StoppedError when others are used by now."""
+        """Return the pair for `shape`. StoppedError when override() has replaced the functions
+        since.
+        """
         if self._made is not self._programs._made:
             raise StoppedError(
-                "a block of override() has begun or ended meanwhile: generate it again"
+                "a block of override() began or ended during the generation: generate again"
             )
         return self._programs.get(shape, ahead=False, made=self._made)

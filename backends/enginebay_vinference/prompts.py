@@ -1,6 +1,4 @@
-"""Prompts as users write them, and what they get: texts and conversations in, PromptOutput and
-streams of text out.
-"""
+"""Prompts (texts and conversations), and their results: PromptOutput and streams of text."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ TextOrMessages = str | Sequence[Message]
 
 
 class PromptOutput(BaseModel):
-    """What a prompt became: its text, new tokens, tokens a second of decoding, and why it ended, or
-    the error that it met.
+    """The result of a prompt: text, number of new tokens, decode tokens per second, and finish
+    reason; or the error.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -37,7 +35,7 @@ class PromptOutput(BaseModel):
 
 
 def is_conversation(prompt: Any) -> bool:
-    """Whether this is a list of messages."""
+    """Return whether `prompt` is a non-empty list of messages."""
     return (
         isinstance(prompt, Sequence)
         and not isinstance(prompt, str | bytes)
@@ -47,22 +45,22 @@ def is_conversation(prompt: Any) -> bool:
 
 
 def as_texts(prompts: Any) -> list[str]:
-    """A list of texts. TypeError for anything else."""
+    """Return a list of texts. TypeError for anything else."""
     if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
         raise PromptTypeError(
             f"a prompt of type {type(prompts).__name__}",
             "text, a list of texts, or a list of messages",
-            "Convert it first.",
+            "Pass one of these.",
         )
     return [str(text) for text in prompts]
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> list[int]:
-    """Token ids of a text or a conversation.
+    """Return token ids of a text or a conversation.
 
-    TypeError for anything else and for a conversation without a chat template, ValueError when it
-    cannot be tokenised. `oai_like`: contents may be lists of parts with a "text", as the OpenAI API
-    has them.
+    TypeError for another type and for a conversation without a chat template; ValueError when it
+    cannot be tokenised. `oai_like`: contents may be lists of parts with a "text", as in OpenAI's
+    API.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
@@ -70,7 +68,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> 
         raise PromptTypeError(
             f"a prompt of type {type(prompt).__name__}",
             "text, or a list of messages",
-            "Convert it first.",
+            "Pass one of these.",
         )
     messages = [_joined_parts(message) for message in prompt] if oai_like else list(prompt)
     try:
@@ -91,17 +89,17 @@ def _joined_parts(message: Message) -> Message:
     if strange:
         raise RequestError(
             f"the content part {strange[0]!r}",
-            'parts with a "text"',
-            "There is no model with vision yet.",
+            'parts with a "text": no model has vision yet',
+            "Remove this part.",
         )
     return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def as_params(params: Any, default: SamplingParams) -> SamplingParams:
-    """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything
-    else.
+    """Return SamplingParams for SamplingParams, a mapping of their fields, or None. TypeError
+    otherwise.
 
-    Where the caller set no max_tokens, that of `default` holds.
+    Without max_tokens, the max_tokens of `default` applies.
     """
     if params is None:
         return default
@@ -112,12 +110,12 @@ def as_params(params: Any, default: SamplingParams) -> SamplingParams:
     raise PromptTypeError(
         f"sampling parameters of type {type(params).__name__}",
         "SamplingParams or a dict",
-        "Convert them.",
+        "Pass SamplingParams(...).",
     )
 
 
 class PromptText:
-    """The text of the first row of a generation, as its states come."""
+    """The text of a generation's first row, read from its states."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self._reader = CompletionReader(request, tokenizer, abort=lambda _: None)
@@ -127,11 +125,11 @@ class PromptText:
 
     @property
     def done(self) -> bool:
-        """Whether its end was reached: a stop token or text, or the length."""
+        """Whether the text has ended: at a stop token, a stop text or the max length."""
         return self._reader.done
 
     def feed(self, state: SampleState) -> str:
-        """The text that a state adds."""
+        """Return the text that a state adds."""
         if self._column < 0:
             self._column = int(state.padded_length)
         self.state = state
@@ -147,7 +145,7 @@ class PromptText:
         return "" if chunk is None else chunk.delta_text
 
     def output(self) -> PromptOutput:
-        """What was generated."""
+        """Return the result so far."""
         rate = float(self.state.tokens_per_second) if self.state is not None else 0.0
         return PromptOutput(
             text=self._reader.text,
@@ -162,12 +160,12 @@ def read_states(
     states: Iterable[SampleState],
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Generator[str, None, SampleState]:
-    """The text of `states`, part by part, up to its end; returns the last state."""
+    """Yield the text of `states` piece by piece until it ends; return the last state."""
     for state in states:
         delta = text.feed(state)
         if delta:
             yield delta
         if text.done or is_cancelled():
             break
-    assert text.state is not None, "a generation has at least one state"
+    assert text.state is not None, "a generation yields at least one state"
     return text.state

@@ -1,6 +1,4 @@
-"""From sampling parameters to checked requests, rows' columns and random keys: the same preparation
-as for LLM.
-"""
+"""Conversion of sampling parameters to checked requests, row columns and random keys, as in LLM."""
 
 from __future__ import annotations
 
@@ -33,22 +31,23 @@ from enginebay_vinference.subject import LoadedModel
 
 
 def check_seed(seed: Any) -> int | None:
-    """The seed of an inference as int; InputError for another type, or a negative one."""
+    """Return the seed of an inference as int. InputError for another type, or a negative seed."""
     found = plain_int(seed)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-        raise InputError(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it.")
+        allowed = "an integer of at least 0, or None"
+        raise InputError(f"seed = {seed!r}", allowed, "Pass seed=0, for example.")
     return found
 
 
 log = logging.getLogger("enginebay.vinference")
 
-NO_PLACE = "states and their outputs have no place for log-probabilities"
-NO_FIELDS = "states have no place for the fields of logits processors"
+NO_PLACE = "states do not store log-probabilities"
+NO_FIELDS = "states do not store the fields of logits processors"
 REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("best_of", (None, 1), NO_PLACE),
     ("logprobs", (None,), NO_PLACE),
     ("prompt_logprobs", (None,), NO_PLACE),
-    ("stop_words_ids", ((),), "states end by single token ids, on the device"),
+    ("stop_words_ids", ((),), "rows end at single token ids, on the device"),
     ("suppress_repetition_in_generation", (False,), NO_FIELDS),
     ("no_repeat_ngram_size", (0,), NO_FIELDS),
     ("min_tokens", (0,), NO_FIELDS),
@@ -58,24 +57,22 @@ REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("typical_p", (1.0,), NO_FIELDS),
     ("processors", ({},), NO_FIELDS),
 )
-"""Fields of SamplingParams that this API cannot do, the values with which they ask for nothing, and
-why not.
-"""
+"""Unsupported fields of SamplingParams, their neutral values, and the reason."""
 
 
 def _abilities(plan: Plan) -> Abilities:
-    """Those of a plan, without the checkpoint's values for fields that states cannot carry or that
-    this API sets.
+    """The plan's abilities, without the checkpoint's defaults for unsupported fields and
+    max_tokens.
     """
     found = Abilities.of(plan)
     lost = [name for name, _, _ in REFUSED if name in found.defaults.values]
     if lost:
-        log.warning("%s of generation_config.json not applied: %s", ", ".join(lost), NO_FIELDS)
+        log.warning("%s of generation_config.json is not applied: %s", ", ".join(lost), NO_FIELDS)
     return dataclasses.replace(found, defaults=found.defaults.without([*lost, "max_tokens"]))
 
 
 class RequestMaker:
-    """Makes requests of one inference. Safe from several threads."""
+    """Makes the requests of one inference. Thread-safe."""
 
     def __init__(
         self, subject: LoadedModel, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
@@ -96,20 +93,19 @@ class RequestMaker:
         self._max_new_tokens = config.max_new_tokens
 
     def params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-        """The parameters of a request, by default the configuration's. TypeError for another
-        type.
+        """Return a request's parameters, by default those of the configuration. TypeError for
+        another type; RequestError for unsupported values.
         """
         params = as_params(given, self.default)
         if params.n != 1:
             raise RequestError(
-                f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead."
+                f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig."
             )
         for form in forms_of(params):
             raise RequestError(
                 f"{form} in the vInference API",
-                "none: a generation between two states runs on the device alone, "
-                "and masks come from the host",
-                "Leave it out, or use LLM or eSurge.",
+                "none: decode chunks run on the device, and token masks come from the host",
+                "Omit it, or use LLM or eSurge.",
             )
         for field, neutral, why in REFUSED:
             value = getattr(params, field)
@@ -117,36 +113,36 @@ class RequestMaker:
                 raise RequestError(
                     f"{field} = {value}",
                     f"{neutral[0]}: {why}",
-                    "Leave it out, or use LLM or eSurge.",
+                    f"Omit {field}, or use LLM or eSurge.",
                 )
         return params
 
     def of_tokens(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
-        """A checked request of each prompt, for tokens without text. Warns where max_tokens exceeds
+        """Return a checked request for each prompt of token ids. Warns when max_tokens exceeds
         max_new_tokens.
         """
         most = self._max_new_tokens
         if params.max_tokens is not None and params.max_tokens > most:
             text = (
-                f"max_tokens = {params.max_tokens} is cut to {most}, "
+                f"max_tokens = {params.max_tokens} is reduced to {most}, "
                 "the max_new_tokens of this inference"
             )
             warnings.warn(
-                f"{text}: its states have no room for more. Raise max_new_tokens in "
-                f"vInferenceConfig, or pass max_tokens of at most {most}.",
+                f"{text}. Raise max_new_tokens in vInferenceConfig, "
+                f"or pass max_tokens of at most {most}.",
                 InferenceWarning,
                 stacklevel=4,
             )
         if params.stop:
             raise RequestError(
-                "stop texts in a generation of token ids",
+                "stop texts for prompts of token ids",
                 "stop_token_ids",
-                "Or use process_prompt.",
+                "Pass stop_token_ids, or use process_prompt.",
             )
         return self._prepare(prompts, params)
 
     def of_text(self, prompt: list[int], params: SamplingParams) -> Request:
-        """The checked request of one prompt whose answer is read as text."""
+        """Return the checked request of one prompt whose answer is read as text."""
         return self._prepare([prompt], params)[0]
 
     def _prepare(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
@@ -154,7 +150,7 @@ class RequestMaker:
             return [one.requests[0] for one in self._preparer.prepare([*prompts], params)]
 
     def columns(self, state: SampleState, params: SamplingParams) -> dict[str, np.ndarray]:
-        """The sampling columns of a state's rows under other parameters."""
+        """Return the sampling columns of a state's rows for other parameters."""
         padded = int(state.padded_length)
         mask = np.asarray(state.model_kwargs["attention_mask"])[:, :padded]
         prompts = list(real_rows(np.asarray(state.sequences)[:, :padded], mask))
@@ -163,7 +159,7 @@ class RequestMaker:
         return sampling_columns(requests, len(prompts), state.sequences.shape[1] - padded)
 
     def seed(self, params: SamplingParams) -> int:
-        """The seed of a request, or one drawn here."""
+        """Return the request's seed, or a random one."""
         if params.seed is not None:
             return params.seed
         with self._lock:

@@ -1,18 +1,18 @@
 """Saved inferences: a folder with the configuration and the compiled functions as StableHLO, for
-another process.
+use in another process.
 
     ======================  ==============================================================
-    file                    what it holds
+    file                    contents
     ======================  ==============================================================
-    inference.json          configuration, what is precompiled, the model's fingerprint,
+    inference.json          configuration, precompiled shapes, the model's fingerprint,
                             and the SHA-256 of every other file and of itself
     functions/*.stablehlo   the prefill and decode functions, exported by jax.export
     ======================  ==============================================================
 
-Nothing in the folder is executed as it lies there: functions are compiled on loading. XLA's
-executables come from the compilation cache of the user alone (mode 0700), into which saving puts
-them: loading with the same user, versions and machine finds all of them there. Weights are not
-saved.
+Loading never executes a file of the folder directly: it compiles the functions first. XLA's
+executables are in the user's own compilation cache (mode 0700). Saving fills this cache, so that
+loading by the same user, with the same versions on the same machine, compiles nothing. Weights are
+not saved.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger("enginebay.vinference")
 
 
 class SavableInference(Protocol):
-    """What a saved inference holds besides its functions; see vInference."""
+    """The part of a vInference that is saved besides its functions."""
 
     generation_config: vInferenceConfig
     seed: int | None
@@ -70,7 +70,7 @@ FUNCTION_FILE = re.compile(r"functions/[0-9]+-(prefill|decode)\.stablehlo")
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What load() found in a folder: checked, nothing compiled yet."""
+    """The checked contents of a folder, before anything is compiled."""
 
     folder: Path
     generation_config: vInferenceConfig
@@ -86,15 +86,15 @@ class Saved:
     def install(
         self, programs: Programs, make_ready: Callable[[vInferencePreCompileConfig], None]
     ) -> None:
-        """Give `programs` the saved functions; SavedInferenceError when they are another
-        model's.
+        """Compile the saved functions into `programs`. SavedInferenceError when they belong to
+        another model.
         """
         found = fingerprint(programs)
         if found != self.fingerprint:
             raise SavedInferenceError(
                 f"{self.folder}, saved for model {self.fingerprint}",
-                f"one saved for this model in this dtype, layout and page size, {found}",
-                "Load it with the model it was saved with, or precompile and save anew.",
+                f"a folder saved for this model with this dtype, layout and page size, {found}",
+                "Load it with the model it was saved with, or precompile and save again.",
             )
         self._refuse_other_kernels(programs.engine.parts.kernels)
         here = environment()
@@ -109,13 +109,11 @@ class Saved:
             for shape, made in self.functions.items()
             if shape.max_batched_tokens == most
         }
-        if len(usable) < len(
-            self.functions
-        ):  # the rest would never be asked for: make_ready compiles what is
+        if len(usable) < len(self.functions):  # make_ready compiles the others
             changed.append(f"another max_num_batched_tokens -> {most}")
         if changed:
             log.warning(
-                "saved elsewhere (%s): its functions are compiled once here", "; ".join(changed)
+                "saved in another environment (%s): compiling its functions", "; ".join(changed)
             )
         start = time.perf_counter()
         for shape, functions in usable.items():
@@ -129,8 +127,8 @@ class Saved:
         )
 
     def _refuse_other_kernels(self, here: Mapping[str, str]) -> None:
-        """The functions call the kernels that they were saved with; shapes compiled later would
-        have others.
+        """Raise SavedInferenceError when the folder was saved with other kernels: shapes that are
+        compiled later would use the present ones.
         """
         names = sorted({*self.kernels, *here})
         others = [name for name in names if self.kernels.get(name) != here.get(name)]
@@ -141,24 +139,22 @@ class Saved:
                     f"{self.kernels.get(name)} for {name} (here {here.get(name)})"
                     for name in others
                 ),
-                "one saved with the kernels that are chosen here",
-                "Choose the saved ones by name (`enginebay explain` tells why they were not), "
-                "or save it anew.",
+                "a folder saved with the kernels chosen here",
+                "Select the saved kernels with kernels=... (`enginebay explain` shows the choice), "
+                "or save again.",
             )
 
 
 def save(inference: SavableInference, programs: Programs, folder: Path) -> None:
-    """Write an inference's configuration and its compiled functions, each exported and compiled
-    once from its export.
+    """Write an inference's configuration and its compiled functions. Each function is exported, and
+    compiled once from its export.
     """
     (folder / "functions").mkdir(parents=True, exist_ok=True)
     files: dict[str, bytes] = {}
     shapes = []
     for number, shape in enumerate(programs.shapes):
         functions = {kind: _export(programs, shape, kind) for kind in KINDS}
-        _compile(
-            programs, shape, functions
-        )  # so that the compilation cache has what loading will ask for
+        _compile(programs, shape, functions)  # fills the compilation cache for load()
         names = {kind: f"functions/{number}-{kind}.stablehlo" for kind in KINDS}
         files |= {names[kind]: functions[kind] for kind in KINDS}
         shapes.append({"shape": dataclasses.asdict(shape), "files": names})
@@ -176,9 +172,7 @@ def save(inference: SavableInference, programs: Programs, folder: Path) -> None:
         "functions": shapes,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    for stale in (folder / "functions").glob(
-        "*.stablehlo"
-    ):  # of an inference that was saved here before
+    for stale in (folder / "functions").glob("*.stablehlo"):  # of an earlier save
         stale.unlink()
     for name, content in files.items():
         _write(folder / name, content)
@@ -188,21 +182,21 @@ def save(inference: SavableInference, programs: Programs, folder: Path) -> None:
 
 
 def load(folder: Path) -> Saved:
-    """Read and check a folder that save() wrote; SavedInferenceError when anything in it is missing
-    or not as it was.
+    """Read and check a folder that save() wrote. SavedInferenceError when a file is missing or
+    damaged.
     """
     text = _read(folder / MANIFEST)
     try:
         manifest = parse_json(text)
         own = manifest.pop("self")
         if manifest["format"] != FORMAT or own != _digest(manifest):
-            raise ValueError("not as it was written")
+            raise ValueError("its format or its checksum does not match")
         if strange := [name for name in manifest["sha256"] if not FUNCTION_FILE.fullmatch(name)]:
             raise ValueError(f"it names {strange[0]!r}")
         contents = {name: _read(folder / name) for name in manifest["sha256"]}
         for name, digest in manifest["sha256"].items():
             if hashlib.sha256(contents[name]).hexdigest() != digest:
-                raise _damaged(folder / name, "its checksum is another")
+                raise _damaged(folder / name, "its checksum does not match")
         spec = manifest["input_partition_spec"]
         return Saved(
             folder,
@@ -230,8 +224,8 @@ def load(folder: Path) -> Saved:
 
 
 def fingerprint(programs: Programs) -> str:
-    """What functions depend on besides shape and kernels: the model's configuration and weights,
-    dtype, layout, parts.
+    """Return a hash of everything that functions depend on besides shape and kernels: the model's
+    configuration and weight formats, dtypes, layout, sampler and mesh.
     """
     parts = programs.engine.parts
     model = parts.model
@@ -253,7 +247,7 @@ def fingerprint(programs: Programs) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What compiled programs depend on beside the functions."""
+    """Return the versions and the hardware that compiled programs depend on."""
     return {
         "enginebay": enginebay.__version__,
         "jax": jax.__version__,
@@ -265,13 +259,13 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's features as Linux tells them, in short: XLA compiles for them."""
+    """A short hash of the CPU's features, which XLA compiles for."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return hashlib.sha256("\n".join(dict.fromkeys(told)).encode()).hexdigest()[:12]
+    features = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return hashlib.sha256("\n".join(dict.fromkeys(features)).encode()).hexdigest()[:12]
 
 
 def _export(programs: Programs, shape: InferenceShape, kind: ProgramKind) -> bytes:
@@ -314,6 +308,6 @@ def _read(path: Path) -> bytes:
 def _damaged(path: Path, why: str) -> SavedInferenceError:
     return SavedInferenceError(
         f"{path}: {why}",
-        "a folder that save_inference() wrote, whole and unchanged",
-        "Save it anew.",
+        "a complete, unchanged folder that save_inference() wrote",
+        "Save the inference again.",
     )

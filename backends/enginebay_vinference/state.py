@@ -1,4 +1,4 @@
-"""SampleState: everything that a generation needs to go on after a step, as a pytree that can be
+"""SampleState: everything that a generation needs to continue after a step, as a pytree that can be
 stored and moved.
 """
 
@@ -33,28 +33,28 @@ _TAKEN_OVER = (
     "is_sequence_finished",
     "model_kwargs",
 )
-"""The fields whose arrays a step takes over."""
+"""The fields whose arrays are donated to the next step."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SampleState:
-    """Everything that the rest of a generation depends on, for B rows (B is a batch times its
-    return sequences).
+    """The complete state of a generation of B rows (B is the batch size times
+    num_return_sequences).
 
-    current_length: int32 [], columns of `sequences` in use. sequences: int32 [B, padded_length +
-    max_new_tokens], each prompt padded on the left to padded_length, then its new tokens; the pad
-    id elsewhere. running_token: int32 [B, 1], sampled last and not yet in the cache.
-    is_sequence_finished: bool [B]. prng_key: the generation's key, typed or raw (row i samples with
-    it folded with i), or a typed key for each row [B]. model_kwargs: "attention_mask" int32 like
-    sequences, 1 where there is a token; "position_ids" int32 [B, 1], the position of running_token;
-    "sampling", each row's parameters; and from the prefill on "past_key_values", the cache:
-    "views", one mapping a layer, with the arrays of the engine's layout. generated_tokens: tokens
-    sampled so far over all rows. tokens_per_second, and seconds in `_time_spent_computing`: of
-    decoding, prefill left out.
+    current_length: int32 [], used columns of `sequences`. sequences: int32 [B, padded_length +
+    max_new_tokens], each prompt padded on the left to padded_length, followed by its new tokens;
+    unused columns hold the pad id. running_token: int32 [B, 1], the last sampled token, which is
+    not in the cache yet. is_sequence_finished: bool [B]. prng_key: one key, typed or raw (row i
+    samples with the key folded with i), or typed keys [B], one for each row. model_kwargs:
+    "attention_mask" int32 like sequences, 1 on tokens; "position_ids" int32 [B, 1], the position of
+    running_token; "sampling", each row's parameters; and after the prefill "past_key_values", the
+    cache: "views", one mapping per layer with the arrays of the engine's layout. generated_tokens:
+    tokens sampled so far in all rows. tokens_per_second and `_time_spent_computing` (seconds)
+    measure decoding only.
 
-    The steps take a state's arrays over: a state is valid until it is given to the step after it,
-    and holds the cache without a copy. Later, whoever gives it to a step or reads one of its arrays
-    gets SpentStateError; the numbers stay readable. `copy()` makes one that stays.
+    A step donates its state's arrays, so that the cache is never copied. The state is spent
+    afterwards: passing it to a step or reading one of its arrays raises SpentStateError. Its
+    numbers stay readable. `copy()` makes a state with arrays of its own.
     """
 
     current_length: Any
@@ -76,7 +76,7 @@ class SampleState:
         return value
 
     def __repr__(self) -> str:
-        """Its size and progress, not its arrays; also of a spent state."""
+        """Show size and progress, without the arrays; works for a spent state as well."""
         shape = getattr(object.__getattribute__(self, "sequences"), "shape", None)
         end = ", spent" if self.is_spent else ""
         return (
@@ -86,19 +86,19 @@ class SampleState:
 
     @property
     def is_spent(self) -> bool:
-        """Whether its arrays went into a later step."""
+        """Whether the arrays were donated to a later step."""
         return any(_is_deleted(object.__getattribute__(self, name)) for name in _TAKEN_OVER)
 
     def check_not_spent(self) -> None:
-        """SpentStateError when it is."""
+        """Raise SpentStateError for a spent state."""
         if self.is_spent:
             raise _spent()
 
     def check(self, vocab_size: int) -> None:
-        """InputError for a state that no generation of a model with this vocabulary gave: stored
-        ones come from outside.
+        """Raise InputError for a state that no generation of a model with this vocabulary size
+        returns, for example a loaded state of another model.
 
-        Of its tokens those that the mask shows are looked at, and each row's running token.
+        Checked are the tokens under the mask, each row's running token, and the counts.
         """
         try:
             num_rows, width = self.sequences.shape
@@ -120,7 +120,7 @@ class SampleState:
             raise InputError(
                 f"a state with token id {wrong[0]}",
                 f"0 to {vocab_size - 1}",
-                "Use the model it came from.",
+                "Use the model that made this state.",
             )
         if (
             not num_rows
@@ -133,26 +133,26 @@ class SampleState:
             )
 
     def copy(self) -> SampleState:
-        """The same state in arrays of its own, which no step takes over."""
+        """Return the same state with arrays of its own."""
         self.check_not_spent()
         return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, self)
 
     def replace(self, **changes: Any) -> SampleState:
-        """This state with other values; TypeError for a field that there is not. The arrays are
-        shared, not copied.
+        """Return this state with other values, sharing the arrays. TypeError for an
+        unknown field.
         """
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as values that strict JSON can hold: dtypes, shapes, keys and infinities are
-        kept.
+        """Return all fields as values for strict JSON, without loss of dtypes, shapes, keys or
+        infinities.
         """
         self.check_not_spent()
         return {name: STORAGE.to_plain(value) for name, value in self._fields().items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The state that to_dict() was called on. InputError for what is none."""
+        """Return the state that to_dict() stored. InputError for other data."""
         if not isinstance(data, Mapping):
             given = f"a stored state of type {type(data).__name__}"
             raise InputError(given, "the mapping that to_dict() gave", "Store it again.")
@@ -170,16 +170,18 @@ class SampleState:
             raise InputError(given, "the mapping that to_dict() gave", "Store it again.") from error
 
     def to_json(self, **options: Any) -> str:
-        """to_dict() as strict JSON; `options` go to json.dumps. For large caches see `save`."""
+        """Return to_dict() as strict JSON; `options` are passed to json.dumps. For large caches use
+        save().
+        """
         return json.dumps(self.to_dict(), allow_nan=False, **options)
 
     @classmethod
     def from_json(cls, json_str: str) -> Self:
-        """The state that to_json() was called on. InputError for text that is none."""
+        """Return the state that to_json() stored. InputError for other text."""
         return cls.from_dict(parse_json(json_str))
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a safetensors file: one tensor for each array, the rest in its
+        """Write the state to a safetensors file: one tensor for each array, all else in the
         metadata.
         """
         self.check_not_spent()
@@ -187,8 +189,8 @@ class SampleState:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The state in a file that save() wrote. InputError when it is missing, cut short or
-        another file.
+        """Return the state in a file that save() wrote. InputError for a missing, damaged or other
+        file.
         """
         return cls._from_fields(read_binary(Path(path), STORAGE))
 
@@ -204,7 +206,7 @@ class SampleState:
             raise InputError(
                 f"a stored state without {missing} and with {shown(unknown)}",
                 ", ".join(sorted(names)),
-                "Store it with this version.",
+                "Store the state with this version.",
             )
         return cls(**fields)
 
@@ -223,9 +225,9 @@ def _is_deleted(value: Any) -> bool:
 
 def _spent() -> SpentStateError:
     return SpentStateError(
-        "a state whose arrays went into the step after it",
+        "a spent state, whose arrays were donated to the next step",
         "the newest state, or a copy",
-        "Keep state.copy() of a state that is to be used again.",
+        "Call state.copy() before the step to use a state again.",
     )
 
 
@@ -233,12 +235,12 @@ def _of_another(why: str) -> InputError:
     return InputError(
         f"a state of another model or configuration ({why})",
         "a state of this inference",
-        "Use the model it came from.",
+        "Use the model and configuration that made this state.",
     )
 
 
 def check_key(key: jax.Array, num_rows: int) -> None:
-    """InputError unless this is one key, or one for each of num_rows rows."""
+    """Raise InputError unless `key` is one key, or one key for each of num_rows rows."""
     is_array = isinstance(key, jax.Array | np.ndarray)
     is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_typed and not (is_array and key.dtype == np.uint32 and key.shape[-1:] == (2,)):
@@ -253,17 +255,19 @@ def check_key(key: jax.Array, num_rows: int) -> None:
         return
     given = f"{key.shape[0]} keys" if rank == 1 else f"a key of shape {list(key.shape)}"
     raise InputError(
-        f"{given} for {num_rows} rows", "one key, or one for each row", "Split or select."
+        f"{given} for {num_rows} rows",
+        "one key, or one for each row",
+        "Pass jax.random.split(key, num_rows).",
     )
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
-    """Raw threefry keys uint32 [num_rows, 2] of a state's prng_key, as its rows sample with them.
+    """Return the raw threefry keys uint32 [num_rows, 2] with which the rows of a state sample.
 
-    A single key is folded with the row's index, as a request's key is with the completion's; a key
-    for each row (typed [n], raw [n, 2]) is taken as it is, and rows after the n-th get zeros. A key
-    of another kind than threefry gives two words first.
+    A single key is folded with each row's index, as a request's key is folded with the index of a
+    completion. Keys for each row (typed [n] or raw [n, 2]) are used unchanged, and rows from n on
+    get zeros. A key of another implementation than threefry is reduced to two random words first.
     """
     raw = key
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

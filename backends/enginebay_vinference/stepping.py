@@ -1,4 +1,4 @@
-"""Stepper: carries a SampleState through the compiled functions, and makes the first one of a
+"""Stepper: runs the compiled functions on SampleStates, and makes the first state of a
 generation.
 """
 
@@ -23,9 +23,7 @@ from enginebay_vinference.state import SampleState, row_keys
 
 
 class Stepper:
-    """Steps of states: packs what they hold for the functions, runs them, and makes the states
-    after them.
-    """
+    """Steps of states: packs a state's arrays for a function, runs it, and makes the next state."""
 
     def __init__(self, programs: Programs, *, chunk: int, pad_token_id: int) -> None:
         self.programs = programs
@@ -33,12 +31,12 @@ class Stepper:
         self.pad_token_id = pad_token_id
 
     def shape(self, num_rows: int, prefill_length: int, width: int) -> InferenceShape:
-        """The shape of states of these sizes."""
+        """Return the shape of states of these sizes."""
         most = self.programs.engine.parts.config.max_num_batched_tokens
         return InferenceShape(num_rows, prefill_length, width, self.chunk, most, self.pad_token_id)
 
     def shape_of(self, state: SampleState) -> InferenceShape:
-        """The shape of a state."""
+        """Return the shape of a state."""
         num_rows, width = state.sequences.shape
         return self.shape(num_rows, int(state.padded_length), width)
 
@@ -51,8 +49,8 @@ class Stepper:
         prng_key: jax.Array,
         compile_config: vInferencePreCompileConfig,
     ) -> SampleState:
-        """The state before the prefill of input_ids int32 [B, prefill_length] under attention_mask;
-        no cache yet.
+        """Make the state before the prefill of input_ids int32 [B, prefill_length] under
+        attention_mask; it has no cache.
         """
         tokens = np.full((shape.num_rows, shape.width), shape.pad_token_id, np.int32)
         mask = np.zeros_like(tokens)
@@ -89,8 +87,8 @@ class Stepper:
         function: Function | None = None,
         use: Use | None = None,
     ) -> SampleState:
-        """The state after one call of a function; `state` is spent. `use`: of the generation that
-        it is a step of.
+        """Run a function and return the next state; `state` is spent. `use`: the Use of the
+        generation.
         """
         with use or self.programs.use() as held:
             state.check_not_spent()
@@ -122,19 +120,19 @@ class Stepper:
         )
 
     def check(self, state: SampleState) -> None:
-        """SpentStateError for a state that is spent; InputError for one that this model's
-        generations cannot give.
-        """
+        """Raise SpentStateError for a spent state, and InputError for a state of another model."""
         state.check_not_spent()
         state.check(self.programs.engine.parts.model.info.vocab_size)
 
     def make_key(self, seed: int) -> jax.Array:
-        """The typed key of a seed: the one that a request with this seed has in every engine."""
+        """Return the typed key of a seed, which is equal to the key of a request with this seed in
+        every engine.
+        """
         words = np.array(key_of(seed), np.uint32)
         return jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
 
     def with_sampling(self, state: SampleState, sampling: Mapping[str, np.ndarray]) -> SampleState:
-        """`state` with other sampling parameters."""
+        """Return `state` with other sampling parameters."""
         placed = {
             name: jax.device_put(
                 value, self.programs.placement.sharding(f"model_kwargs/sampling/{name}")
@@ -144,8 +142,8 @@ class Stepper:
         return state.replace(model_kwargs={**state.model_kwargs, "sampling": placed})
 
     def _pack(self, shape: InferenceShape, kind: ProgramKind, state: SampleState) -> Arrays:
-        """The state's arrays, where the functions want them. InputError when they are not of the
-        state's shape.
+        """The state's arrays on the devices of the function. InputError when their shapes do not
+        match.
         """
         kwargs = state.model_kwargs
         where = self.programs.arrays(shape, kind)
@@ -165,8 +163,8 @@ class Stepper:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"a state of another model or configuration ({error})",
-                f"one of {shape}",
-                "Use the model it came from.",
+                f"a state of {shape}",
+                "Use the model and configuration that made this state.",
             ) from error
 
     def _cache(self, views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -184,8 +182,8 @@ class Stepper:
 def sampling_columns(
     requests: Sequence[Request], num_rows: int, max_new_tokens: int
 ) -> dict[str, np.ndarray]:
-    """The columns of `num_rows` rows: the requests' parameters, and neutral ones for rows after
-    them.
+    """Return the sampling columns of `num_rows` rows: the requests' parameters first, then neutral
+    values.
     """
     floats, ints = neutral_columns(num_rows)
     columns = by_name(floats, ints) | {
@@ -231,29 +229,29 @@ def has_cache(state: SampleState) -> bool:
 
 
 def is_finished(state: SampleState) -> bool:
-    """Whether all of its rows have ended; waits for them."""
+    """Return whether all rows have finished; waits for the device."""
     return bool(np.asarray(state.is_sequence_finished).all())
 
 
 def _check_stage(kind: ProgramKind, state: SampleState) -> None:
-    """InputError for a decode before the prefill, and for a second prefill."""
+    """Raise InputError for a decode before the prefill, and for a second prefill."""
     has_one = has_cache(state)
     if kind == "decode" and not has_one:
         raise InputError(
-            "a state without a cache", "one after its prefill", "Call execute_prefill first."
+            "a state without a cache", "a state after its prefill", "Call execute_prefill first."
         )
     if kind == "prefill" and has_one:
         raise InputError(
-            "a state after its prefill", "one that init_state made", "Call execute_decode to go on."
+            "a state after its prefill", "a state of init_state()", "Call execute_decode instead."
         )
 
 
 def _place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
-        raise TypeError(f"a {type(value).__name__} where {like.dtype}{list(like.shape)} is wanted")
+        raise TypeError(f"a {type(value).__name__} in place of {like.dtype}{list(like.shape)}")
     if np.shape(value) != like.shape or value.dtype != like.dtype:
         raise ValueError(
-            f"{value.dtype}{list(np.shape(value))} where {like.dtype}{list(like.shape)} is wanted"
+            f"{value.dtype}{list(np.shape(value))} in place of {like.dtype}{list(like.shape)}"
         )
     if isinstance(value, jax.Array) and value.sharding == like.sharding:
         return value
@@ -261,7 +259,9 @@ def _place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _spend(before: Arrays, after: Arrays) -> None:
-    """Take over what XLA did not: a spent state is spent as a whole, on every platform."""
+    """Delete the arrays that XLA did not reuse, so that a spent state is spent on every
+    platform.
+    """
     kept = {id(leaf) for leaf in jax.tree.leaves(after)}
     for leaf in jax.tree.leaves(before):
         if id(leaf) not in kept and not leaf.is_deleted():

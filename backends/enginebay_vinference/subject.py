@@ -1,6 +1,4 @@
-"""What an inference stands on: a model, its contiguous engine, its tokenizer and its special
-tokens.
-"""
+"""The model of an inference: its plan, its contiguous engine and its special tokens."""
 
 from __future__ import annotations
 
@@ -33,12 +31,12 @@ LENGTH_NAMES = (
     "n_ctx",
     "seq_length",
 )
-"""What model configurations call the longest sequence; the first is the name of most."""
+"""Names of the max sequence length in model configurations; the first is the most common."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A plan and its engine, whose weights are loaded."""
+    """A plan and its engine with loaded weights."""
 
     plan: Plan
     engine: StepEngine
@@ -49,12 +47,12 @@ class LoadedModel:
         return runner_of(self.engine).weights
 
     def default_name(self) -> str:
-        """{model type}-{billions of parameters}B-{date}."""
+        """Return "{model type}-{billions of parameters}B-{date}"."""
         return f"{size_name(self.plan)}B-{dt.datetime.now(dt.UTC):%Y%m%d}"
 
     def longest_sequence(self) -> int:
-        """Tokens that the model and its configuration here allow. ValueError when the model names
-        no limit.
+        """Return the max sequence length of the model and the configuration, in tokens. ValueError
+        when the model has no limit.
         """
         limit = longest_sequence(self.plan.checkpoint.config)
         own = self.plan.config.max_model_len
@@ -62,23 +60,23 @@ class LoadedModel:
 
 
 def longest_sequence(config: Mapping[str, Any]) -> int:
-    """The longest sequence that a model's configuration names. ValueError when it names none."""
+    """Return the max sequence length in a model's configuration. ValueError when it has none."""
     for name in LENGTH_NAMES:
         value = config.get(name)
         if isinstance(value, int):
             return value
     raise InputError(
-        "a model configuration without a longest sequence",
+        "a model configuration without a max sequence length",
         f"one of {', '.join(LENGTH_NAMES)}",
-        "Add it.",
+        "Add max_position_embeddings to the model's config.json.",
     )
 
 
 def open_subject(model: ModelLike) -> LoadedModel:
-    """The subject of a folder, hub id or "demo", of a configuration, or of an LLM, whose weights it
-    shares.
+    """Load the model of a folder, a hub id, "demo" or a configuration, or use the engine of an LLM
+    and its weights.
 
-    ConfigError when a configuration or an LLM has another engine than the contiguous one.
+    ConfigError for another engine than the contiguous one.
     """
     if isinstance(model, LLM):
         if not is_contiguous(model.engine):
@@ -93,10 +91,10 @@ def open_subject(model: ModelLike) -> LoadedModel:
 
 
 def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) -> vInferenceConfig:
-    """The configuration with special tokens filled in: its own, else the model's, else the
-    tokenizer's.
+    """Return the configuration with special tokens filled in from the model, or else from the
+    tokenizer.
 
-    AssertionError when nobody names a pad or an end-of-sequence token.
+    AssertionError when the pad or the end-of-sequence token is set nowhere.
     """
     if not isinstance(config, vInferenceConfig):
         given = f"a generation_config of type {type(config).__name__}"
@@ -116,9 +114,9 @@ def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) 
     for name in ("pad_token_id", "eos_token_id"):
         if found[name] is None:
             raise MissingSettingError(
-                f"{name}, which neither the configuration nor the model nor the tokenizer names",
+                f"no {name} in the configuration, the model and the tokenizer",
                 "a token id",
-                f"Give vInferenceConfig({name}=...).",
+                f"Pass vInferenceConfig({name}=...).",
             )
     if config.partition_rules is None and config.partition_axis is None:
         return config.replace(**found, partition_axis=PartitionAxis())

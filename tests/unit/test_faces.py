@@ -74,5 +74,5 @@ def test_what_cannot_be_stored_or_read_is_refused() -> None:
     with pytest.raises(InputError, match="type Size in values to be stored"):
         Storage("values").to_plain({"a": [Size(1)]})
     for plain in ({"$size": {"cols": 1}}, {"$nothing": 1}, {"$array": {}}, {"$float": "x"}):
-        with pytest.raises(InputError, match="what a test's values was stored as"):
+        with pytest.raises(InputError, match="a test's values as stored"):
             STORAGE.from_plain([plain])

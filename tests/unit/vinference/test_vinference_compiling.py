@@ -63,11 +63,11 @@ def test_inputs_are_padded_on_the_left_to_the_smallest_bucket_that_fits(
 
 def test_a_prompt_that_is_too_long_keeps_its_end(on_host: vInference) -> None:
     row = list(range(10, 70))
-    with pytest.warns(InferenceWarning, match="cut to its last 48"):
+    with pytest.warns(InferenceWarning, match="truncated to its last 48"):
         inputs, config = on_host.adjust_kwargs(np.array([row]))
     assert inputs["input_ids"][0].tolist() == row[-48:]
     ids, mask = padded([row, row[:30]])
-    with pytest.warns(InferenceWarning, match="cut"):
+    with pytest.warns(InferenceWarning, match="truncated"):
         inputs, config = on_host.adjust_kwargs(ids, mask)
     assert inputs["input_ids"][1, -30:].tolist() == row[:30], "padding on the right is cut first"
     assert config.batch_size == 4
@@ -104,7 +104,7 @@ def test_pixel_values_fill_the_vision_fields_and_are_refused_when_used(on_host: 
         assert inputs["pixel_values"].shape == shape
     with pytest.raises(ValueError, match="2, 3 or 4"):
         on_host.adjust_kwargs(ids, pixel_values=np.zeros(3))
-    with pytest.raises(Exception, match="no model with vision yet"):
+    with pytest.raises(Exception, match="no model has vision yet"):
         on_host.precompile(config)
     with pytest.raises(Exception, match="model inputs pixel_values"):
         on_host.generate(ids, pixel_values=np.zeros((8, 9)))
@@ -123,7 +123,7 @@ def test_a_prompt_whose_tokens_fit_without_its_padding_is_not_said_to_be_cut(
 
 def test_ids_that_do_not_fit_are_refused_instead_of_wrapped(on_host: vInference) -> None:
     for wrong in (2**32 + 5, -(2**31) - 1):
-        with pytest.raises(ValueError, match="32 bits"):
+        with pytest.raises(ValueError, match="32-bit"):
             on_host.adjust_kwargs(np.array([[5, wrong]]))
     with pytest.raises(ValueError, match="unequal lengths"):
         on_host.adjust_kwargs([[1, 2], [3]])

@@ -48,21 +48,21 @@ def test_one_flipped_bit_in_an_array_of_json_is_found() -> None:
             **fields,
             "sequences": {"$array": {**head, "base64": base64.b64encode(changed).decode()}},
         }
-        with pytest.raises(InputError, match="was damaged"):
+        with pytest.raises(InputError, match="a damaged array"):
             SampleState.from_dict(other)
     for name, value in (("dtype", "float32"), ("shape", [3, 2]), ("crc32", None)):
-        with pytest.raises(InputError, match="was damaged"):
+        with pytest.raises(InputError, match="a damaged array"):
             SampleState.from_dict({**fields, "sequences": {"$array": {**head, name: value}}})
 
 
 def test_states_without_checksums_are_refused_by_name(tmp_path: Path) -> None:
     metadata = {"format": "enginebay.tree.1", "tree": "{}"}
     save_file({"00000": np.zeros(3, np.uint8)}, tmp_path / "old", metadata=metadata)
-    with pytest.raises(InputError, match="an older version saved, without checksums"):
+    with pytest.raises(InputError, match="saved by an older version, without checksums"):
         SampleState.load(tmp_path / "old")
     fields = make_state().to_dict()
     del fields["sequences"]["$array"]["crc32"]
-    with pytest.raises(InputError, match="without a checksum, as older versions wrote it"):
+    with pytest.raises(InputError, match="without a checksum, written by an older version"):
         SampleState.from_dict(fields)
 
 

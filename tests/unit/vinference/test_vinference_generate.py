@@ -207,7 +207,7 @@ def test_the_requests_length_holds_and_its_parameters_stay_as_they_were(
 
 def test_a_longer_request_is_cut_with_a_warning(on_host: vInference) -> None:  # holds V36
     longer = SamplingParams(max_tokens=50, ignore_eos=True)
-    why = "max_tokens = 50 is cut to 20, the max_new_tokens of this inference"
+    why = "max_tokens = 50 is reduced to 20, the max_new_tokens of this inference"
     with pytest.warns(InferenceWarning, match=why):
         output = on_host.process_prompt(TEXTS[0], longer)
     assert (output.generated_tokens, output.finish_reason) == (20, "length")
@@ -371,7 +371,7 @@ def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused
         last(on_host.generate([[5, 6]], sampling_params=SamplingParams(prompt_logprobs=0)))
     for params in (SamplingParams(min_tokens=2), SamplingParams(processors={"dry": {}})):
         with pytest.raises(
-            ValueError, match="states have no place for the fields of logits processors"
+            ValueError, match="states do not store the fields of logits processors"
         ):
             last(on_host.generate([[5, 6]], sampling_params=params))
     with pytest.raises(ValueError, match=r"stop_words_ids = \(\(5,\),\)"):

@@ -57,7 +57,7 @@ def test_the_block_has_functions_of_its_own_and_the_former_come_back(
             "the first token comes from the prefill"
         )
         assert text.text == swapped.tokenizer.decode(wrong)
-        with pytest.raises(RequestError, match="swapped in, to be saved"):
+        with pytest.raises(RequestError, match="saving within a block"):
             swapped.save_inference(tmp_path)
     compiled = swapped.num_compilations
     assert tokens(swapped) == expected
@@ -79,7 +79,7 @@ def test_generations_under_way_are_refused_at_the_beginning_and_ended_at_the_end
     states = swapped.generate(ids, mask, sampling_params=PARAMS)
     next(states)
     with (
-        pytest.raises(RequestError, match="generations are under way"),
+        pytest.raises(RequestError, match="while generations run"),
         swapped.override(linear="xla"),
     ):
         pytest.fail("the block was entered")

@@ -45,7 +45,7 @@ def test_tokens_are_counted_as_the_tokenizer_makes_them(
         }
     ]
     assert on_host.count_tokens(parts, oai_like=True) == len(ids)
-    with pytest.raises(ValueError, match="no model with vision"):
+    with pytest.raises(ValueError, match="no model has vision"):
         on_host.count_tokens([{"role": "user", "content": [{"type": "image_url"}]}], True)
     with pytest.raises(TypeError, match="a prompt of type int"):
         on_host.count_tokens(3)  # type: ignore[arg-type]
@@ -132,9 +132,9 @@ def test_a_prompt_of_another_type_is_a_type_error(on_host: vInference, prompt: A
         ({"nothing": 1}, ValueError, "nothing"),
         ({"n": 2}, ValueError, "num_return_sequences"),
         ({"regex": "a+"}, ValueError, "regex in the vInference API.*masks come from the host"),
-        ({"logprobs": 0}, ValueError, "logprobs = 0.*no place for log-probabilities"),
-        ({"prompt_logprobs": 1}, ValueError, "prompt_logprobs = 1.*no place for log-probabilities"),
-        ({"best_of": 2}, ValueError, "best_of = 2.*no place for log-probabilities"),
+        ({"logprobs": 0}, ValueError, "logprobs = 0.*do not store log-probabilities"),
+        ({"prompt_logprobs": 1}, ValueError, "prompt_logprobs = 1.*do not store log-probabilities"),
+        ({"best_of": 2}, ValueError, "best_of = 2.*do not store log-probabilities"),
         ({"stop_words_ids": [[5, 6]]}, ValueError, "stop_words_ids = .*single token ids"),
     ],
 )

@@ -146,7 +146,7 @@ def test_elsewhere_it_is_compiled_once_and_says_so(
     write_manifest(copy, manifest)
     loaded = vInference.load_inference(copy, MODEL, None)
     assert loaded.num_compilations == 2
-    assert "saved elsewhere (machine another ->" in caplog.text
+    assert "saved in another environment (machine another ->" in caplog.text
 
 
 def test_another_models_is_refused(copy: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_damaged_one_is_refused_and_nothing_of_it_runs(
     damage(kind, copy)
     monkeypatch.setattr(Programs, "compile_lowered", never)
     monkeypatch.setattr(module, "open_subject", never)
-    with pytest.raises(ValueError, match="whole and unchanged"):
+    with pytest.raises(ValueError, match="complete, unchanged"):
         vInference.load_inference(copy, MODEL, None)
 
 

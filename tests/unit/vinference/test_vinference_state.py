@@ -360,7 +360,7 @@ def test_a_state_that_was_stored_goes_on_on_a_mesh(
 def test_a_batch_that_the_mesh_does_not_divide_is_refused(inference: vInference) -> None:
     rows = CONFIG.replace(partition_axis=PartitionAxis(batch_axis="tensor", head_axis=None))
     split = vInference({**MODEL, "mesh": {"tensor": 2}}, None, rows)
-    with pytest.raises(ValueError, match=r"sequences .* as the partition rules lay it out"):
+    with pytest.raises(ValueError, match=r"sequences .* under the partition rules"):
         split.precompile(vInferencePreCompileConfig(1, 16))
 
 
