@@ -83,7 +83,7 @@ __all__ = [
     "swap_rows_pytree",
 ]
 
-# Names are imported when they are first asked for, so that listing plugins imports no JAX.
+# Names are imported at first use, so that listing plugins does not import JAX.
 __getattr__ = on_demand(
     __name__,
     {

@@ -1,4 +1,6 @@
-"""AbstractInferenceEngine: what an orchestrator of prefills and decodes asks of an engine."""
+"""AbstractInferenceEngine: the interface between an orchestrator of prefills and decodes and its
+engine.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,14 @@ class AbstractInferenceEngine(ABC):
     """Prompts are processed into prefixes, prefixes are inserted into slots, and all slots decode
     together.
 
-    What a prefix and a decode state are is the engine's business: who calls it hands them on.
-    `graphstate` and `graphothers` are the model's weights, so that they can change from call to
-    call.
+    Prefixes and decode states are opaque to the caller, who only passes them on. `graphstate` and
+    `graphothers` are the model's weights, which may change between calls.
     """
 
     @property
     @abstractmethod
     def pad_token_id(self) -> int | None:
-        """The token id that stands where there is no token; None when nobody names one."""
+        """The token id of padding; None when it is unknown."""
 
     @property
     @abstractmethod
@@ -30,56 +31,56 @@ class AbstractInferenceEngine(ABC):
     @property
     @abstractmethod
     def samples_per_slot(self) -> int:
-        """Sequences in a slot."""
+        """Number of sequences per slot."""
 
     @property
     @abstractmethod
     def prng_key(self) -> jax.Array:
-        """A random key that was not given out before."""
+        """A new random key at each access."""
 
     @property
     @abstractmethod
     def prefill_lengths(self) -> list[int]:
-        """Numbers of tokens that prefills are padded to."""
+        """Numbers of tokens to which prefills are padded."""
 
     @property
     @abstractmethod
     def batch_size(self) -> int | None:
-        """Rows of a decode step, as configured."""
+        """Rows of a decode step; None when not configured."""
 
     @property
     @abstractmethod
     def max_concurrent_decodes(self) -> int:
-        """Slots."""
+        """Number of slots."""
 
     @property
     @abstractmethod
     def max_prefill_length(self) -> int:
-        """Most tokens of prompts that are processed in one step."""
+        """Max prompt tokens of one step."""
 
     @property
     @abstractmethod
     def max_length(self) -> int:
-        """Most tokens of a sequence, prompt included."""
+        """Max tokens of a sequence, including the prompt."""
 
     @property
     @abstractmethod
     def colocated_cpus(self) -> list[jax.Device] | None:
-        """The CPU devices of this process; None when JAX has none."""
+        """The CPU devices of this process; None when JAX has no CPU backend."""
 
     @abstractmethod
     def get_prefix_destination_sharding(self) -> Any:
-        """Where a prefix has to lie to be inserted here: a pytree for jax.device_put(prefix,
-        it).
+        """Return the shardings that a prefix needs here: a pytree for jax.device_put(prefix,
+        shardings).
         """
 
     @abstractmethod
     def init_decode_state(self) -> Any:
-        """A decode state whose slots are all free."""
+        """Return a decode state whose slots are all free."""
 
     @abstractmethod
     def free_resource(self, slot: int) -> bool:
-        """Free a slot and all that it holds; False when it is free already."""
+        """Free a slot and its resources. Returns False when the slot is free already."""
 
     @abstractmethod
     def prefill(
@@ -94,16 +95,16 @@ class AbstractInferenceEngine(ABC):
         top_k: Any,
         rngs: Any,
     ) -> tuple[Any, Any]:
-        """Process prompts and sample each one's first token: (prefix, result tokens)."""
+        """Process prompts and sample each one's first token. Returns (prefix, result tokens)."""
 
     @abstractmethod
     def decode(self, graphstate: Any, graphothers: Any, state: Any, rngs: Any) -> tuple[Any, Any]:
-        """One more token for every occupied slot: (state, result tokens)."""
+        """Sample one more token for every occupied slot. Returns (state, result tokens)."""
 
     @abstractmethod
     def insert(self, prefix: Any, decode_state: Any, slot: int) -> Any:
-        """The decode state with a prefix in a free slot."""
+        """Return the decode state with a prefix in a free slot."""
 
     @abstractmethod
     def bulk_insert(self, prefix: Any, decode_state: Any, slots: list[int]) -> Any:
-        """The decode state with prefixes in several free slots."""
+        """Return the decode state with prefixes in several free slots."""

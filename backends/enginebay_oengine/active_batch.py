@@ -1,4 +1,4 @@
-"""ActiveSequenceBatch: the decode state: which sequence is in which slot, and the slots' rows on
+"""ActiveSequenceBatch: the decode state, which maps slots to sequences and holds the slots' rows on
 the device.
 """
 
@@ -27,9 +27,9 @@ from enginebay_oengine.page_manager import POOL, HBMPageManager
 class ActiveRequest:
     """The sequence in a slot.
 
-    `length` counts its tokens, the last of which is not in the cache. It is an upper bound: the
-    device may have ended the sequence. Without a lease its pages were taken back: when it
-    `has_ended` for good, else until it is processed again.
+    `length` counts its tokens, of which the last is not in the cache. It is an upper bound, because
+    the device may have ended the sequence. `lease` is None after the sequence lost its pages:
+    because it `has_ended`, or until it is processed again.
     """
 
     id: str
@@ -42,8 +42,8 @@ class ActiveRequest:
 
 @dataclasses.dataclass(frozen=True)
 class StateSizes:
-    """What a decode state is made with: slots, rows on the device, most tokens of a sequence, and
-    ends of sequence.
+    """Sizes of a decode state: number of slots, rows on the device, max tokens of a sequence,
+    end-of-sequence ids, and the geometry of steps.
     """
 
     num_slots: int
@@ -54,11 +54,11 @@ class StateSizes:
 
 
 class ActiveSequenceBatch:
-    """The slots of an engine. Calls of the engine change it in place and return it.
+    """The slots of an engine. The engine's methods change it in place and return it.
 
     `rows` are the slots' columns on the device, donated to every step. `available_slots` are the
-    free slots, `active_slot_requests_map` the sequence in each other one; `context_lock` is held
-    while these change.
+    free slots; `active_slot_requests_map` maps each occupied slot to its sequence. Both change only
+    under `context_lock`.
     """
 
     def __init__(self, manager: HBMPageManager, sizes: StateSizes) -> None:
@@ -70,21 +70,23 @@ class ActiveSequenceBatch:
             self.available_slots.put(slot)
         self.active_slot_requests_map: dict[int, ActiveRequest] = {}
         self.context_lock = threading.RLock()
-        weakref.finalize(self, _give_up, manager, self.active_slot_requests_map).atexit = False
+        weakref.finalize(self, _release, manager, self.active_slot_requests_map).atexit = False
 
     @property
     def token_ids(self) -> jax.Array:
-        """int32 [slots]: each sequence's last token, which is not in the cache; 0 in free slots."""
+        """int32 [slots]: each sequence's last token, which is not in the cache yet; 0 in free
+        slots.
+        """
         return jnp.where(self._decoding(), self.rows.last_token[: self.sizes.num_slots], 0)
 
     @property
     def positions(self) -> jax.Array:
-        """int32 [slots]: where that token stands; -1 in free slots."""
+        """int32 [slots]: position of each sequence's last token; -1 in free slots."""
         return jnp.where(self._decoding(), self.rows.length[: self.sizes.num_slots] - 1, -1)
 
     @property
     def page_table(self) -> jax.Array:
-        """int32 [slots, pages of the longest sequence]; 0, the dummy, where there is no page."""
+        """int32 [slots, pages of the longest sequence]; 0 (the dummy page) in unused entries."""
         table = np.zeros(
             (self.sizes.num_slots, self.manager.metadata.max_pages_per_sequence), np.int32
         )
@@ -95,9 +97,9 @@ class ActiveSequenceBatch:
         return jnp.asarray(table)
 
     def check_free(self, slot: int) -> None:
-        """InputError (a ValueError) for a slot that is occupied, or that there is not."""
+        """Raise InputError (a ValueError) for an occupied slot, or a number out of range."""
         if isinstance(slot, bool) or not isinstance(slot, int | np.integer):
-            raise InputError(f"slot {slot!r}", "a whole number", "Take one of available_slots.")
+            raise InputError(f"slot {slot!r}", "an integer", "Take one of available_slots.")
         if not 0 <= slot < self.sizes.num_slots:
             raise InputError(
                 f"slot {slot}", f"0 to {self.sizes.num_slots - 1}", "Take one of available_slots."
@@ -110,8 +112,8 @@ class ActiveSequenceBatch:
             )
 
     def occupy(self, slot: int, active: ActiveRequest) -> None:
-        """Put a sequence into a free slot, which may have been taken out of available_slots
-        before.
+        """Put a sequence into a free slot, and remove the slot from available_slots if it is still
+        there.
         """
         with self.context_lock:
             self.check_free(slot)
@@ -121,7 +123,9 @@ class ActiveSequenceBatch:
                 self.available_slots.put(free)
 
     def take_slot(self, active: ActiveRequest) -> int | None:
-        """Put a sequence into the next free slot; None when there is none."""
+        """Put a sequence into the next free slot, and return the slot; None when no slot
+        is free.
+        """
         with self.context_lock, contextlib.suppress(queue.Empty):
             slot = self.available_slots.get_nowait()
             self.active_slot_requests_map[slot] = active
@@ -129,7 +133,7 @@ class ActiveSequenceBatch:
         return None
 
     def vacate(self, slot: int) -> bool:
-        """Free a slot and give its pages back; False when it is free already."""
+        """Free a slot and its pages. Returns False when the slot is free already."""
         with self.context_lock:
             active = self.active_slot_requests_map.pop(slot, None)
             if active is None:
@@ -155,17 +159,17 @@ class ActiveSequenceBatch:
 
 
 def make_rows(manager: HBMPageManager, sizes: StateSizes) -> DeviceRows:
-    """Rows that are all free, on every device."""
+    """Make rows without requests, replicated on all devices."""
     rows = DeviceRows.empty(sizes.num_rows, sizes.max_length)
     return jax.device_put(rows, manager.metadata.placement.replicated)
 
 
 def _drain(slots: queue.SimpleQueue[int]) -> Iterator[int]:
-    """What is in the queue, which is empty afterwards."""
+    """Empty the queue, yielding its slots."""
     with contextlib.suppress(queue.Empty):
         while True:
             yield slots.get_nowait()
 
 
-def _give_up(manager: HBMPageManager, active: dict[int, ActiveRequest]) -> None:
+def _release(manager: HBMPageManager, active: dict[int, ActiveRequest]) -> None:
     manager.release_later([one.lease for one in active.values() if one.lease is not None])

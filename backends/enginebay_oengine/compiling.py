@@ -1,5 +1,5 @@
-"""cjit: compiles a jitted function once for each kind of arguments, ahead of its call, and
-counts.
+"""cjit: compiles a jitted function ahead of its call, once per combination of argument shapes, and
+counts the compilations.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ def cjit(
     compile_options: Mapping[str, Any] | None = None,
     compilations: Compilations | None = None,
 ) -> CompiledOnce:
-    """`function`, made by jax.jit with the same static_argnums, as a CompiledOnce.
+    """Return `function` as a CompiledOnce. It must be made by jax.jit with the same static_argnums.
 
-    `compile_options` are XLA's; `compilations` is counted up, and decides whether one more is an
-    error.
+    `compile_options` are XLA's options. `compilations` counts the compilations and may forbid them.
     """
     return CompiledOnce(function, tuple(static_argnums), dict(compile_options or {}), compilations)
 
 
 class CompiledOnce:
-    """A function of positional arguments. Static ones are told apart by equality, arrays by shape,
-    dtype and sharding.
+    """A function of positional arguments with a compiled program for each combination of its static
+    arguments (compared by ==) and its arrays' shapes, dtypes and shardings.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class CompiledOnce:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        """The function's result; CompilationError when a program is missing and may not be
-        compiled.
+        """Return the function's result. CompilationError when a program is missing and compiling is
+        forbidden.
         """
         statics, arrays = self._split(args)
         leaves, structure = jax.tree.flatten(arrays)
@@ -63,7 +62,7 @@ class CompiledOnce:
 
     @property
     def num_programs(self) -> int:
-        """Programs compiled so far."""
+        """Number of programs compiled so far."""
         return len(self._programs)
 
     def forget(self, static: Any) -> None:
@@ -76,15 +75,15 @@ class CompiledOnce:
         return statics, [arg for i, arg in enumerate(args) if i not in self.static_argnums]
 
     def _compile(self, key: Any, args: tuple[Any, ...]) -> Any:
-        """Threads that ask for the same program wait for one compilation."""
+        """Compile a program; threads that need the same program wait for one compilation."""
         with self._lock:
             if key in self._programs:
                 return self._programs[key]
             if self.compilations.forbidden:
                 raise CompilationError(
-                    "arguments that no program was compiled for",
+                    "arguments without a compiled program",
                     "shapes that were used before compiling was forbidden",
-                    "Use them once before, or allow compiling.",
+                    "Call it once with these shapes before, or allow compiling.",
                 )
             lowered = self.function.lower(*args)
             program = self._programs[key] = lowered.compile(compiler_options=self.compile_options)

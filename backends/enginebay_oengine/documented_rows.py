@@ -1,4 +1,6 @@
-"""The documented record of a request, made a Request, and its rare sampling parameters."""
+"""Conversion of the documented request records to the core's Request, and their rare sampling
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from enginebay.types import FrozenSampling, Request, SamplingParams, key_of
 
 
 class DocumentedRequest(Protocol):
-    """The record that users of the documented face add instead of a Request.
+    """The record that users of SequenceBuffer may add instead of a Request.
 
-    It may also have `page_ids` (one list of ints for each cache group, or the only group's list),
-    `output_token_ids`, `key` (two words of a random key, by default those of the seed, or zeros)
-    and `index`. `sampling_params` has the fields of SamplingParams but NOT_CARRIED, or is None for
-    the defaults.
+    Optional attributes: `page_ids` (one list of ints per cache group, or one list for a single
+    group), `output_token_ids`, `key` (two words of a random key; by default the key of the seed, or
+    zeros) and `index`. `sampling_params` has the fields of SamplingParams without NOT_CARRIED; None
+    is the defaults.
     """
 
     @property
@@ -28,16 +30,16 @@ class DocumentedRequest(Protocol):
 
     @property
     def prompt_token_ids(self) -> Sequence[int] | np.ndarray:
-        """The prompt."""
+        """The token ids of the prompt."""
 
     @property
     def sampling_params(self) -> Any:
-        """How its tokens are sampled."""
+        """The sampling parameters, or None."""
 
 
 NOT_CARRIED: Mapping[str, str] = {
-    "bad_words": "Tokenise them: pass bad_words_token_ids.",
-    "stop_words_ids": "Compare the row's last tokens with them where you run the steps.",
+    "bad_words": "Pass bad_words_token_ids, the token ids of these words.",
+    "stop_words_ids": "Omit it, and compare the row's last tokens with it after each step.",
     "no_repeat_ngram_size": "",
     "typical_p": "",
     "suppress_repetition_in_generation": "",
@@ -48,14 +50,14 @@ NOT_CARRIED: Mapping[str, str] = {
     "choice": "",
     "grammar": "",
 }
-"""Fields of SamplingParams that no column of the table holds, and what to do about each; "" is
+"""Fields of SamplingParams that the row table cannot store, and the advice in the error; "" advises
 LLM.generate.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DocumentedRecord:
-    """The least DocumentedRequest."""
+    """A DocumentedRequest with the required fields only."""
 
     req_id: str
     prompt_token_ids: Sequence[int] | np.ndarray
@@ -64,7 +66,7 @@ class DocumentedRecord:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentedSampling(FrozenSampling):
-    """FrozenSampling with the rare parameters that no logits processor applies here."""
+    """FrozenSampling with rare parameters that no logits processor applies here."""
 
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
@@ -73,33 +75,32 @@ class DocumentedSampling(FrozenSampling):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SparseParams:
-    """One request's rare sampling parameters; the defaults ask for nothing."""
+    """One request's rare sampling parameters; the defaults have no effect."""
 
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """What is added to the scores of these token ids."""
+    """Values that are added to the scores of these token ids."""
     allowed_token_ids: tuple[int, ...] | None = None
     """The only token ids that may be sampled; None allows all."""
     min_tokens: int = 0
-    """New tokens before which no stop token may be sampled."""
+    """Number of new tokens before which no stop token may be sampled."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Sequences of token ids that must not be completed."""
+    """Sequences of token ids that must not appear in the output."""
     num_logprobs: int | None = None
-    """How many log probabilities to tell for each new token; None asks for none."""
+    """Number of log-probabilities per new token; None for none."""
     num_prompt_logprobs: int | None = None
-    """The same for each token of the prompt."""
+    """Number of log-probabilities per prompt token; None for none."""
 
 
 NOTHING = SparseParams()
 
 
 def read_sparse(sampling: object, vocab_size: int) -> SparseParams:
-    """What a record of sampling parameters carries of them; fields that it does not have ask for
-    nothing.
+    """Read the rare parameters of a record of sampling parameters; absent fields have no effect.
 
     The fields are logit_bias, allowed_token_ids, min_tokens, bad_words_token_ids, logprobs (or
-    num_logprobs, as FrozenSampling has it) and prompt_logprobs (likewise); -1 is the whole
-    vocabulary. Raises InputError for a token id outside the vocabulary, and for an empty list of
-    allowed ones.
+    num_logprobs, as in FrozenSampling) and prompt_logprobs (or num_prompt_logprobs); -1 is the
+    whole vocabulary. InputError for a token id outside the vocabulary, and for an empty
+    allowed_token_ids.
     """
     bias = getattr(sampling, "logit_bias", None)
     allowed = getattr(sampling, "allowed_token_ids", None)
@@ -134,7 +135,7 @@ def _check(sparse: SparseParams, vocab_size: int) -> None:
         raise InputError(
             "an empty allowed_token_ids",
             "at least one token id",
-            "Leave it out to allow every token.",
+            "Pass None to allow every token.",
         )
     _check_ids("logit_bias", sparse.logit_bias, vocab_size)
     _check_ids("allowed_token_ids", sparse.allowed_token_ids or (), vocab_size)
@@ -147,13 +148,13 @@ def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     wrong = [token for token in token_ids if not 0 <= token < vocab_size]
     if wrong:
         raise InputError(
-            f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Leave them out."
+            f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Remove them."
         )
 
 
 def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_size: int) -> Request:
-    """The Request of a documented record. InputError for a record without its fields, and for a
-    field of NOT_CARRIED.
+    """Return the Request for a documented record. InputError for missing fields, and for fields of
+    NOT_CARRIED.
     """
     if isinstance(record, Request):
         return record
@@ -163,7 +164,7 @@ def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_si
         raise InputError(
             f"a {type(record).__name__} without {', '.join(missing)}",
             "a Request, or a record with req_id, prompt_token_ids and sampling_params",
-            "Add what is missing.",
+            f"Add {missing[0]} to the record.",
         )
     prompt = np.asarray(record.prompt_token_ids, np.int32)
     sampling = record.sampling_params
@@ -180,14 +181,14 @@ def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_si
 
 
 def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
-    """A record that may lack some fields; `room` is for new tokens."""
+    """Convert a record, which may lack fields; `room` is the max number of new tokens."""
     defaults = SamplingParams()
     for name, todo in NOT_CARRIED.items():
         neutral = getattr(defaults, name)
         value = getattr(sampling, name, neutral)
         if value not in (None, neutral) and value != []:
-            default_todo = "Leave it out, or generate with LLM.generate, which applies it."
-            given = f"{name} = {value!r} for a row table, which does not hold it"
+            default_todo = "Omit it, or use LLM.generate, which applies it."
+            given = f"{name} = {value!r}, which a row table cannot store"
             raise InputError(given, f"{neutral!r}", todo or default_todo)
     fields = SamplingParams.model_fields
     found = {name: getattr(sampling, name) for name in fields if hasattr(sampling, name)}
@@ -206,8 +207,8 @@ def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
 
 
 def read_pages(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndarray, ...]:
-    """int32 for each cache group, () when a record brings none. InputError for other numbers of
-    groups, or more pages than fit.
+    """Return page ids int32 for each cache group; () for a record without pages. InputError for a
+    wrong number of groups, or too many pages.
     """
     if page_ids is None or len(page_ids) == 0:
         return ()
@@ -216,7 +217,7 @@ def read_pages(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndar
         raise InputError(
             f"page ids for {len(groups)} cache groups",
             f"lists for all {len(page_tables)} groups, in the order of page_sizes",
-            "Give each group its list, an empty one if need be.",
+            "Pass one list per group; a list may be empty.",
         )
     for group, table in zip(groups, page_tables, strict=True):
         table.check_fits(len(group))

@@ -1,4 +1,4 @@
-"""The paged engine: rows hold pages of one pool, and share those with equal tokens."""
+"""The paged engine: rows hold pages of one pool, and rows with equal prefixes share pages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from enginebay_oengine.store import PageStore
 
 
 def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
-    """A paged engine over these parts. ConfigError or UnsupportedError when there is no room for a
-    page.
+    """Make a paged engine from these parts. ConfigError or UnsupportedError when the cache has no
+    room for a page.
     """
     sizes = pool_sizes(parts, options)
     rows = parts.make_rows(options.page_size)
@@ -36,8 +36,8 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
 def make_ledger(
     parts: EngineParts, options: PagedOptions, shapes: Shapes, tables: Sequence[PageTable]
 ) -> PageLedger:
-    """The books of a cache of these sizes, of which the pages of each row are written to the table
-    of their group.
+    """Make the ledger of a cache of these sizes. It writes each row's pages to the page table of
+    their group.
     """
     config, pools = parts.config, make_pools(parts.config, options.page_size)
     info, num_groups = parts.model.info, len(parts.model.info.groups)
@@ -49,7 +49,7 @@ def make_ledger(
         return GroupPages(store, table, pools.kept_window(group))
 
     states = {
-        # A fork needs a snapshot of its parent's state, prefix caching or not.
+        # A fork needs a snapshot of its parent's state even without prefix caching.
         s.name: StatePlaces(
             PageStore(PagePool(shapes[s.name].num_pages), PrefixIndex(options.prefix_ttl_s)),
             table,
@@ -68,13 +68,13 @@ def make_ledger(
 
 
 def is_paged(engine: Engine) -> TypeGuard[StepEngine]:
-    """Whether an engine is of this kind."""
+    """Return whether an engine is a paged engine."""
     return isinstance(engine, StepEngine) and isinstance(engine.ledger, PageLedger)
 
 
 def attention_problems(facts: StepFacts, options: PagedOptions) -> list[AttentionProblem]:
-    """The attention problems of an engine of these facts; the layouts have no more pages than they
-    must.
+    """Return the attention problems of an engine with these facts, for layouts with the min number
+    of pages.
     """
     least = CacheShape(1, FEWEST_PAGES, options.page_size)
     return pool_problems(facts, options.page_size, {group.name: least for group in facts.groups})

@@ -1,4 +1,4 @@
-"""EngineLimits: the sizes that an oEngine is made with, checked, and what follows from them."""
+"""EngineLimits: the checked sizes of an oEngine, and the step geometry that follows from them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEFAULT_MAX_LENGTH = 8192
 
 @dataclasses.dataclass(frozen=True)
 class EngineLimits:
-    """As documented for oEngine, defaults filled in. ConfigError (a ValueError) for values that
-    cannot be.
+    """oEngine's size arguments with defaults filled in. ConfigError (a ValueError) for wrong
+    values.
     """
 
     max_concurrent_decodes: int
@@ -32,8 +32,8 @@ class EngineLimits:
     batch_size: int | None
 
     def geometry(self, model: OpenedModel, metadata: PagedAttentionCacheMetaData) -> Geometry:
-        """Sizes of steps. No step has more prompt tokens than the model's
-        max_num_batched_tokens.
+        """Return the sizes of steps. A step has at most the configuration's max_num_batched_tokens
+        prompt tokens.
         """
         parts = model.parts
         longest = min(self.max_length, metadata.max_length)
@@ -60,14 +60,16 @@ def make_limits(
     max_length: int | None,
     batch_size: int | None,
 ) -> EngineLimits:
-    """The limits of oEngine's arguments."""
+    """Make EngineLimits from oEngine's arguments."""
 
     def whole(name: str, value: int | None, default: int, least: int = 1) -> int:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(
-                f"{name} = {value!r}", f"a whole number of at least {least}", "Correct it."
+                f"{name} = {value!r}",
+                f"an integer of at least {least}",
+                f"Pass {name}={max(default, least)}, for example.",
             )
         return value
 
@@ -76,14 +78,16 @@ def make_limits(
         whole("prefill_lengths", length, 0)
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ConfigError(
-            f"prefill_lengths = {list(lengths)}", "different numbers in rising order", "Sort them."
+            f"prefill_lengths = {list(lengths)}",
+            "different integers in rising order",
+            "Pass sorted(set(prefill_lengths)).",
         )
     decodes = whole("max_concurrent_decodes", max_concurrent_decodes, jax.device_count())
     if batch_size is not None and whole("batch_size", batch_size, 0) < decodes:
         raise ConfigError(
             f"batch_size = {batch_size}",
             f"at least max_concurrent_decodes, {decodes}",
-            "Raise it, or leave it out.",
+            "Raise batch_size, or omit it.",
         )
     return EngineLimits(
         max_concurrent_decodes=decodes,

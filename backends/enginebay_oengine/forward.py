@@ -1,5 +1,5 @@
-"""execute_forward: one step over the paged cache, pure and compiled per shape, made of the core's
-step functions.
+"""execute_forward: one step over the paged cache. It is pure, compiled once per shape, and calls
+the core's step functions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FIELDS = ("complete", "token_id", "next_position", "packed")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphDef:
-    """What is traced: the program, each group's layout, whether decodes run on a copy of the rows'
-    cache, and slots.
+    """The static argument of a step: the program, each cache group's layout, whether decodes use a
+    compact copy of the cache, number of slots, and pad token id.
     """
 
     program: Program
@@ -45,12 +45,12 @@ class GraphDef:
 )
 @dataclasses.dataclass(frozen=True)
 class ModelOutputBatch:
-    """What a step gave the P rows of its prefill and the B slots; None for the part that was not
-    run.
+    """The results of a step for the P rows of its prefill and the B slots; None for a part that did
+    not run.
 
-    complete bool [P], [B]: whether the row has ended. token_id int32: the token it got, -1 for
-    none. next_position int32: where its next token stands, or where its next chunk begins; -1 when
-    it has ended or was not run. packed int32 [., 3]: the data of ResultTokens.
+    complete bool [P], [B]: whether the row has ended. token_id int32: its new token, -1 for none.
+    next_position int32: the position of its next token, or of its next chunk; -1 when it has ended
+    or did not run. packed int32 [., 3]: the data of ResultTokens.
     """
 
     prefill_complete: Any = None
@@ -72,21 +72,19 @@ def execute_forward(
     rows: DeviceRows,
     rngs: jax.Array | None,
 ) -> tuple[ModelOutputBatch, PagedAttentionCache, DeviceRows]:
-    """Run the parts of `inputs`, the prefill first; storage and rows are donated by who compiles
-    it.
+    """Run the parts of `inputs`, the prefill first. The compiled version donates storage and rows.
 
-    rngs uint32 [2]: folded into the rows' own keys for this decode; None: they sample with their
-    own keys alone.
+    rngs uint32 [2]: folded into the rows' own keys for this decode. None: rows use their own keys.
     """
     weights = {**graphstate, **graphothers}
     state = StepState(storage.views, rows)
     found: dict[str, jax.Array] = {}
     if inputs.prefill is not None:
-        state, given = _prefill(graphdef, weights, inputs.prefill, state)
-        found |= {f"prefill_{name}": value for name, value in given.items()}
+        state, output = _prefill(graphdef, weights, inputs.prefill, state)
+        found |= {f"prefill_{name}": value for name, value in output.items()}
     if inputs.decode is not None:
-        state, given = _decode(graphdef, weights, inputs.decode, state, rngs)
-        found |= {f"decodes_{name}": value[: graphdef.num_slots] for name, value in given.items()}
+        state, output = _decode(graphdef, weights, inputs.decode, state, rngs)
+        found |= {f"decodes_{name}": value[: graphdef.num_slots] for name, value in output.items()}
     return ModelOutputBatch(**found), PagedAttentionCache(state.cache), state.rows
 
 
@@ -105,7 +103,7 @@ def _prefill(
         jnp.asarray(part.floats),
         dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
     )
-    return state, _given(
+    return state, _output(
         graphdef, state.rows, ints[:, columns.ROW], sampled.tokens[:, 0], ints[:, columns.KV_LEN]
     )
 
@@ -131,7 +129,7 @@ def _decode(
     )
     rows = dataclasses.replace(state.rows, keys=own)
     lengths = rows.length.at[row_ids].get(mode="fill", fill_value=0)
-    return StepState(state.cache, rows), _given(
+    return StepState(state.cache, rows), _output(
         graphdef, rows, row_ids, sampled.tokens[:, 0], lengths - 1
     )
 
@@ -146,14 +144,14 @@ def _folded(keys: jax.Array, words: jax.Array) -> jax.Array:
     return jax.vmap(fold)(keys)
 
 
-def _given(
+def _output(
     graphdef: GraphDef,
     rows: DeviceRows,
     row_ids: jax.Array,
     tokens: jax.Array,
     next_position: jax.Array,
 ) -> dict[str, jax.Array]:
-    """The fields of an output for rows [S] that got tokens [S], -1 for none."""
+    """The output fields of rows [S] with tokens [S], -1 for none."""
     is_row = row_ids < rows.length.shape[0]
     valid = tokens >= 0
     complete = valid & rows.finished.at[row_ids].get(mode="fill", fill_value=False)

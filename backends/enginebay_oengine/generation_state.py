@@ -1,5 +1,5 @@
-"""GenerationState: processed prompts and their first tokens, which can be inserted into slots, here
-or in another engine.
+"""GenerationState: processed prompts with their first tokens. They can be inserted into slots of
+this engine or of another one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Views = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 class PageReader(Protocol):
-    """The cache that pages are of."""
+    """The cache that owns the pages of leases."""
 
     manager: HBMPageManager
     held: weakref.WeakSet[Any]
 
     def read(self, leases: Sequence[Lease]) -> Views:
-        """The pages' arrays."""
+        """Return the arrays of the leases' pages."""
 
 
 class HeldLeases:
-    """Leases that are taken back when nobody refers to this any more, or with let_go()."""
+    """Leases that are released when this object is garbage-collected, or by let_go()."""
 
     def __init__(self, owner: PageReader, leases: Sequence[Lease], lengths: Sequence[int]) -> None:
         self.owner = owner
@@ -49,12 +49,12 @@ class GenerationState:
     """n prompts after their prefill (a *prefix*).
 
     rows: their columns on the device. base_keys uint32 [n, 2]: their random keys; a copy in another
-    slot folds its own number in. views: their pages' arrays per cache group and layer, [n, pages,
-    ...] each.
+    slot folds its own number in. views: the arrays of their pages per cache group and layer, [n,
+    pages, ...] each.
 
-    While it stays in its engine it holds pages there, and views are read from them when somebody
-    asks: inserting copies nothing. As a pytree its leaves are all three, so jax.device_put and the
-    like make one that holds no pages and can be inserted anywhere.
+    Within its engine a prefix holds pages, and views are read from the pages on access: inserting
+    copies nothing. As a pytree it has rows, base_keys and views as leaves, so jax.device_put makes
+    a prefix that holds no pages and can be inserted into any engine.
     """
 
     def __init__(
@@ -65,51 +65,49 @@ class GenerationState:
         self._views = views
         self.held = held
         self.num_copies = 0
-        """How often it was inserted: each time it is another completion, with random keys of its
-        own.
-        """
+        """Number of insertions so far. Each is another completion with its own random keys."""
 
     @property
     def num_prompts(self) -> int:
-        """n."""
+        """Number of prompts (n)."""
         return int(self.base_keys.shape[0])
 
     @property
     def views(self) -> Views:
-        """The keys and values. InputError when the pages were let go."""
+        """The keys and values. InputError when the pages were released."""
         if self.held is not None and self.held.let_go.alive:
             return self.held.owner.read(self.held.leases)
         if self._views is None:
             raise InputError(
-                "a prefix whose pages were released", "one that holds its pages", "Prefill again."
+                "a prefix whose pages were released", "a prefix with pages", "Call prefill again."
             )
         return self._views
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence, its first new one included; where no pages are held, waits for
-        the prefill.
+        """Tokens of each sequence, including its first new token. Without pages this waits for the
+        prefill.
         """
         if self.held is not None:
             return self.held.lengths
         return tuple(int(length) for length in np.asarray(self.rows.length))
 
     def release(self) -> None:
-        """Give the pages back now instead of when nobody refers to this. Sequences in slots keep
-        theirs.
+        """Release the pages now instead of at garbage collection. Sequences in slots keep their
+        pages.
         """
         if self.held is not None:
             self.held.let_go()
             self.held = None
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], None]:
-        """Rows, keys and views; reading views copies them out of the pages."""
+        """Return rows, base_keys and views; reading views copies them from the pages."""
         names = ("rows", "base_keys", "views")
         return tuple((tree_util.GetAttrKey(name), getattr(self, name)) for name in names), None
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> GenerationState:
-        """A prefix that holds no pages."""
+        """Make a prefix that holds no pages."""
         del aux
         return cls(*children)
 
@@ -122,8 +120,8 @@ def place_rows(
     slots: jax.Array,
     index: jax.Array,
 ) -> DeviceRows:
-    """`rows` with row source[i] of a prefix at slots[i], as completion index[i] of its request; a
-    slot past the end is dropped.
+    """Put row source[i] of a prefix at slots[i] of `rows`, as completion index[i] of its request.
+    Slots past the end are dropped.
     """
 
     def fold(key: jax.Array, number: jax.Array) -> jax.Array:
@@ -136,8 +134,8 @@ def place_rows(
 
 
 def take_rows(rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:
-    """The first num_rows rows with their first num_tokens tokens, and the ResultTokens data of
-    their last ones.
+    """Return the first num_rows rows with their first num_tokens tokens, and the ResultTokens data
+    of their last tokens.
     """
     taken = rows.take(jnp.arange(num_rows, dtype=jnp.int32), num_tokens)
     one = jnp.ones(num_rows, jnp.int32)
@@ -145,13 +143,13 @@ def take_rows(rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceR
 
 
 def read_pages(views: Views, table: jax.Array) -> Views:
-    """The pages table int32 [n, pages] of every layer: arrays [n, pages, ...]."""
+    """Return the pages table int32 [n, pages] of every layer: arrays [n, pages, ...]."""
     return jax.tree.map(lambda array: array[table], views)
 
 
 def write_pages(views: Views, parts: Views, table: jax.Array) -> Views:
-    """`views` with parts [n, pages, ...] at pages table int32 [n, pages]; a page past the end is
-    dropped.
+    """Return `views` with parts [n, pages, ...] written to pages table int32 [n, pages]. Pages past
+    the end are dropped.
     """
     flat = table.reshape(-1)
 

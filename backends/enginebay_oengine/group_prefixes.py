@@ -1,4 +1,4 @@
-"""GroupPrefixes: which pages of all cache groups hold the beginning of a prompt."""
+"""GroupPrefixes: finds the pages of all cache groups that hold the beginning of a prompt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from enginebay_oengine.state_places import StatePlaces
 
 
 class GroupPrefixes:
-    """One chain of hashes for all groups, and an index of pages in each.
+    """One chain of hashes for all cache groups, and an index of pages in each group.
 
-    A row goes on after a number of full pages when every group that keeps all pages has all of
-    them, every group with a window those of the last `window` positions, and every group with a
-    state a snapshot there.
+    A row can continue after some number of full pages if: every group that keeps all pages has all
+    of them, every group with a window has those of the last `window` positions, and every group
+    with a recurrent state has a snapshot there.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class GroupPrefixes:
         self.keeps_pages = all(group.store.index is not None for group in groups.values())
 
     def find(self, token_ids: np.ndarray, key: PrefixKey) -> list[bytes]:
-        """The hashes of the most full pages, from the first on, after which a row with token_ids
-        int32 [tokens] and this key goes on.
+        """Return the hashes of the longest run of full pages, from the first page on, after which a
+        row with token_ids int32 [tokens] and this key can continue.
 
-        Costs a microsecond a page and group, up to the first page that is not there.
+        Costs about 1 us per page and group, up to the first missing page.
         """
         found: list[bytes] = []
         if not self.keeps_pages:
             return found
         for store in self._stores:
             store.expire()
-        if self._states:  # a state cannot go back to compute the last token
+        if self._states:  # a state cannot be rewound to compute the last token again
             token_ids = token_ids[:-1]
         size = self._page_size
         whole = [group.store for group in self.groups.values() if group.window is None]
@@ -53,9 +53,11 @@ class GroupPrefixes:
         return self.resumable(found)
 
     def resumable(self, digests: Sequence[bytes]) -> list[bytes]:
-        """The first of these hashes after which groups with a window or a state go on, too."""
+        """Return the longest run of these hashes after which groups with a window or a state can
+        continue as well.
+        """
         windows = [group for group in self.groups.values() if group.window is not None]
-        runs = [0] * len(windows)  # of known pages, up to this one
+        runs = [0] * len(windows)  # lengths of the runs of known pages that end here
         is_whole = not windows and not self._states
         longest = len(digests) if is_whole else 0
         for count, digest in () if is_whole else enumerate(digests, 1):
@@ -63,7 +65,7 @@ class GroupPrefixes:
                 0 if group.store.find(digest) is None else run + 1
                 for group, run in zip(windows, runs, strict=True)
             ]
-            # One token less is computed, where the prompt ends here.
+            # If the prompt ends here, its last token is computed again.
             num_tokens = count * self._page_size - 1
             if all(
                 run >= count - group.first_page(num_tokens)
@@ -73,11 +75,11 @@ class GroupPrefixes:
         return list(digests[:longest])
 
     def has_snapshots(self, digest: bytes) -> bool:
-        """Whether all groups with a state have a snapshot under this hash."""
+        """Return whether all groups with a state have a snapshot under this hash."""
         return all(one.store.find(digest) is not None for one in self._states)
 
     def pages(self, digests: Sequence[bytes]) -> dict[str, Sequence[int]]:
-        """The pages with these hashes by group; the dummy where there is none."""
+        """Return the pages with these hashes by group; the dummy page for a missing one."""
         return {
             name: [group.store.find(digest) or DUMMY_PAGE for digest in digests]
             for name, group in self.groups.items()
@@ -86,14 +88,14 @@ class GroupPrefixes:
     def name(
         self, digests: list[bytes], lease: Lease, token_ids: np.ndarray, key: PrefixKey
     ) -> None:
-        """Put the full pages of token_ids, which a lease holds, into the indexes, and their hashes
-        into `digests`, which has those of the first pages already.
+        """Add a lease's full pages of token_ids to the indexes, and append their hashes to
+        `digests`, which holds the hashes of the first pages already.
         """
         if not self.keeps_pages:
             return
         parent, size = digests[-1] if digests else key.digest(), self._page_size
         num = len(digests)
-        is_past = not key.embeds or key.embeds[-1][0] < num * size  # so while a row decodes
+        is_past = not key.embeds or key.embeds[-1][0] < num * size  # always while decoding
         embeds = {} if is_past else key.by_page(size)
         for digest in page_digests(parent, token_ids[num * size :], size, embeds, num):
             for name, group in self.groups.items():
@@ -103,6 +105,6 @@ class GroupPrefixes:
             digests.append(digest)
 
     def forget(self) -> None:
-        """Find nothing again of what was computed so far."""
+        """Clear the indexes."""
         for store in self._stores:
             store.forget()

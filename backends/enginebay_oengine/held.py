@@ -1,6 +1,4 @@
-"""HeldPages: which row holds which pages of each cache group, and the page tables that steps are
-given.
-"""
+"""HeldPages: the pages that each row holds in each cache group, and their page tables."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from enginebay_oengine.store import PageStore
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupPages:
-    """The pages of one cache group: those that there are, and the table of those of each row.
+    """The pages of one cache group: its store, and the page table of the rows.
 
-    `window`: a row keeps the pages of its last `window` positions, and gives the others back. None:
-    it keeps all. A group with a window has room for all rows.
+    `window`: a row keeps the pages of its last `window` positions and releases earlier pages. None:
+    a row keeps all pages. A group with a window has room for all rows.
     """
 
     store: PageStore
@@ -30,7 +28,7 @@ class GroupPages:
     window: int | None = None
 
     def first_page(self, num_tokens: int) -> int:
-        """The first page that a row needs which goes on after `num_tokens` tokens."""
+        """Return the first page that a row needs to continue after `num_tokens` tokens."""
         if self.window is None:
             return 0
         return max(0, num_tokens + 1 - self.window) // self.table.page_size
@@ -38,29 +36,29 @@ class GroupPages:
 
 @dataclasses.dataclass(slots=True)
 class Held:
-    """What is known of a lease."""
+    """The ledger's record of a lease."""
 
     lease: Lease
     num_computed: int
-    """Tokens whose keys and values are in the pages; those after them may be written."""
+    """Tokens whose keys and values are in the pages; later positions may be written."""
     digests: list[bytes]
     """Hashes of the first full pages."""
     key: PrefixKey
-    """What these hashes depend on besides the tokens."""
+    """The PrefixKey of these hashes."""
     cut: int | None = None
-    """After how many tokens the states of the row are to be kept."""
+    """Number of tokens after which a snapshot of the row's states is made."""
     is_forked: bool = False
-    """Whether others may fork the row there."""
+    """Whether the row can be forked at that snapshot."""
     fork_point: tuple[int, bytes] | None = None
-    """Tokens after which its states were kept for forks, and the hash of these tokens."""
+    """Number of tokens of the snapshot for forks, and its hash."""
 
 
 class HeldPages:
-    """Every lease that was given and not taken back, by row."""
+    """The records of all leases that are not released, by row."""
 
     def __init__(self, groups: Mapping[str, GroupPages], max_ahead: int | None = None) -> None:
-        """`max_ahead`: how many tokens after the computed ones a group with a window has
-        pages for.
+        """`max_ahead`: tokens after the computed ones for which a group with a window
+        holds pages.
         """
         self.groups = groups
         self._max_ahead = max_ahead
@@ -74,7 +72,7 @@ class HeldPages:
         return len(self._held)
 
     def current(self, lease: Lease) -> Held:
-        """What is known of a lease. InternalError when it was taken back."""
+        """Return the record of a lease. InternalError when the lease was released."""
         held = self._held.get(lease.row)
         if held is None or held.lease is not lease:
             raise InternalError(
@@ -90,7 +88,7 @@ class HeldPages:
         pages: Mapping[str, Sequence[int]],
         key: PrefixKey = NO_KEY,
     ) -> Held:
-        """A lease of these pages by group, of which the first hold `num_cached` tokens."""
+        """Add a lease of these pages by group; the first pages hold `num_cached` tokens."""
         lease = Lease(row=row, capacity=0, num_cached=num_cached, pages=dict.fromkeys(pages, ()))
         held = self._held[row] = Held(lease, num_cached, digests, key)
         for group, its_pages in pages.items():
@@ -98,13 +96,13 @@ class HeldPages:
         return held
 
     def extend(self, lease: Lease, group: str, pages: Sequence[int]) -> None:
-        """Give a lease more pages of a group."""
+        """Append pages of a group to a lease."""
         self.groups[group].table.append(lease.row, pages)
         lease.pages[group] = (*lease.pages[group], *pages)
 
     def last_page(self, group: str, num_computed: int, num_tokens: int) -> int:
-        """How many pages of a group a row of `num_tokens` has, or has given back, when
-        `num_computed` of them are computed.
+        """Return the number of pages of a group that a row of `num_tokens` holds or has released,
+        when `num_computed` of the tokens are computed.
         """
         one = self.groups[group]
         if one.window is not None:
@@ -113,8 +111,8 @@ class HeldPages:
         return pages_for(num_tokens, one.table.page_size)
 
     def slide(self, held: Held, num_tokens: int) -> None:
-        """Exchange pages that windows have passed for those that the next step writes, where a row
-        goes on to `num_tokens`.
+        """Exchange pages before the window for pages that the next step writes, for a row that
+        continues to `num_tokens`.
         """
         lease = held.lease
         for name in self._sliding:
@@ -122,13 +120,13 @@ class HeldPages:
             last = self.last_page(name, held.num_computed, num_tokens)
             if last > had:
                 first = group.first_page(held.num_computed)
-                self._shed(lease, name, first)
+                self._drop_before(lease, name, first)
                 passed = max(0, min(first, last) - had)
                 fresh = [group.store.take() for _ in range(last - had - passed)]
                 self.extend(lease, name, [DUMMY_PAGE] * passed + fresh)
 
-    def _shed(self, lease: Lease, group: str, first: int) -> None:
-        """Give back the pages of a group before the one of number `first`."""
+    def _drop_before(self, lease: Lease, group: str, first: int) -> None:
+        """Release a group's pages before page number `first`."""
         pages, one = lease.pages[group], self.groups[group]
         last = min(first, len(pages))
         start = last
@@ -141,19 +139,20 @@ class HeldPages:
             one.table.page_ids[lease.row, start:last] = DUMMY_PAGE
 
     def remove(self, lease: Lease) -> None:
-        """Take a lease back, with its pages."""
+        """Release a lease and its pages."""
         self.current(lease)
         lease.released = True
         del self._held[lease.row]
         for group, one in self.groups.items():
             one.table.reset(lease.row)
-            # A page is found by way of those before it: they are evicted after it.
+            # In reverse order: a page is only found through the pages before it, so these must be
+            # evicted later.
             for page in reversed(lease.pages[group]):
                 if page != DUMMY_PAGE:
                     one.store.drop(page)
 
     def check(self) -> None:
-        """InternalError when the books of a row are wrong, or those of a group do not fit them."""
+        """Raise InternalError when the records, page tables and pools do not agree."""
         for group, one in self.groups.items():
             one.store.check()
             holders: collections.Counter[int] = collections.Counter()
@@ -193,4 +192,4 @@ class HeldPages:
             and len(held.digests) * size <= held.num_computed <= lease.capacity
         )
         if not right:
-            raise InternalError(f"the ledger's books are wrong at row {row}: {held}")
+            raise InternalError(f"the ledger is inconsistent at row {row}: {held}")

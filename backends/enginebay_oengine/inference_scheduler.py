@@ -1,5 +1,5 @@
-"""InferenceScheduler: which prompt and which slots run next, so that pages suffice and somebody
-always goes on.
+"""InferenceScheduler: decides which prompt and which slots run next, so that pages suffice and at
+least one sequence makes progress.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
 
 
 class InferenceScheduler:
-    """Queues of prompts and of sequences that begin to decode, and the plans made of them.
+    """Queues of prompts and of sequences that start to decode, and the plans made from them.
 
-    Any thread may enqueue; plans are made by one. Sequences are served in order of their arrival:
-    while one waits for pages no prompt is begun, and when none can go on the latest gives its pages
-    back and begins again later, with the same tokens.
+    Any thread may enqueue; one thread makes plans. Sequences are served in order of arrival. While
+    one of them waits for pages, no prompt starts. When none can continue, the latest one releases
+    its pages and starts again later, with the same tokens.
     """
 
     def __init__(self, manager: HBMPageManager, seed: int = 0) -> None:
@@ -38,20 +38,20 @@ class InferenceScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Prompts that are not begun."""
+        """Number of prompts that have not started."""
         with self._condition:
             return len(self._prefills)
 
     def enqueue_prefill_request(self, request: InitialSequenceRequest) -> None:
-        """Add a prompt. InputError (a ValueError) for one without room for a new token, or queued
-        before.
+        """Queue a prompt. InputError (a ValueError) for a prompt without room for a new token, or
+        queued before.
         """
         most = self.manager.metadata.longest_sequence
         if request.num_tokens >= most:
             raise InputError(
                 f"a prompt of {request.num_tokens} tokens",
                 f"at most {most - 1}, which leaves room for one new token",
-                "Shorten it, or make the cache larger.",
+                "Shorten the prompt, or make a cache with more pages.",
             )
         self.manager.metadata.check_token_ids(request.tokens())
         self.manager.metadata.check_temperature(request.temperature)
@@ -60,7 +60,7 @@ class InferenceScheduler:
                 raise InputError(
                     f"request {request.id!r} a second time",
                     "each request once",
-                    "Make another one.",
+                    "Make a new InitialSequenceRequest.",
                 )
             if request.seed is None:
                 request.seed = int(self._seeds.integers(0, 2**63))
@@ -68,13 +68,15 @@ class InferenceScheduler:
             self._condition.notify_all()
 
     def enqueue_decodes_request(self, task: GenerationStepTask) -> None:
-        """Add a sequence whose prompt is processed; the next plan lets it decode."""
+        """Queue a sequence whose prompt is processed. It decodes from the next plan on."""
         with self._condition:
             self._decodes.append(task)
             self._condition.notify_all()
 
     def wait_for_work(self, timeout_s: float | None = None) -> bool:
-        """Sleep until something is enqueued; whether something is."""
+        """Wait until something is queued, at most timeout_s seconds. Returns whether something is
+        queued.
+        """
         with self._condition:
             return self._condition.wait_for(
                 lambda: bool(self._prefills or self._decodes), timeout_s
@@ -83,12 +85,12 @@ class InferenceScheduler:
     def create_plan(
         self, active_prefill: InitialSequenceRequest | None, decodes_state: ActiveSequenceBatch
     ) -> NextIterationPlan | None:
-        """What runs next; None when nothing does. `active_prefill` is a prompt that is not
-        processed to its end.
+        """Plan the next step; None when there is nothing to run. `active_prefill`: the prompt that
+        is partly processed.
 
-        Pages are taken here: only what a step writes to, when it does. OutOfPagesError when
-        sequences wait for pages that only the caller can free, because prefixes or pages taken by
-        number hold them.
+        Pages are allocated here, only for the positions that the step writes. OutOfPagesError when
+        all sequences wait for pages that prefixes or alloc_hbm_pages() hold, which only the caller
+        can release.
         """
         state = decodes_state
         with state.context_lock, self.manager.lock:
@@ -123,7 +125,7 @@ class InferenceScheduler:
         begun = []
         for task in joined:
             active = state.active_slot_requests_map.get(task.slot)
-            if active is not None and active.id == task.id:  # else its slot was freed meanwhile
+            if active is not None and active.id == task.id:  # else its slot was freed since
                 active.is_decoding = True
                 begun.append(task)
         return tuple(begun)
@@ -131,7 +133,7 @@ class InferenceScheduler:
     def _reserve(
         self, state: ActiveSequenceBatch
     ) -> tuple[list[int], list[SlotPageAssignment], bool]:
-        """Slots that can decode, the pages they got for it, and whether others wait for pages."""
+        """Slots that can decode, their new pages, and whether other slots wait for pages."""
         slots: list[int] = []
         updates: list[SlotPageAssignment] = []
         waits = False
@@ -153,7 +155,7 @@ class InferenceScheduler:
     def _begin(
         self, state: ActiveSequenceBatch
     ) -> tuple[InitialSequenceRequest | None, AllocatedPrefillPages | None]:
-        """The next prompt of the queue with pages and a slot, when there are some."""
+        """The next queued prompt with its pages, if there is a free slot and enough pages."""
         with self._condition:
             if not self._prefills or state.available_slots.empty():
                 return None, None
@@ -175,7 +177,7 @@ class InferenceScheduler:
             return request, AllocatedPrefillPages(request.id, slot, lease.pages[POOL])
 
     def _preempt(self, state: ActiveSequenceBatch) -> str:
-        """Take the pages of the latest sequence back, and let it wait before all others."""
+        """Release the pages of the latest sequence, and queue it first."""
         decoding = [
             (slot, active.request)
             for slot, active in state.active_slot_requests_map.items()
@@ -183,9 +185,9 @@ class InferenceScheduler:
         ]
         if len(state.active_slot_requests_map) < 2 or not decoding:
             raise OutOfPagesError(
-                f"{self.manager.num_free_pages} free pages, and nobody who could give some back",
+                f"{self.manager.num_free_pages} free pages, and no sequence to preempt",
                 "pages for the sequences that decode",
-                "Let go of prefixes and of pages taken by number, or make the cache larger.",
+                "Release prefixes, call free_hbm_pages(), or make a cache with more pages.",
             )
         slot, request = decoding[-1]
         state.vacate(slot)

@@ -1,6 +1,4 @@
-"""The records of one iteration: requests that wait or run, and the plan that a scheduler makes of
-them.
-"""
+"""Records of one iteration: waiting and running requests, and the scheduler's plan."""
 
 from __future__ import annotations
 
@@ -16,12 +14,11 @@ from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams
 
 @dataclasses.dataclass(slots=True, eq=False)
 class InitialSequenceRequest:
-    """A prompt to be completed. `token_ids` are the prompt's; at most `max_tokens` follow, and it
-    ends at a stop token.
+    """A prompt to complete with at most `max_tokens` new tokens, up to a stop token.
 
-    The end-of-sequence tokens of the engine are among the stop tokens unless `ignore_eos`. Equal
-    seeds give equal samples; without one the scheduler draws it. InputError (a ValueError) for a
-    wrong value.
+    The engine's end-of-sequence tokens are stop tokens as well, unless `ignore_eos`. Equal seeds
+    give equal samples; None lets the scheduler choose a seed. InputError (a ValueError) for a wrong
+    value.
     """
 
     id: str
@@ -45,8 +42,8 @@ class InitialSequenceRequest:
         if given.ndim != 1 or not len(given) or not np.issubdtype(given.dtype, np.integer):
             raise InputError(
                 f"a prompt {given.dtype}{list(given.shape)}",
-                "whole numbers [tokens], at least one",
-                "Give the token ids of one prompt in each request.",
+                "integers [tokens], at least one",
+                "Pass the token ids of one prompt.",
             )
         self.token_ids = given.astype(np.int32)
         SamplingParams(
@@ -60,7 +57,7 @@ class InitialSequenceRequest:
             raise InputError(
                 f"{len(self.stop_token_ids)} stop tokens",
                 f"at most {MAX_STOP_TOKENS}",
-                "Give fewer.",
+                "Pass fewer stop_token_ids.",
             )
 
     @property
@@ -70,28 +67,32 @@ class InitialSequenceRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and output: what is to be processed before the next one is sampled."""
+        """Tokens of prompt and output, all of which are processed before the next one is
+        sampled.
+        """
         return len(self.token_ids) + len(self.generated)
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether all that there was to process when its prefill began is processed."""
+        """Whether all of these tokens are processed."""
         return self.num_computed >= self.num_tokens
 
     def tokens(self) -> np.ndarray:
-        """int32 [num_tokens]."""
+        """Return the tokens of prompt and output, int32 [num_tokens]."""
         return np.concatenate([self.token_ids, np.asarray(self.generated, np.int32)]).astype(
             np.int32
         )
 
     def restart(self) -> None:
-        """Wait again: what was sampled is kept, and will be processed like a part of the prompt."""
+        """Prepare to wait again. Sampled tokens are kept, and processed later like a part of the
+        prompt.
+        """
         self.num_computed, self.slot, self.lease = 0, None, None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllocatedPrefillPages:
-    """The pages that a prompt got when it was taken from the queue, and its slot."""
+    """The slot and the pages that a prompt received when it left the queue."""
 
     request_id: str
     slot: int
@@ -109,8 +110,8 @@ class SlotPageAssignment:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerationStepTask:
-    """A sequence whose prompt is processed: its first new token stands at `position`, and it
-    decodes from now on.
+    """A sequence whose prompt is processed and which decodes from now on. Its first new token is at
+    `position`.
     """
 
     id: str
@@ -122,14 +123,14 @@ class GenerationStepTask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextIterationPlan:
-    """What one call of `oEngine.forward` does.
+    """The work of one call of `oEngine.forward`.
 
-    prefill_request: the prompt whose next `num_prefill_tokens` tokens are processed, when
-    schedule_prefill. prefill_pages_update: the pages it got, when it is new. new_decodes_requests:
-    what decodes from this iteration on. decodes_state_page_updates: pages that slots got, new ones
-    and copies of shared ones. decode_slots: the slots that get a token, when schedule_decodes;
-    slots that wait for pages are not among them. preempted: ids of requests that gave their pages
-    back and will be processed again.
+    prefill_request: with schedule_prefill, the prompt whose next `num_prefill_tokens` tokens are
+    processed. prefill_pages_update: its pages, if it is new. new_decodes_requests: sequences that
+    decode from this iteration on. decodes_state_page_updates: pages added to slots, including
+    copies of shared pages. decode_slots: with schedule_decodes, the slots that get a token; slots
+    that wait for pages are left out. preempted: ids of requests that released their pages and will
+    be processed again.
     """
 
     prefill_request: InitialSequenceRequest | None
@@ -145,7 +146,9 @@ class NextIterationPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token that an iteration gave a request; `finish_reason` is None while it goes on."""
+    """A token that an iteration sampled for a request; `finish_reason` is None while the request
+    continues.
+    """
 
     id: str
     slot: int
@@ -156,8 +159,8 @@ class SampledToken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IterationResult:
-    """The tokens of an iteration, and the prompt that is not processed to its end: the next plan
-    continues it.
+    """The tokens of an iteration, and the partly processed prompt, which the next plan
+    continues.
     """
 
     tokens: tuple[SampledToken, ...]

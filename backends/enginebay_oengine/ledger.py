@@ -1,5 +1,5 @@
-"""PageLedger: pages promised to rows as they grow, shared where their tokens are equal, copied
-before they are written, and given back where a window has passed them.
+"""PageLedger: allocates pages to rows as they grow. Rows with equal tokens share pages; a shared
+page is copied before it is written; pages before a window are released.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from enginebay_oengine.state_places import StatePlaces
 class PageLedger(Ledger):
     """Pages for rows 0 to num_rows - 1, of up to max_model_len tokens each.
 
-    A prompt gets the pages that hold its beginning already, and new ones for the rest. At least its
-    last token is computed again, because its logits give the first new one; where all of it is
-    there, the last page is copied first. A fork shares the full pages, and has a copy of the page
-    that it goes on in: nobody ever writes to a page that others have. With `grows` the caller asks
-    for what it needs now, and for more with `reserve`; without, for everything at once.
+    A prompt gets the cached pages of its beginning, and new pages for the rest. At least its last
+    token is computed again, because its logits give the first new token; if the whole prompt is
+    cached, the last page is copied first. A fork shares the full pages of its parent and copies the
+    page in which it continues, so no row writes to a page of another row. With `grows` the caller
+    requests the tokens that it needs now and more with `reserve`; otherwise it requests all at
+    once.
 
-    In a group with a window a row has pages for `max_ahead` tokens after the committed ones, and
-    gives those before its window back. A prompt goes on from the longest beginning whose last
-    `window` positions are there.
+    In a group with a window, a row has pages for `max_ahead` tokens after the committed ones and
+    releases the pages before its window. A prompt continues from the longest cached prefix whose
+    last `window` positions are cached.
 
-    In a group with a state a row has one place. Prompts are cut where snapshots are kept: every
-    `snapshot_tokens`, at their last full page, and where others may fork. A prompt goes on from the
-    longest beginning with a snapshot, and a fork from its parent's or from such a beginning.
+    In a group with a recurrent state, a row has one place. Prefill chunks end where snapshots are
+    made: every `snapshot_tokens`, at the last full page, and where forks start. A prompt continues
+    from the longest prefix with a snapshot; a fork continues from its parent's snapshot or from
+    such a prefix.
     """
 
     forks = True
@@ -47,7 +49,9 @@ class PageLedger(Ledger):
         max_ahead: int | None = None,
         grows: bool = True,
     ) -> None:
-        """`max_ahead` is needed where a group has a window. All groups have pages of one size."""
+        """`max_ahead` is required if a group has a window. All groups must have the same
+        page size.
+        """
         pages = {name: one for name, one in groups.items() if isinstance(one, GroupPages)}
         self._states = {n: one for n, one in groups.items() if isinstance(one, StatePlaces)}
         self.groups = groups = pages
@@ -113,7 +117,7 @@ class PageLedger(Ledger):
         if any(
             DUMMY_PAGE in pages[name][self.groups[name].first_page(num_cached) : last]
             for name in self._sliding
-        ):  # The other row has gone on since: what is left of its beginning is in the index.
+        ):  # The parent has released these pages since; the index may still have them.
             known = self._prefixes.resumable(parent.digests[: num_cached // self.page_size])
             pages, num_cached = (
                 self._prefixes.pages(known) | {name: lease.pages[name] for name in self._growing},
@@ -124,7 +128,7 @@ class PageLedger(Ledger):
         return self._promise(row, num_cached, num_tokens, pages, *known_of)
 
     def _fork_from(self, parent: Held, num_cached: int) -> tuple[int, bytes | None]:
-        """How many of a row's first `num_cached` tokens a fork can have, and the hash of its
+        """Number of the row's first `num_cached` tokens that a fork can use, and the hash of its
         snapshot.
         """
         point = parent.fork_point
@@ -143,8 +147,8 @@ class PageLedger(Ledger):
         key: PrefixKey,
         snapshot: bytes | None,
     ) -> Lease | None:
-        """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and
-        copies the rest of them, and the states of `snapshot`.
+        """Make a lease that shares the full pages of the first `num_cached` tokens of `pages`, and
+        copies the last partial page and the states of `snapshot`.
         """
         num_shared, num_pages = num_cached // self.page_size, pages_for(num_tokens, self.page_size)
         for name in self._growing:
@@ -163,8 +167,8 @@ class PageLedger(Ledger):
             fresh = [group.store.take() for _ in range(last - num_shared)]
             given[name] = [*[DUMMY_PAGE] * first, *shared, *fresh]
             if num_cached % self.page_size:
-                # This row does not hold the page, so it may be evicted by now; but no step writes
-                # to it before the copy.
+                # This row does not hold the page, which may be evicted already, but no step writes
+                # to the page before the copy.
                 copy = (pages[name][num_shared], given[name][num_shared])
                 self._copies.setdefault(name, []).append(copy)
         held = self._held.add(row, num_cached, list(digests[:num_shared]), given, key)
@@ -177,8 +181,8 @@ class PageLedger(Ledger):
         return held.lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        # Whole pages are promised, so up to a page more than was asked for, perhaps past
-        # max_model_len: the contract says "at least", and nobody else may write to these pages.
+        # The capacity is rounded up to whole pages, perhaps past max_model_len: the contract says
+        # "at least", and no other row may write to these pages.
         if num_tokens <= lease.capacity and not lease.released and not self._sliding:
             return True
         held = self._held.current(lease)
@@ -200,7 +204,7 @@ class PageLedger(Ledger):
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, num_tokens)
         self._held.slide(held, lease.capacity)
-        # Shared pages hold the same keys and values already; theirs go where nobody reads.
+        # Shared pages have these keys and values already, so theirs are written to the dummy page.
         stores = {name: group.store for name, group in self.groups.items()}
         return {
             name: np.asarray(
@@ -232,9 +236,9 @@ class PageLedger(Ledger):
             self._keep(held)
 
     def _keep(self, held: Held) -> None:
-        """Have the states of a row kept as they are after its computed tokens."""
+        """Keep a snapshot of a row's states after its computed tokens."""
         num_pages, rest = divmod(held.num_computed, self.page_size)
-        if rest or num_pages > len(held.digests):  # found by forks alone, through the lease
+        if rest or num_pages > len(held.digests):  # only forks find it, through the lease
             self._num_kept += 1
             digest = b"fork %d" % self._num_kept
         else:

@@ -1,5 +1,5 @@
-"""The arrays of one step: chunks of prompts and rows that decode, as the core's step functions take
-them.
+"""The arrays of one step, for chunks of prompts and for rows that decode, as the core's step
+functions take them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def make_request(
     stop_token_ids: tuple[int, ...],
     key: tuple[int, int],
 ) -> Request:
-    """The request of a prompt int32 [tokens] that ends at `max_length` tokens or a stop token."""
+    """Return the request of a prompt int32 [tokens] that ends at `max_length` tokens or at a stop
+    token.
+    """
     sampling = FrozenSampling(max_length - len(token_ids), params, stop_token_ids)
     return Request("", token_ids, sampling, key, arrival_s=0.0)
 
@@ -65,8 +67,8 @@ class PrefillPart:
 )
 @dataclasses.dataclass(frozen=True)
 class DecodePart:
-    """Arguments of `decode_step`: row_ids int32 [S], each at its own place, and table int32
-    [S, P].
+    """Arguments of `decode_step`: row_ids int32 [S], where row i is at index i, and table int32 [S,
+    P].
     """
 
     row_ids: Array
@@ -77,8 +79,8 @@ class DecodePart:
 @functools.partial(tree_util.register_dataclass, data_fields=["prefill", "decode"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class ModelInputBatch:
-    """The inputs of one step: chunks of prompts, rows that decode, or both. What is None is not
-    run.
+    """The inputs of one step: chunks of prompts, rows that decode, or both. A part that is None is
+    skipped.
     """
 
     prefill: PrefillPart | None = None
@@ -86,7 +88,7 @@ class ModelInputBatch:
 
 
 def prefill_part(chunks: Sequence[PromptChunk], geometry: Geometry, num_rows: int) -> PrefillPart:
-    """The arrays of chunks of different rows (of num_rows on the device)."""
+    """Return the arrays for chunks of different rows; num_rows: rows on the device."""
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
     no_prefix = all(chunk.plan.num_computed == 0 for chunk in chunks)
     bucket = geometry.prefill_bucket(len(chunks), num_tokens, no_prefix=no_prefix)
@@ -104,8 +106,8 @@ def prefill_part(chunks: Sequence[PromptChunk], geometry: Geometry, num_rows: in
 def decode_part(
     pages_by_row: dict[int, tuple[int, ...]], longest: int, geometry: Geometry, num_rows: int
 ) -> DecodePart:
-    """The arrays of a decode of these rows (of num_rows on the device), of up to `longest` tokens,
-    each at its own place.
+    """Return the arrays for a decode of these rows with up to `longest` tokens, each row at its own
+    index; num_rows: rows on the device.
     """
     bucket = geometry.decode_key(geometry.sizes.decode_rows[-1], longest).bucket
     row_ids = np.full(bucket.seqs, num_rows, np.int32)

@@ -1,5 +1,5 @@
-"""ModelIOProcessor: from a plan to the arrays of a step, and from a step's output to tokens, ends
-and the next tasks.
+"""ModelIOProcessor: converts a plan to the arrays of a step, and a step's output to tokens,
+finished requests and the next tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
 
 class ModelIOProcessor:
-    """Both ways between the host's records and the device's arrays, for `oEngine.forward`."""
+    """Conversion between the host's records and the device's arrays, for `oEngine.forward`."""
 
     @staticmethod
     def build_input(
@@ -41,12 +41,14 @@ class ModelIOProcessor:
         metadata: PagedAttentionCacheMetaData,
         decodes_state: ActiveSequenceBatch,
     ) -> ModelInputBatch:
-        """The arrays of a plan. InputError (a ValueError) for a plan of another cache or state."""
+        """Return the arrays of a plan. InputError (a ValueError) for a plan of another cache or
+        state.
+        """
         if decodes_state.manager.metadata is not metadata:
             raise InputError(
                 "a state of another cache",
-                "one that init_decode_state made",
-                "Use the engine's own.",
+                "a state of this engine",
+                "Call init_decode_state() of this engine.",
             )
         return ModelInputBatch(
             _prefill(iteration_plan, decodes_state), _decode(iteration_plan, decodes_state)
@@ -59,11 +61,11 @@ class ModelIOProcessor:
         decodes_state: ActiveSequenceBatch,
         scheduler: InferenceScheduler,
     ) -> IterationResult:
-        """Wait for the step of a plan, and take note of what it did: once for each, before the next
-        plan.
+        """Wait for a plan's step, and record its results. Call it once per step, before the next
+        plan is made.
 
-        Sequences that have ended, with their first token or a later one, give slot and pages back;
-        those whose prompt is processed are enqueued to decode.
+        Finished sequences release slot and pages. Sequences whose prompt is processed are queued to
+        decode.
         """
         tokens: list[SampledToken] = []
         with decodes_state.context_lock:
@@ -74,11 +76,12 @@ class ModelIOProcessor:
 
 
 def _request_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> Request:
-    """The core's record of a request, which says how its row is sampled."""
+    """The core's Request, which says how the row is sampled."""
     ends = () if request.ignore_eos else state.sizes.eos_token_ids
     stops = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
     if len(stops) > MAX_STOP_TOKENS:
-        raise InputError(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
+        allowed = f"at most {MAX_STOP_TOKENS}, end-of-sequence tokens included"
+        raise InputError(f"{len(stops)} stop tokens", allowed, "Pass fewer stop_token_ids.")
     params = SamplingParams(
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
     )
@@ -94,8 +97,8 @@ def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart
     if request.slot is None or request.lease is None:
         raise InputError(
             f"request {request.id!r}, which has no slot",
-            "a plan of create_plan",
-            "Enqueue the request.",
+            "a plan of create_plan()",
+            "Call enqueue_prefill_request() first.",
         )
     start, end = request.num_computed, request.num_computed + plan.num_prefill_tokens
     samples = end == request.num_tokens
@@ -112,9 +115,9 @@ def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart |
             active = state.active_slot_requests_map.get(slot)
             if active is None or active.lease is None:
                 raise InputError(
-                    f"slot {slot} to decode, which is free",
-                    "the plan's state",
-                    "Make another plan.",
+                    f"a plan that decodes slot {slot}, which is free",
+                    "slots with a sequence",
+                    "Make a new plan with create_plan().",
                 )
             pages[slot] = active.lease.pages[POOL]
             longest = max(longest, active.length)
@@ -134,8 +137,8 @@ def _note_decodes(
         active = state.active_slot_requests_map.get(slot)
         token = int(tokens[slot])
         if active is None or active.lease is None:
-            continue  # freed since
-        if token < 0:  # it had ended before: a prefix that was inserted at its end
+            continue  # the slot was freed since
+        if token < 0:  # the inserted prefix had ended already
             state.vacate(slot)
             continue
         into.append(_note_token(active, slot, token, state, is_complete=bool(complete[slot])))
@@ -144,7 +147,7 @@ def _note_decodes(
 def _note_token(
     active: ActiveRequest, slot: int, token: int, state: ActiveSequenceBatch, *, is_complete: bool
 ) -> SampledToken:
-    """Take note of one more token; a sequence that has ended gives back what it holds."""
+    """Record one more token of a sequence. A finished sequence releases its slot and pages."""
     assert active.lease is not None, "a sequence that got a token has pages"
     position = active.length
     state.manager.commit(active.lease, active.length)
@@ -173,7 +176,7 @@ def _note_prefill(
         return None
     active = state.active_slot_requests_map.get(request.slot)
     if active is None or active.request is not request:
-        return None  # freed since
+        return None  # the slot was freed since
     request.num_computed += plan.num_prefill_tokens
     assert active.lease is not None, "a prompt that is being processed has pages"
     if not request.is_prefilled:

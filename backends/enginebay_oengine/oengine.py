@@ -1,5 +1,5 @@
-"""oEngine: prefill, insert and decode over one paged cache, and steps of continuous batching after
-a scheduler's plan.
+"""oEngine: prefill, insert and decode over one paged cache, and continuous batching by the plans of
+a scheduler.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ from enginebay_oengine.steps import StepLauncher
 
 def _make_key(seed: int) -> jax.Array:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed = {seed!r}", "a whole number from 0 to 2**63 - 1", "Correct it.")
+        raise ConfigError(f"seed = {seed!r}", "an integer from 0 to 2**63 - 1", "Pass seed=0.")
     return request_key(seed)
 
 
 class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     """Slots that decode together, over a cache whose pages sequences share.
 
-    `model` is an OpenedModel, or what open_model takes. `processor` is a tokenizer or a processor
-    with one; None takes the model's own. `storage` and `manager` are of one metadata; the storage
-    is taken over: its arrays are donated to every step. Prompts longer than a step takes (the
-    largest of prefill_lengths up to max_prefill_length) are processed in chunks. Defaults: as many
-    concurrent decodes and prefills as devices, prefill_lengths 2**9 to 2**23, max_prefill_length
-    4096, max_length 8192; no sequence exceeds what metadata and model allow besides. `batch_size`
-    is the rows of a decode step, at least the slots. Equal seeds give equal prng_keys. ConfigError
-    (a ValueError) for wrong values, UnsupportedError when the model asks for a quantised cache.
+    `model` is an OpenedModel, or an argument of open_model. `processor` is a tokenizer or a
+    processor with one; None takes the model's own. `storage` and `manager` must have the same
+    metadata; the engine takes over the storage, whose arrays are donated to every step. Prompts
+    longer than a step allows (the largest of prefill_lengths up to max_prefill_length) are
+    processed in chunks. Defaults: max_concurrent_decodes and max_concurrent_prefill are the number
+    of devices, prefill_lengths 2**9 to 2**23, max_prefill_length 4096, max_length 8192. The
+    metadata and the model may limit sequences further. `batch_size`: rows of a decode step, at
+    least max_concurrent_decodes. Equal seeds give equal prng_keys. ConfigError (a ValueError) for
+    wrong values, UnsupportedError when the model's configuration requests a quantised cache.
 
-    Steps are launched one at a time, whichever thread asks.
+    Threads may call all methods; steps are launched one at a time.
     """
 
     def __init__(
@@ -111,13 +112,13 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
 
     @property
     def _tokenizer(self) -> Any:
-        """The tokenizer of transformers in the processor."""
+        """The processor's transformers tokenizer."""
         inner = getattr(self.processor, "tokenizer", self.processor)
         return inner.inner if isinstance(inner, Tokenizer) else inner
 
     @property
     def storage(self) -> PagedAttentionCache:
-        """The cache as it is now; the next step takes it over."""
+        """The current cache. The next step takes it over."""
         return self._steps.storage
 
     @property
@@ -127,67 +128,71 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
 
     @property
     def compilations(self) -> Compilations:
-        """How many programs were compiled so far, and whether one more is an error."""
+        """The number of compiled programs, and whether compiling is forbidden."""
         return self._steps.compilations
 
     @property
     def max_concurrent_prefill(self) -> int:
-        """Most prompts of one prefill."""
+        """Max prompts of one prefill."""
         return self._limits.max_concurrent_prefill
 
     @property
     def max_concurrent_decodes(self) -> int:
-        """Slots."""
+        """Number of slots."""
         return self._limits.max_concurrent_decodes
 
     @property
     def prefill_lengths(self) -> list[int]:
-        """Numbers of tokens that prefills are padded to; those that no step can have are not
-        used.
+        """Numbers of tokens to which prefills are padded. Lengths above the max tokens of a step
+        are unused.
         """
         return list(self._limits.prefill_lengths)
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a decode step, as configured."""
+        """Rows of a decode step; None when not configured."""
         return self._limits.batch_size
 
     @property
     def max_prefill_length(self) -> int:
-        """Most tokens of prompts in one step; longer ones are processed in chunks."""
+        """Max prompt tokens of one step; longer prompts are processed in chunks."""
         return self._limits.max_prefill_length
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a sequence; it ends earlier where the metadata's max_length or the pages
-        do.
+        """Max tokens of a sequence. The metadata's max_length and the pages may limit it
+        further.
         """
         return self._limits.max_length
 
     @property
     def samples_per_slot(self) -> int:
-        """1."""
+        """Always 1."""
         return 1
 
     @cached_property
     def pad_token_id(self) -> int | None:
-        """The tokenizer's, else the model's; None when neither names one."""
+        """The tokenizer's pad id, else the model's; None without both."""
         own: int | None = getattr(self._tokenizer, "pad_token_id", None)
         return self.model.plan.checkpoint.token_info.pad_token_id if own is None else own
 
     @cached_property
     def eos_token_ids(self) -> list[int]:
-        """The tokenizer's and those of the model's generation configuration, each once."""
+        """The end-of-sequence ids of the tokenizer and of the model's generation configuration,
+        each once.
+        """
         found = eos_token_ids(self._tokenizer, self.model.generation_config.eos_token_id)
         if len(found) > MAX_STOP_TOKENS:
             raise ConfigError(
-                f"{len(found)} end-of-sequence tokens", f"at most {MAX_STOP_TOKENS}", "Name fewer."
+                f"{len(found)} end-of-sequence tokens",
+                f"at most {MAX_STOP_TOKENS}",
+                "Remove eos_token_id entries from the model's generation_config.json.",
             )
         return found
 
     @property
     def prng_key(self) -> jax.Array:
-        """A new key, split off the engine's own; equal seeds give equal keys in the same order."""
+        """A new key, split from the engine's key; equal seeds give equal keys in the same order."""
         with self._prng_lock:
             self._prng_key, new = jax.random.split(self._prng_key)
         return new
@@ -201,10 +206,10 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
             return None
 
     def get_state_shardings(self, is_decode: bool = False) -> Rules:  # noqa: FBT001, FBT002  # the documented signature
-        """Rules (pattern, spec) for the leaves of a state by their paths; the first that is found
-        in a path holds.
+        """Return rules (pattern, spec) for the leaves of a state by path; the first rule whose
+        pattern occurs in the path applies.
 
-        A decode state is whole on every device; of a prefix, keys and values are split over KV
+        A decode state is replicated on every device. A prefix's keys and values are split over KV
         heads.
         """
         everything = (".*", PartitionSpec())
@@ -219,32 +224,33 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         return (*rules, everything)
 
     def get_prefix_destination_sharding(self) -> GenerationState:
-        """NamedShardings for the leaves of a prefix, in a GenerationState: jax.device_put(prefix,
-        it) moves it here.
+        """Return NamedShardings for the leaves of a prefix, as a GenerationState:
+        jax.device_put(prefix, shardings) moves a prefix to this engine.
         """
         return self._steps.prefix_sharding()
 
     def init_decode_state(self) -> ActiveSequenceBatch:
-        """A state with all slots free. free_resource is about the state that was made last."""
+        """Return a state with all slots free. free_resource() applies to the latest state."""
         self._state = ActiveSequenceBatch(self.manager, self._sizes)
         self._states.add(self._state)
         return self._state
 
     def free_resource(self, slot: int) -> bool:
-        """Free a slot of the state that was made last, and its pages; False when it is free.
-        InputError for no slot.
+        """Free a slot of the latest state, and its pages. Returns False when the slot is free.
+        InputError for a number that is not a slot.
         """
         if isinstance(slot, bool) or not 0 <= slot < self._sizes.num_slots:
-            raise InputError(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it.")
+            allowed = f"0 to {self._sizes.num_slots - 1}"
+            raise InputError(f"slot {slot}", allowed, "Pass the number of a slot.")
         return self._state is not None and self._state.vacate(int(slot))
 
     @contextlib.contextmanager
     def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
-        """While the block lasts, steps run with other implementations of ops, as in LLM.override.
+        """Run steps with other implementations of ops within the block, as in LLM.override.
 
         RequestError while sequences hold pages, in slots or as prefixes: free and release them
-        first. At the end of the block all slots are freed, and prefixes that were made in it are
-        released. The former programs come back without compiling.
+        first. The end of the block frees all slots, and releases prefixes made within the block.
+        The former programs return without compiling.
         """
         before = self.model
         plan = overridden_plan(before.plan, implementations, check=check)
@@ -272,12 +278,13 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         top_k: Any = 0,
         rngs: Any = None,
     ) -> tuple[GenerationState, ResultTokens]:
-        """Process one prompt, tokens int [L], or several [n, L], and sample each one's first token.
+        """Process one prompt, tokens int [L], or several, [n, L], and sample each one's first
+        token.
 
-        The tokens that `valids` marks count (None: the first true_length ones), wherever they
-        stand. true_length, temperature, top_p and top_k are numbers, or [n] of them; rngs is a key
-        (None: a new one), or [n] of them. The result's slots are the prompts. InputError (a
-        ValueError) for what cannot be served, OutOfPagesError when the cache is full.
+        `valids` marks the tokens that count, anywhere in a row; None marks the first true_length
+        tokens. true_length, temperature, top_p and top_k are numbers or arrays [n]. rngs: a key,
+        keys [n], or None for a new key. The slots of the result are the prompts. InputError (a
+        ValueError) for wrong arguments, OutOfPagesError when the cache is full.
         """
         prompts = read_prompts(
             tokens,
@@ -296,13 +303,14 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def decode(
         self, graphstate: Any, graphothers: Any, state: ActiveSequenceBatch, rngs: Any = None
     ) -> tuple[ActiveSequenceBatch, ResultTokens]:
-        """One token for every occupied slot, each with its own temperature, top_p and top_k;
-        changes the state in place.
+        """Sample one token for every occupied slot with the slot's own temperature, top_p and
+        top_k. Changes the state in place.
 
-        rngs: a key that is folded into the slots' own for this step; None: a slot samples like a
-        request with the key of its prefill. A slot gets no token (`valid` False) when it has ended,
-        or waits for pages: the youngest wait when they run out, and are processed again when that
-        does not help. OutOfPagesError when nothing does.
+        rngs: a key that is folded into the slots' keys for this step; None: a slot samples like a
+        request with the key of its prefill. A slot gets no token (`valid` is False) if it has
+        ended, or waits for pages. When pages run out, the youngest slots wait; if waiting is not
+        enough, they are preempted and processed again later. OutOfPagesError when that is not
+        enough either.
         """
         words = None if rngs is None else read_keys(rngs, 1)[0]
         with self._steps.lock:
@@ -316,21 +324,19 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def insert(
         self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slot: int
     ) -> ActiveSequenceBatch:
-        """Put a prefix of one prompt into a free slot, in place; it shares the prefix's full pages
-        and copies the last.
+        """Put a prefix of one prompt into a free slot, in place. The slot shares the prefix's full
+        pages and copies its last page.
 
         The prefix can be inserted again, as another completion with random keys of its own.
-        InputError (a ValueError) for a slot that is occupied, or that there is not; then nothing is
-        changed.
+        InputError (a ValueError) for an occupied slot, or a number out of range; then nothing
+        changes.
         """
         return self.bulk_insert(prefix, decode_state, [slot])
 
     def bulk_insert(
         self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slots: list[int]
     ) -> ActiveSequenceBatch:
-        """insert() of n prompts into n slots, or of a single prompt into all of them (parallel
-        samples).
-        """
+        """insert() n prompts into n slots, or a single prompt into all slots (parallel samples)."""
         with self._steps.lock:
             self._slots.insert(prefix, decode_state, list(slots))
         return decode_state
@@ -342,10 +348,10 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         state: ActiveSequenceBatch,
         iteration_plan: NextIterationPlan,
     ) -> ModelOutputBatch:
-        """Launch what a plan says, a chunk of a prompt and one token for each slot that decodes,
-        and return at once.
+        """Launch a plan's step (a chunk of a prompt, and one token for each decoding slot), and
+        return at once.
 
-        Give the output to ModelIOProcessor.prepare_model_output before the next plan is made.
+        Pass the output to ModelIOProcessor.prepare_model_output before making the next plan.
         """
         with self._steps.lock:
             inputs = ModelIOProcessor.build_input(
@@ -356,7 +362,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         return output
 
     def _weights(self, graphstate: Any, graphothers: Any) -> Weights:
-        """The model's, with those that are given in place of its own."""
+        """The model's weights, updated with the given ones."""
         if graphstate is self.graphstate and not graphothers:
             return self.model.weights
         return merge_weights(self.model.weights, graphstate, graphothers)

@@ -1,4 +1,6 @@
-"""OpenedModel: a model with its weights, its configuration and the parts that steps are made of."""
+"""OpenedModel: a model with its weights, its configuration and the parts that steps are
+made from.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ from enginebay_oengine.engine import is_paged
 ENGINE = "oengine"
 
 QUANTIZATION = "kv_cache_quantization_method"
-"""The field of a model's configuration that asks for a quantised cache."""
+"""The field of a model's configuration that requests a quantised cache."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
-    """What a model says about the end of its sequences: one token id, several, or nothing."""
+    """The end-of-sequence ids in a model's generation configuration: one, several or None."""
 
     eos_token_id: int | list[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
-    """A model as oEngine takes it. Several engines and caches can be made of one; they share its
+    """A model for oEngine. Several engines and caches can use one OpenedModel, and share its
     weights.
     """
 
@@ -39,28 +41,26 @@ class OpenedModel:
     generation_config: GenerationConfig
 
     def split_module(self) -> tuple[EngineParts, Weights, Weights]:
-        """(graphdef, graphstate, graphothers): what is traced, the weights by dotted path, and what
-        else there is: nothing.
+        """Return (graphdef, graphstate, graphothers): the parts to trace, the weights by dotted
+        path, and an empty mapping.
         """
         return self.parts, self.weights, {}
 
     def check_cache(self) -> None:
-        """UnsupportedError when the model's configuration asks for a quantised cache."""
+        """Raise UnsupportedError when the model's configuration requests a quantised cache."""
         method = self.plan.checkpoint.config.get(QUANTIZATION)
         if method is not None and str(method).lower() != "none":
             raise UnsupportedError(
                 f"{QUANTIZATION} = {method!r} in the model's configuration",
-                "none: keys and values are kept in the model's dtype",
-                "Take it out of config.json.",
+                "none: keys and values have the model's dtype",
+                f"Remove {QUANTIZATION} from config.json.",
             )
 
 
 def open_model(model: ModelLike) -> OpenedModel:
-    """The OpenedModel of a folder, hub id or "demo", of a configuration (or a mapping of its
-    fields), or of an LLM.
+    """Open a folder, a hub id, "demo", a configuration (or a mapping of its fields), or an LLM.
 
-    An LLM must have the engine "oengine", and its weights are shared. ConfigError for another
-    engine.
+    An LLM must have the engine "oengine"; its weights are shared. ConfigError for another engine.
     """
     if isinstance(model, LLM):
         if not is_paged(model.engine):

@@ -1,4 +1,4 @@
-"""The section of the engine "oengine"."""
+"""Options of the engine "oengine"."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class PagedOptions(BaseModel):
-    """Options of the paged engine. The size of the cache is given in one way: num_pages,
-    cache_bytes or memory_utilization.
+    """Options of the paged engine. Set the size of the cache by one of num_pages, cache_bytes and
+    memory_utilization.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -20,13 +20,13 @@ class PagedOptions(BaseModel):
         ge=8,
         le=256,
         multiple_of=8,
-        description="tokens a page; prefixes are shared by full pages",
+        description="tokens per page; prefixes are shared by full pages",
     )
     num_pages: int | None = Field(
         default=None,
         ge=2,
-        description="pages of the cache, with the one that stands for none; groups of layers with "
-        "a window get what max_num_seqs rows need",
+        description="pages of the cache, including a dummy page; groups of layers with a window "
+        "get as many pages as max_num_seqs rows need",
     )
     cache_bytes: int | None = Field(
         default=None, ge=1, description="bytes of the cache on each device"
@@ -36,39 +36,37 @@ class PagedOptions(BaseModel):
         gt=0.0,
         le=1.0,
         description="share of each device's free memory for weights, cache and steps together; the "
-        "cache gets no more than max_num_seqs requests of max_model_len tokens need; unset: 0.85",
+        "cache is at most as large as max_num_seqs requests of max_model_len tokens; unset: 0.85",
     )
     grow: bool = Field(
         default=True,
-        description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it "
-        "is needed; False allocates all at once, as other devices do",
+        description="on a CPU, start with 128 MiB of the cache and allocate the rest when needed; "
+        "False allocates all at once, as on other devices",
     )
     reserve_all: bool = Field(
         default=False,
-        description="promise a request all pages that it can need when it is admitted, so that "
-        "none is preempted; otherwise its prompt's, and more as it grows",
+        description="reserve all pages that a request may need at its admission, so that no "
+        "request is preempted; False reserves pages for the prompt, and more as the output grows",
     )
     prefix_caching: bool = Field(
         default=True,
-        description="keep full pages after their request, for others that begin with the same "
-        "tokens",
+        description="keep full pages after a request ends, for requests with the same prefix",
     )
     state_snapshot_tokens: int = Field(
         default=512,
         ge=8,
-        description="of a model with a recurrent state: prompts are cut after so many tokens, "
-        "rounded up to pages, to keep a copy of the state that others can go on from",
+        description="for models with a recurrent state: keep a snapshot of the state after each of "
+        "this number of prompt tokens, rounded up to pages, for requests with the same prefix",
     )
     num_state_snapshots: int | None = Field(
         default=None,
         ge=0,
-        description="copies of recurrent states that are kept at most; unset: 4 for each of "
-        "max_num_seqs rows",
+        description="max snapshots of recurrent states; unset: 4 times max_num_seqs",
     )
     prefix_ttl_s: float | None = Field(
         default=None,
         gt=0.0,
-        description="seconds that an unused page is kept; unset: until its room is needed",
+        description="seconds to keep an unused page; unset: until its space is needed",
     )
 
     @model_validator(mode="after")
@@ -78,9 +76,9 @@ class PagedOptions(BaseModel):
 
 
 def check_one_size(options: BaseModel, ways: Sequence[str]) -> None:
-    """ValueError when more than one of the options `ways`, which size the cache, was given."""
+    """Raise ValueError when more than one of the options `ways` is set: each sets the size of the
+    cache.
+    """
     given = [w for w in ways if w in options.model_fields_set and getattr(options, w) is not None]
     if len(given) > 1:
-        raise ValueError(
-            f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}"
-        )
+        raise ValueError(f"{' and '.join(given)} cannot be combined: set one of {', '.join(ways)}")

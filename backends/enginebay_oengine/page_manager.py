@@ -1,5 +1,5 @@
-"""HBMPageManager: who holds which pages of a PagedAttentionCache: single pages by number, and
-sequences that share them.
+"""HBMPageManager: allocates the pages of a PagedAttentionCache, as single pages by number and as
+leases for sequences, which share pages.
 """
 
 from __future__ import annotations
@@ -21,34 +21,31 @@ from enginebay_oengine.pool import DUMMY_PAGE, PagePool
 from enginebay_oengine.store import PageStore
 
 POOL = "pages"
-"""What the books call the one pool: a page that callers take by number is a page of every cache
-group of the model.
-"""
+"""The ledger's name for the only pool: a page number means the same page in every cache group."""
 
 ROWS_PER_PAGE = 4
-"""How many leases there may be for each page: whole ones, and others that share all of theirs."""
+"""Max leases per page, including leases that share all of their pages."""
 
 
 class OutOfPagesError(EnginebayError, RuntimeError):
-    """There are not enough pages, and nothing that would make some free by itself."""
+    """There are not enough pages, and waiting would not release any."""
 
 
 class HBMPageManager:
-    """The books of a cache. Page 0 is the dummy: it is never given out, and giving it back is
-    ignored.
+    """The allocator of a cache's pages. Page 0 is the dummy page: it is never allocated, and
+    freeing it has no effect.
 
-    Callers take pages by number (`alloc_hbm_pages`), the engine takes leases for its sequences;
-    both are of one pool. A page is that of its number in every cache group of the model: each group
-    has as many pages, and sequences keep all positions in groups with a window too, which saves no
-    memory here. A free page counts once, whatever the number of groups. Methods may be called from
-    several threads.
+    Callers allocate single pages by number (`alloc_hbm_pages`); the engine allocates leases for its
+    sequences; both use one pool. A page number means the same page in every cache group of the
+    model. Sequences keep all positions even in groups with a window, which therefore save no memory
+    here. A free page counts once, independent of the number of groups. All methods are thread-safe.
     """
 
     def __init__(self, metadata: PagedAttentionCacheMetaData) -> None:
         self.metadata = metadata
         self.lock = threading.RLock()
         self.in_use = False
-        """Whether an engine keeps its pages in these books: each needs its own."""
+        """Whether an engine uses this manager; each engine needs its own."""
         self._rows = PagePool(ROWS_PER_PAGE * metadata.num_pages + 1)
         num_rows = self._rows.num_pages
         longest = max(metadata.max_length, metadata.page_size)
@@ -62,32 +59,34 @@ class HBMPageManager:
 
     @property
     def dummy_page_index(self) -> int:
-        """The page that stands for no page."""
+        """The number of the dummy page."""
         return DUMMY_PAGE
 
     @property
     def page_size(self) -> int:
-        """Tokens a page."""
+        """Tokens per page."""
         return self.metadata.page_size
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that can be given out."""
+        """Number of pages that can be allocated."""
         with self.lock:
             self._collect()
             return self._pages.store.available()
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that hold pages: those in slots, and of prefixes that somebody refers to."""
+        """Number of sequences that hold pages, in slots and as prefixes."""
         with self.lock:
             self._collect()
             return self._rows.num_used - len(self._single)
 
     def alloc_hbm_pages(self, num_pages: int) -> list[int]:
-        """So many pages, or [] when there are not as many. InputError for a count below 0."""
+        """Allocate `num_pages` pages; [] when there are not enough. InputError for a negative
+        number.
+        """
         if num_pages < 0:
-            raise InputError(f"{num_pages} pages", "0 or more", "Correct the count.")
+            raise InputError(f"{num_pages} pages", "0 or more", "Pass a number of pages.")
         with self.lock:
             if num_pages > self.num_free_pages:
                 return []
@@ -101,12 +100,12 @@ class HBMPageManager:
             return list(taken)
 
     def alloc_prefill_hbm_pages(self, prompt_length: int) -> list[int]:
-        """Pages for a prompt of so many tokens, or [] when there are not enough."""
+        """Allocate pages for a prompt of `prompt_length` tokens; [] when there are not enough."""
         return self.alloc_hbm_pages(pages_for(prompt_length, self.page_size))
 
     def free_hbm_pages(self, pages: Sequence[int]) -> None:
-        """Give pages of alloc_hbm_pages back. InputError for one that was not given out so; then
-        none is taken back.
+        """Free pages of alloc_hbm_pages(). InputError if one of them is not allocated; then none is
+        freed.
         """
         with self.lock:
             real = [int(page) for page in pages if page != DUMMY_PAGE]
@@ -114,63 +113,67 @@ class HBMPageManager:
             if wrong or len(set(real)) != len(real):
                 raise InputError(
                     f"pages {wrong or real} to free",
-                    "pages that alloc_hbm_pages gave, once each",
-                    "Keep its list, and free it once.",
+                    "pages of alloc_hbm_pages(), once each",
+                    "Pass the list that alloc_hbm_pages() returned, once.",
                 )
             for page in real:
                 self.release(self._single.pop(page))
 
     def admit(self, num_tokens: int) -> Lease | None:
-        """A lease for a sequence of so many tokens, or None when there are not enough pages now."""
+        """Return a lease for a sequence of `num_tokens` tokens; None when there are not enough
+        pages now.
+        """
         return self._with_row(
             lambda row: self._ledger.admit(row, np.zeros(1, np.int32), num_tokens)
         )
 
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
-        """A lease of another one's first num_tokens tokens, which must be committed.
+        """Return a lease of the first num_tokens tokens of another lease, which must be committed.
 
-        It shares their full pages, and has a copy of the page that it goes on in. None when there
-        is no page for the copy, or there are as many leases as there may be.
+        It shares the full pages, and has a copy of the last partial page. None when there is no
+        page for the copy, or no free row.
         """
         return self._with_row(lambda row: self._ledger.fork(lease, row, num_tokens, num_tokens))
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Make room for so many tokens, of which those to come are the lease's alone; False when
-        there are no pages now.
+        """Extend a lease to `num_tokens` tokens; new tokens go to pages that no other lease holds.
+        False when there are not enough pages now.
         """
         with self.lock:
             self._collect()
             return self._ledger.reserve(lease, num_tokens)
 
     def commit(self, lease: Lease, num_tokens: int) -> None:
-        """Take note that launched steps put so many tokens of a lease into its pages."""
+        """Record that launched steps write `num_tokens` tokens of a lease to its pages."""
         with self.lock:
             self._ledger.commit(lease, np.broadcast_to(np.int32(0), num_tokens))
 
     def release(self, lease: Lease) -> None:
-        """Take a lease back."""
+        """Release a lease."""
         with self.lock:
             self._ledger.release(lease)
             self._rows.drop(lease.row, keep=False)
 
     def release_later(self, leases: Sequence[Lease]) -> None:
-        """Take leases back with the next call. Safe at any moment, as of a finalizer."""
+        """Release leases at the next call of a method. Safe at any time, for example in a
+        finalizer.
+        """
         self._unused.extend(leases)
 
     def take_copies(self) -> Sequence[tuple[int, int]]:
-        """Pages (from, to) to be copied before the next step; they are told once."""
+        """Return pages (from, to) to copy before the next step. Each copy is returned once."""
         with self.lock:
             return self._ledger.take_copies().get(POOL, ())
 
     def check(self) -> None:
-        """InternalError when the books do not add up."""
+        """Raise InternalError when the records are inconsistent."""
         with self.lock:
             self._collect()
             self._ledger.check()
 
     def _with_row(self, make: Callable[[int], Lease | None]) -> Lease | None:
-        """The lease that `make` returns for a free row; None when it returns None, or all rows are
-        taken.
+        """Return the lease that `make` returns for a free row; None when it returns None, or no row
+        is free.
         """
         with self.lock:
             self._collect()

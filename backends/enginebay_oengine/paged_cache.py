@@ -1,5 +1,5 @@
-"""PagedAttentionCache: keys and values of all sequences in the pages of one pool, and what
-describes it.
+"""PagedAttentionCache: keys and values of all sequences in the pages of one pool, and its
+metadata.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from enginebay_oengine.sizing import choose_num_pages
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PagedAttentionCacheMetaData:
-    """Sizes of a cache: num_pages pages (the dummy included) of page_size tokens, for sequences of
-    up to max_length tokens.
+    """Sizes of a cache: num_pages pages (including the dummy page) of page_size tokens, for
+    sequences of up to max_length tokens.
 
     `layouts` and `num_layers` are by cache group of the model.
     """
@@ -44,15 +44,15 @@ class PagedAttentionCacheMetaData:
     placement: Placement
     vocab_size: int
     greedy_only: bool = False
-    """Whether the chosen sampler gives the best token alone."""
+    """Whether the sampler always returns the best token."""
 
     @property
     def max_pages_per_sequence(self) -> int:
-        """Pages of the longest sequence: the width of a page table."""
+        """Pages of the longest sequence, which is the width of a page table."""
         return pages_for(self.max_length, self.page_size)
 
     def check_token_ids(self, token_ids: np.ndarray) -> None:
-        """InputError (a ValueError) for ids that the model does not have."""
+        """Raise InputError (a ValueError) for ids outside the vocabulary."""
         wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
         if len(wrong):
             raise InputError(
@@ -60,26 +60,29 @@ class PagedAttentionCacheMetaData:
             )
 
     def check_temperature(self, temperature: float) -> None:
-        """RequestError (a ValueError) for one that the chosen sampler would not look at."""
+        """Raise RequestError (a ValueError) for a temperature that a greedy sampler would
+        ignore.
+        """
         if self.greedy_only and temperature > 0:
             raise RequestError(
-                f"temperature = {temperature} with a sampler that is greedy only",
+                f"temperature = {temperature} with a greedy sampler",
                 "temperature = 0",
-                "Choose sampler standard to sample.",
+                'Configure sampler = "standard" to sample.',
             )
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest sequence that there is room for."""
+        """Max tokens of a sequence: max_length, or all pages."""
         return min(self.max_length, (self.num_pages - 1) * self.page_size)
 
 
 @functools.partial(tree_util.register_dataclass, data_fields=["views"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class PagedAttentionCache:
-    """The arrays by cache group and layer; axis 0 of each counts pages, and page 0 is never read.
+    """The cache's arrays by cache group and layer. Axis 0 of each array counts pages; page 0 is
+    never read.
 
-    An engine takes it over: its arrays are donated to every step.
+    An engine takes over a cache: its arrays are donated to every step.
     """
 
     views: Mapping[str, Sequence[Mapping[str, jax.Array]]]
@@ -94,12 +97,12 @@ class PagedAttentionCache:
         max_num_seqs: int | None = None,
         max_length: int | None = None,
     ) -> PagedAttentionCacheMetaData:
-        """Sizes of a cache for a model.
+        """Return the sizes of a cache for a model.
 
-        Without num_pages, `memory_utilization` (by default 0.85) of the device's free memory less
-        weights and working space, and at most what `max_num_seqs` sequences of `max_length` tokens
-        need; these are by default those of the model's configuration. ConfigError for a wrong
-        value, UnsupportedError when there is no room for a page, or for all of num_pages.
+        Without num_pages, the cache gets `memory_utilization` (default 0.85) of the device's free
+        memory, less weights and working space, but not more than `max_num_seqs` sequences of
+        `max_length` tokens need. Both default to the model's configuration. ConfigError for a wrong
+        value, UnsupportedError when there is no room for a page, or for num_pages.
         """
         parts, info = model.parts, model.plan.model.info
         try:
@@ -115,8 +118,8 @@ class PagedAttentionCache:
         if not 2 <= length <= most or num_seqs < 1:
             raise ConfigError(
                 f"max_length = {length}, max_num_seqs = {num_seqs}",
-                f"2 to {most} tokens, the model's max_model_len, and at least one sequence",
-                "Correct them.",
+                f"2 to {most} tokens (the model's max_model_len), and at least one sequence",
+                "Omit max_length and max_num_seqs to use the configuration's.",
             )
         sized = parts.config.model_copy(update={"max_num_seqs": num_seqs, "max_model_len": length})
         sizes = default_sizes(
@@ -145,7 +148,7 @@ class PagedAttentionCache:
 
     @classmethod
     def init_cache(cls, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
-        """An empty cache: zeros for every layer, allocated here."""
+        """Allocate an empty cache: zeros for every layer."""
 
         def layer(layout: KVLayout) -> dict[str, jax.Array]:
             where: Mapping[str, Any] = metadata.placement.cache(layout)

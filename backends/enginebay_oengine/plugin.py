@@ -1,4 +1,4 @@
-"""What this package offers: the engine "oengine"."""
+"""Plugin that registers the engine "oengine"."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_engines(register: Register) -> None:
-    """The paged engine."""
+    """Register the paged engine."""
     register(
         "oengine",
         "enginebay_oengine.engine:make_engine",
         options="enginebay_oengine.options:PagedOptions",
-        summary="paged cache: pages of one pool, shared by equal prefixes",
+        summary="paged cache: rows hold pages of one pool, and share the pages of equal prefixes",
         capabilities={
             "priority": 0,
             "logprobs": True,

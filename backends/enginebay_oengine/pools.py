@@ -1,4 +1,4 @@
-"""Pools: how many pages each cache group needs."""
+"""Pools: the number of pages of each cache group."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
 
 SNAPSHOTS_PER_ROW = 4
-"""Snapshots of recurrent states that there is room for, where the options say no number."""
+"""Default number of snapshots of recurrent states per row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pools:
-    """Pages that rows of up to max_model_len tokens have at most. Pages have the same number of
-    tokens in every group.
+    """Max pages of rows of up to max_model_len tokens. A page has the same number of tokens in
+    every group.
     """
 
     page_size: int
     max_model_len: int
     max_ahead: int | None = None
-    """How many tokens launched steps may put into the cache after those that the host has read;
-    None: rows keep their pages, in groups with a window too.
+    """Max tokens that launched steps write after the tokens that the host has read. None: rows keep
+    all pages, even in groups with a window.
     """
 
     num_snapshots: int = 0
-    """Places for snapshots of recurrent states, besides those of the rows."""
+    """Places for snapshots of recurrent states, in addition to the rows' places."""
 
     def row_pages(self, window: int | None) -> int:
-        """Pages that a row has at most in a cache group with this window."""
+        """Return the max pages of a row in a cache group with this window."""
         whole = pages_for(self.max_model_len, self.page_size)
         if window is None or self.max_ahead is None:
             return whole
         return min(whole, pages_for(window + self.max_ahead, self.page_size) + 1)
 
     def kept_window(self, group: CacheGroup) -> int | None:
-        """The window of a group whose rows give pages back; None where they keep all: a window that
-        no row outgrows saves nothing.
+        """Return the window of a group whose rows release pages. None if rows keep all pages, for
+        example because no row outgrows the window.
         """
         saves = self.row_pages(group.window) < self.row_pages(None)
         return group.window if saves else None
@@ -47,8 +47,9 @@ class Pools:
     def shapes(
         self, num_pages: int, groups: Sequence[CacheGroup | StateGroup], num_rows: int
     ) -> dict[str, CacheShape]:
-        """The size of each group's pool: `num_pages` where rows keep all of theirs; otherwise as
-        many as `num_rows` rows can have, and the dummy. Places of states are for snapshots, too.
+        """Return the size of each group's pool: `num_pages` where rows keep all pages, and
+        otherwise the max pages of `num_rows` rows, plus the dummy page. A group with a state has a
+        place for each row and each snapshot.
         """
         places = CacheShape(1, 1 + num_rows + self.num_snapshots, self.max_model_len)
         counts: Mapping[str, int] = {
@@ -63,7 +64,7 @@ class Pools:
 
 
 def make_pools(config: EngineConfig, page_size: int, num_snapshots: int | None = None) -> Pools:
-    """The pools of an engine of this configuration; `num_snapshots` None: SNAPSHOTS_PER_ROW for
+    """Return the Pools of a configuration; `num_snapshots` None is SNAPSHOTS_PER_ROW for
     each row.
     """
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

@@ -1,6 +1,4 @@
-"""PrefixIndex: which page holds the keys and values of which tokens, by hashes that chain over full
-pages.
-"""
+"""PrefixIndex: maps hashes of token prefixes to the pages with their keys and values."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ def page_digests(
     embeds: Mapping[int, bytes] = MappingProxyType({}),
     first: int = 0,
 ) -> Iterator[bytes]:
-    """The hash of each full page of token_ids int32 [tokens], which follow the pages that `parent`
-    is the last hash of; `first` is the number of the first of them.
+    """Yield the hash of each full page of token_ids int32 [tokens]. `parent` is the hash of the
+    page before, and `first` the number of the first page.
 
-    `embeds`: the content of embeddings by page, see `PrefixKey.by_page`. Each hash covers all that
-    comes before it, and is the same in every process and on every machine.
+    `embeds`: hashes of embeddings by page, see `PrefixKey.by_page`. Each hash covers all tokens
+    before it, and is equal in every process and on every machine.
     """
     data = np.asarray(token_ids, "<i4").tobytes()
     size = 4 * page_size
@@ -37,11 +35,11 @@ def page_digests(
 
 
 class PrefixIndex:
-    """Hash to page, and the pages that nobody holds in order of their last use.
+    """Maps hashes to pages, and orders the pages without a holder by last use.
 
-    A *resting* page is one that nobody holds. It can be evicted, least recently used first, and is
-    forgotten when it has rested for `ttl_s` seconds. Pages are named once: where two hold the same
-    tokens, the first is in the index.
+    A *resting* page has no holder. It can be evicted, least recently used first, and expires after
+    `ttl_s` seconds of rest. Each hash has one page: of two pages with equal tokens, the first is
+    indexed.
     """
 
     def __init__(self, ttl_s: float | None = None) -> None:
@@ -58,17 +56,17 @@ class PrefixIndex:
 
     @property
     def num_resting(self) -> int:
-        """Pages that could be evicted."""
+        """Number of pages that can be evicted."""
         return len(self._resting)
 
     def find(self, digest: bytes) -> int | None:
-        """The page with this hash."""
+        """Return the page with this hash, or None."""
         return self._pages.get(digest)
 
     def add(self, digest: bytes, page: int) -> bool:
-        """Name a page that somebody holds; False when another one has the hash already."""
+        """Add a page that has a holder. Returns False when another page has this hash already."""
         if page in self._digests:
-            raise InternalError(f"page {page} is in the prefix index under another hash")
+            raise InternalError(f"page {page} is in the prefix index with another hash")
         if digest in self._pages:
             return False
         self._pages[digest] = page
@@ -76,27 +74,29 @@ class PrefixIndex:
         return True
 
     def rest(self, page: int, now_s: float) -> None:
-        """Nobody holds the page any more."""
+        """Record that the page has no holder any more."""
         self._resting[page] = now_s
 
     def wake(self, page: int) -> None:
-        """Somebody holds the page again."""
+        """Record that the page has a holder again."""
         del self._resting[page]
 
     def is_resting(self, page: int) -> bool:
-        """Whether nobody holds the page."""
+        """Return whether the page has no holder."""
         return page in self._resting
 
     def evict(self) -> int:
-        """Forget the page that has rested longest, and return it. InternalError when none rests."""
+        """Remove the page that has rested longest, and return it. InternalError when no
+        page rests.
+        """
         if not self._resting:
-            raise InternalError("a page is to be evicted, and all are held")
+            raise InternalError("evict() without a resting page")
         page, _ = self._resting.popitem(last=False)
         del self._pages[self._digests.pop(page)]
         return page
 
     def expire(self, now_s: float) -> list[int]:
-        """Forget the pages that have rested for ttl_s, and return them."""
+        """Remove the pages that have rested for ttl_s seconds, and return them."""
         gone: list[int] = []
         while self.ttl_s is not None and self._resting:
             if now_s - next(iter(self._resting.values())) < self.ttl_s:
@@ -105,20 +105,18 @@ class PrefixIndex:
         return gone
 
     def clear(self) -> list[int]:
-        """Forget everything, and return the pages that rested."""
+        """Remove all pages, and return the pages that rested."""
         resting = list(self._resting)
         for part in (self._pages, self._digests, self._resting):
             part.clear()
         return resting
 
     def check(self) -> None:
-        """InternalError when hashes and pages do not match."""
+        """Raise InternalError when hashes and pages do not match."""
         if {page: digest for digest, page in self._pages.items()} != self._digests:
-            raise InternalError(
-                "the prefix index names a page that does not know it, or the other way round"
-            )
+            raise InternalError("the prefix index's maps of hashes and of pages do not match")
         if not self._resting.keys() <= self._digests.keys():
-            raise InternalError("a page rests that is not in the prefix index")
+            raise InternalError("a resting page is not in the prefix index")
         times = list(self._resting.values())
         if times != sorted(times):
-            raise InternalError("resting pages are not in the order of their last use")
+            raise InternalError("resting pages are not ordered by last use")

@@ -1,6 +1,4 @@
-"""What callers give to a prefill, read and checked: prompts under a mask, sampling parameters,
-random keys.
-"""
+"""Checks of a prefill's arguments: prompts under a mask, sampling parameters and random keys."""
 
 from __future__ import annotations
 
@@ -30,11 +28,11 @@ def read_prompts(
     sizes: StateSizes,
     max_prompts: int,
 ) -> list[Request]:
-    """The prompts in tokens int [L] or [n, L] where `valids` (None: the first true_length of each)
-    is true, as requests of the core.
+    """Return the core's requests for the prompts in tokens int [L] or [n, L], where `valids` is
+    true. None: the first true_length tokens of each row.
 
-    true_length, and each of sampling (temperature, top_p, top_k), is one number or [n]. rngs: see
-    read_keys. InputError (a ValueError) for what cannot be served.
+    true_length and each of sampling (temperature, top_p, top_k) are a number or [n] numbers. rngs:
+    see read_keys. InputError (a ValueError) for wrong arguments.
     """
     prompts = _read_tokens(tokens, valids, true_length, max_prompts)
     most = sizes.max_length
@@ -43,7 +41,7 @@ def read_prompts(
             raise InputError(
                 f"a prompt of {len(prompt)} tokens",
                 f"1 to {most - 1}, which leaves room for one new token",
-                "Shorten it, or raise max_length or the number of pages.",
+                "Shorten the prompt, or raise max_length or the number of pages.",
             )
         metadata.check_token_ids(prompt)
     temperature, top_p, top_k = (
@@ -63,14 +61,14 @@ def read_prompts(
 
 
 def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple[np.ndarray, ...]:
-    """The prompts' own tokens, int32 each."""
+    """The prompts' tokens without padding, int32 each."""
     ids = np.atleast_2d(np.asarray(tokens))
     count = len(ids)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or not 1 <= count <= most:
         raise InputError(
             f"tokens {ids.dtype}{list(np.shape(tokens))}",
             f"int [tokens] or [prompts, tokens] of 1 to {most} prompts (max_concurrent_prefill)",
-            "Give token ids, and more prompts in several calls.",
+            "Pass integer token ids, and split more prompts into several calls.",
         )
     lengths = _each("true_length", true_length, count)
     if valids is None:
@@ -81,17 +79,18 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
         raise InputError(
             f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids "
             f"{list(mask.shape)}",
-            "a mask like tokens, that is true as often as true_length says",
-            "Count the prompt's tokens alone.",
+            "a mask of the shape of tokens with true_length true values per row",
+            "Pass the number of true values as true_length.",
         )
     return tuple(row[keep].astype(np.int32) for row, keep in zip(ids, mask, strict=True))
 
 
 def read_keys(rngs: Any, count: int) -> np.ndarray:
-    """uint32 [count, 2] of a key (jax.random.PRNGKey or jax.random.key), or of one for each row.
+    """Return uint32 [count, 2] for one key (jax.random.PRNGKey or jax.random.key), or for one key
+    per row.
 
-    One key is the key of a single row, and split for several. The key of a seed gives what a
-    request with it gets.
+    One key is used unchanged for a single row, and split for several rows. The key of a seed gives
+    the same samples as a request with this seed.
     """
     if isinstance(rngs, jax.Array) and jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key):
         rngs = jax.random.key_data(rngs)
@@ -109,12 +108,12 @@ def read_keys(rngs: Any, count: int) -> np.ndarray:
 
 
 def _each(name: str, value: Any, count: int) -> np.ndarray:
-    """[count] numbers of one, or of as many."""
+    """Broadcast a number, or `count` numbers, to [count]."""
     array: Sequence[Any] | np.ndarray = np.asarray(value)
     if np.shape(array) not in ((), (1,), (count,)):
         raise InputError(
             f"{name} of shape {list(np.shape(array))}",
-            f"a number, or {count} of them",
-            "Correct it.",
+            f"a number, or {count} numbers",
+            f"Pass one {name} for each prompt.",
         )
     return np.broadcast_to(array, (count,))

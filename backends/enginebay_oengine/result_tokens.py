@@ -1,4 +1,4 @@
-"""ResultTokens: what a step sampled for every slot, in one array, so that one copy brings it to the
+"""ResultTokens: the sampled tokens of all slots in one array, so that one copy brings them to the
 host.
 """
 
@@ -19,11 +19,11 @@ TOKEN, VALID, LENGTH = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class SlotData:
-    """One slot's part: tokens int32 [samples, 1], valid bool [samples, 1], lengths int32 [samples],
-    as NumPy or JAX arrays.
+    """The results of one slot: tokens int32 [samples, 1], valid bool [samples, 1], lengths int32
+    [samples], as NumPy or JAX arrays.
 
-    `valid` is False where the slot got no token: it is free, has ended, or waits for pages.
-    `lengths` counts the tokens that were sampled so far.
+    `valid` is False where the slot got no token, because it is free, has ended, or waits for pages.
+    `lengths` is the number of tokens sampled so far.
     """
 
     tokens: np.ndarray | jax.Array
@@ -38,8 +38,8 @@ class SlotData:
 )
 @dataclasses.dataclass(frozen=True)
 class ResultTokens:
-    """data int32 [slots * samples_per_slot, 3]; the columns from a to b of each pair are tokens,
-    valid, and lengths.
+    """data int32 [slots * samples_per_slot, 3]. tokens_idx, valid_idx and length_idx are the column
+    ranges (start, stop) of tokens, valid flags and lengths.
     """
 
     data: np.ndarray | jax.Array
@@ -49,20 +49,20 @@ class ResultTokens:
     samples_per_slot: int = 1
 
     def copy_to_host_async(self) -> None:
-        """Begin the copy to the host, and return at once; nothing to do when it is there."""
+        """Start the copy to the host and return at once; does nothing if the data is there."""
         if isinstance(self.data, jax.Array):
             self.data.copy_to_host_async()
 
     def convert_to_numpy(self) -> ResultTokens:
-        """The same on the host; waits for the step."""
+        """Return the same results on the host; waits for the step."""
         return dataclasses.replace(self, data=np.asarray(self.data))
 
     def get_result_at_slot(self, slot: int) -> SlotData:
-        """One slot's part. InputError (a ValueError) for a slot that there is not."""
+        """Return the results of one slot. InputError (a ValueError) for a number out of range."""
         num_slots = self.data.shape[0] // self.samples_per_slot
         if not 0 <= slot < num_slots:
             raise InputError(
-                f"slot {slot}", f"0 to {num_slots - 1}", "Count slots (or prompts) from 0."
+                f"slot {slot}", f"0 to {num_slots - 1}", "Slots (or prompts) count from 0."
             )
         rows = self.data[slot * self.samples_per_slot : (slot + 1) * self.samples_per_slot]
         return SlotData(

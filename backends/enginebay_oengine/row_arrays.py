@@ -1,8 +1,7 @@
-"""Rows of the table as device arrays: padded to a bucket's size, moved and exchanged.
+"""Rows of the table as device arrays: padded to the size of a bucket, moved and swapped.
 
-Sizes to pad to are static, so there is one program for each bucket; the counts and values within
-them are traced. NumPy arguments are copied first, because the table that they are cut from goes on
-changing.
+Padded sizes are static, so there is one program for each bucket; counts and values are traced.
+NumPy arguments are copied first, because the table changes them later.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ def pack_prompts(
     padded_prompt_len: int,
     pad_id: int,
 ) -> jax.Array:
-    """The prompts [padded_num_reqs, padded_prompt_len] of `token_ids` [rows, tokens]; pad_id beyond
-    each one's length.
+    """Return the prompts [padded_num_reqs, padded_prompt_len] of `token_ids` [rows, tokens]; pad_id
+    after the length of each prompt.
 
-    More rows or tokens than there are is padding too. Only the rows and tokens asked for go to the
-    device.
+    Rows and tokens beyond those of `token_ids` are padding as well. Only the requested rows and
+    tokens are copied to the device.
     """
     token_ids = _own(token_ids[:padded_num_reqs, :padded_prompt_len])
     lengths = _own(num_prompt_tokens[:padded_num_reqs])
@@ -40,10 +39,10 @@ def pack_prompts(
 def fill_slice(
     arr: np.ndarray | jax.Array, fill_val: float, num_reqs: int, padded_num_reqs: int
 ) -> jax.Array:
-    """`arr` [padded_num_reqs, ...] of its first num_reqs rows, then rows of fill_val; the dtype
-    stays.
+    """Return the first num_reqs rows of `arr`, followed by rows of fill_val: [padded_num_reqs,
+    ...], same dtype.
 
-    Raises InputError for more rows than `arr` or the result has.
+    InputError for more rows than `arr` or the result has.
     """
     _check_num_reqs(num_reqs, min(len(arr), padded_num_reqs))
     return _fill_jit(_own(arr[:padded_num_reqs]), fill_val, num_reqs, padded_num_reqs)
@@ -57,10 +56,10 @@ def build_sampling_arrays(
     num_reqs: int,
     padded_num_reqs: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Temperature, min_p, top_p (f32) and top_k (i32), each [padded_num_reqs]; padding is -1, 0, 1
-    and 0.
+    """Return temperature, min_p, top_p (f32) and top_k (i32), each [padded_num_reqs]; padding is
+    -1, 0, 1 and 0.
 
-    Raises InputError for more rows than the arrays or the results have.
+    InputError for more rows than the arrays or the results have.
     """
     given = (temperature, min_p, top_p, top_k)
     _check_num_reqs(num_reqs, min(padded_num_reqs, *map(len, given)))
@@ -74,17 +73,17 @@ def build_allowed_mask(
     vocab_size: int,
     max_allowed: int,
 ) -> jax.Array:
-    """Bool [rows, vocab_size], True where a token is NOT allowed: all but the first allowed_lens of
-    a row's ids.
+    """Return a mask bool [rows, vocab_size], True for tokens that are NOT allowed: all except the
+    first allowed_lens ids of each row.
 
-    `allowed_ids_padded` is [rows, max_allowed]. Ids outside the vocabulary allow nothing.
+    `allowed_ids_padded` is [rows, max_allowed]. Ids outside the vocabulary are ignored.
     """
     return _allowed_mask(_own(allowed_ids_padded), _own(allowed_lens), vocab_size, max_allowed)
 
 
 def move_row(arr: Arr, from_idx: int, to_idx: int) -> Arr:
-    """A new array with row from_idx at to_idx too, NumPy for NumPy. IndexError for a number that is
-    no row.
+    """Return a copy of the array with row from_idx copied to to_idx; NumPy for NumPy. IndexError
+    for an index out of range.
     """
     _check_rows(len(arr), from_idx, to_idx)
     if isinstance(arr, jax.Array):
@@ -95,8 +94,8 @@ def move_row(arr: Arr, from_idx: int, to_idx: int) -> Arr:
 
 
 def swap_rows(arr: Arr, i1: int, i2: int) -> Arr:
-    """A new array with rows i1 and i2 exchanged, NumPy for NumPy. IndexError for a number that is
-    no row.
+    """Return a copy of the array with rows i1 and i2 swapped; NumPy for NumPy. IndexError for an
+    index out of range.
     """
     _check_rows(len(arr), i1, i2)
     if isinstance(arr, jax.Array):
@@ -107,7 +106,7 @@ def swap_rows(arr: Arr, i1: int, i2: int) -> Arr:
 
 
 def swap_rows_pytree(arrs: Any, i1: int, i2: int) -> Any:
-    """A tree like `arrs` with rows i1 and i2 of each array exchanged."""
+    """Return a tree like `arrs` with rows i1 and i2 of each array swapped."""
     return jax.tree.map(lambda arr: swap_rows(arr, i1, i2), arrs)
 
 
@@ -170,7 +169,7 @@ def _put_rows(arr: jax.Array, to: jax.Array, source: jax.Array) -> jax.Array:
 
 
 def _own(array: np.ndarray | jax.Array) -> Any:
-    """The array itself when it is JAX's, which never changes; a copy of any other."""
+    """Return a JAX array unchanged, because it is immutable, and a copy of any other array."""
     return array if isinstance(array, jax.Array) else np.array(array)
 
 
@@ -178,13 +177,13 @@ def _check_num_reqs(num_reqs: int, most: int) -> None:
     if isinstance(num_reqs, int | np.integer) and not 0 <= num_reqs <= most:
         raise InputError(
             f"{num_reqs} rows to pad",
-            f"0 to {most}, what the arrays hold",
-            "Pad to at least as many rows.",
+            f"0 to {most}, the rows of the arrays",
+            "Raise padded_num_reqs, or lower num_reqs.",
         )
 
 
 def _check_rows(num_rows: int, *rows: int) -> None:
-    """IndexError for wrong rows that are known; what is traced cannot be checked."""
+    """Raise IndexError for wrong indices; traced indices are not checked."""
     for row in rows:
         if isinstance(row, int | np.integer) and not 0 <= row < num_rows:
-            raise IndexError(explain(f"row {row}", f"0 to {num_rows - 1}", "Count rows from 0."))
+            raise IndexError(explain(f"row {row}", f"0 to {num_rows - 1}", "Rows count from 0."))

@@ -1,4 +1,4 @@
-"""ModelRunBatch, the tokens that the rows of a table have not computed yet, as flat host arrays."""
+"""ModelRunBatch: the tokens of a row table that are not computed yet, as flat host arrays."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from enginebay.rows import RowTable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeRowInfo:
-    """A row that needs one token more computed to have its next one sampled."""
+    """A row that decodes: computing its last token lets the next one be sampled."""
 
     row: int
     req_id: str
     token_id: int
-    """The row's last token, which is the one to compute."""
+    """The row's last token, which is computed next."""
     position: int
-    """Of that token, from 0."""
+    """Position of that token, from 0."""
     num_output_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelRunBatch:
-    """What one step can compute: first the decoding rows with one token each, then chunks of the
-    others.
+    """The input of one step: first the decoding rows with one token each, then chunks of the other
+    rows.
 
-    The arrays are copies (int32); `token_ids` and `positions` are flat, row after row::
+    The arrays are copies (int32). `token_ids` and `positions` are flat, row after row::
 
         rows        [num_rows]            rows of the table
-        query_lens  [num_rows]            tokens of each in this batch
-        kv_lens     [num_rows]            tokens that each has computed after it
+        query_lens  [num_rows]            tokens of each row in this batch
+        kv_lens     [num_rows]            computed tokens of each row after this batch
         token_ids   [num_tokens]
         positions   [num_tokens]          within each row, from 0
         page_ids    [num_rows, max_pages_per_req] for each cache group
@@ -48,18 +48,18 @@ class ModelRunBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows with at least one token."""
+        """Number of rows with at least one token."""
         return len(self.rows)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows together."""
+        """Number of tokens of all rows."""
         return len(self.token_ids)
 
 
 def make_batch(table: RowTable) -> ModelRunBatch:
-    """A batch of at most max_num_batched_tokens; rows in order, and what exceeds it is left for the
-    next.
+    """Make a batch of at most max_num_batched_tokens tokens, in the order of rows. Tokens beyond
+    the limit are left for the next batch.
     """
     rows = table.taken_rows
     pending = table.num_tokens[rows] - table.num_computed_tokens[rows]

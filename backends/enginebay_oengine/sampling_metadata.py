@@ -1,4 +1,4 @@
-"""ModelRunnerSamplingMetadata, all that sampling needs to know of the rows of one step."""
+"""ModelRunnerSamplingMetadata: the sampling parameters of the rows of one step."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from enginebay_oengine.sequence_buffer import SequenceBuffer
 STORAGE = Storage("sampling metadata")
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")
 _CARRIED = frozenset({"penalties", "min_tokens"})
-"""Logits processors of an engine's rows whose parameters the fields below have."""
+"""Logits processors whose parameters are fields of ModelRunnerSamplingMetadata."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelRunnerSamplingMetadata:
-    """Sampling parameters of rows 0 to B-1 of a table (B is padded_num_reqs), a pytree whose three
-    flags are static.
+    """Sampling parameters of rows 0 to B-1 of a table (B is padded_num_reqs): a pytree with three
+    static flags.
 
     ::
 
         temperature, min_p, top_p                      f32 [B]; -1, 0, 1 in free rows
         top_k                                          i32 [B]; 0 keeps all
         frequency_, presence_, repetition_penalties    f32 [B]; 0, 0, 1 in free rows
-        prompt_token_ids                               i32 [B, longest], filled up with vocab_size
-        output_token_ids                               a list for each row, empty for free ones
-        logit_bias                                     the same: added to scores of token ids
+        prompt_token_ids                               i32 [B, longest], padded with vocab_size
+        output_token_ids                               a list for each row, empty for free rows
+        logit_bias                                     a mapping for each row: token id -> bias
         allowed_token_ids_mask                         bool [B, vocabulary], True is not allowed
-        min_tokens                                     (fewest new tokens, stop token ids) by row
-        bad_words_token_ids                            forbidden sequences of token ids, by row
+        min_tokens                                     row -> (min new tokens, stop token ids)
+        bad_words_token_ids                            row -> forbidden sequences of token ids
 
-    Penalties and prompt_token_ids are None when `no_penalties`, and each of the last three is None
-    when no row has any.
+    Penalties and prompt_token_ids are None with `no_penalties`. Each of the last three fields is
+    None if no row uses it.
     """
 
     temperature: jax.Array
@@ -76,14 +76,14 @@ class ModelRunnerSamplingMetadata:
         padded_num_reqs: int,
         generate_params_if_all_greedy: bool = False,  # noqa: FBT001, FBT002 -- the documented signature
     ) -> Self:
-        """The metadata of a table's first padded_num_reqs rows, which must hold all of its
-        requests.
+        """Return the metadata of a table's first padded_num_reqs rows, which must include all of
+        its requests.
 
-        When all are greedy, temperature, min_p, top_k and top_p are zeros unless
-        `generate_params_if_all_greedy`; the rest is carried in any case, because greedy rows have
-        penalties too. The arrays are placed with the table's sharding, and do not change with the
-        table. Raises InputError for a request beyond padded_num_reqs, and for an engine's request
-        with logits processors, or with a repetition penalty on its output alone, that no field has.
+        If all requests are greedy, temperature, min_p, top_k and top_p are zeros unless
+        `generate_params_if_all_greedy`; the other fields are set in any case, because penalties
+        apply to greedy rows as well. The arrays have the table's sharding and do not change with
+        the table. InputError for a request beyond padded_num_reqs, and for parameters without a
+        field: other logits processors, or a repetition penalty on the output only.
         """
         table, num_rows = sequence_buffer, padded_num_reqs
         _check_holds_all(table, num_rows)
@@ -110,11 +110,11 @@ class ModelRunnerSamplingMetadata:
         return made._placed(table.sharding) if table.sharding is not None else made
 
     def replace(self, **kwargs: Any) -> Self:
-        """This metadata with other values; TypeError for a field that there is not."""
+        """Return a copy with other values. TypeError for an unknown field."""
         return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as values that strict JSON can hold; nothing is lost."""
+        """Return all fields as values for strict JSON, without loss."""
         return {
             field.name: STORAGE.to_plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
@@ -122,25 +122,28 @@ class ModelRunnerSamplingMetadata:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The metadata that to_dict() was called on. InputError for what is none."""
+        """Return the metadata that to_dict() stored. InputError for other data."""
         fields = {name: STORAGE.from_plain(value) for name, value in data.items()}
         try:
             return cls(**fields)
         except TypeError as error:
             raise InputError(
-                f"fields that do not fit ({error})", "to_dict()'s", "Store it again."
+                f"wrong fields ({error})",
+                "the fields of to_dict()",
+                "Store the metadata again.",
             ) from None
 
     def to_json(self, **kwargs: Any) -> str:
-        """to_dict() as strict JSON; `kwargs` go to json.dumps."""
+        """Return to_dict() as strict JSON; `kwargs` are passed to json.dumps."""
         return json.dumps(self.to_dict(), **({"allow_nan": False} | kwargs))
 
     @classmethod
     def from_json(cls, json_str: str) -> Self:
-        """The metadata that to_json() was called on. InputError for text that is none."""
+        """Return the metadata that to_json() stored. InputError for other text."""
         data = parse_json(json_str)
         if not isinstance(data, dict):
-            raise InputError(f"a {type(data).__name__}", "what to_json() gave", "Store it again.")
+            given, allowed = f"JSON of type {type(data).__name__}", "the text of to_json()"
+            raise InputError(given, allowed, "Store the metadata again.")
         return cls.from_dict(data)
 
     def _placed(self, sharding: jax.sharding.Sharding) -> Self:
@@ -163,8 +166,8 @@ def _check_holds_all(table: SequenceBuffer, num_rows: int) -> None:
     if num_rows < 1 or (len(rows) and rows[-1] >= num_rows):
         raise InputError(
             f"{num_rows} rows for {table.num_reqs} requests in rows {rows.tolist()}",
-            "at least one row, and all that hold requests",
-            "Raise padded_num_reqs, or condense the table.",
+            "at least one row, including all rows with requests",
+            "Raise padded_num_reqs, or call condense() first.",
         )
 
 
@@ -177,13 +180,13 @@ def _check_carries_all(table: SequenceBuffer) -> None:
         if lost:
             raise InputError(
                 f"row {row} with {', '.join(lost)}",
-                "requests whose sampling the sixteen fields describe",
-                "Run this request with LLM.generate or eSurge, which apply it.",
+                "parameters with a field in ModelRunnerSamplingMetadata",
+                "Run this request with LLM.generate or eSurge.",
             )
 
 
 def _zeros(num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Four arrays of their own, so that they can be donated."""
+    """Four separate arrays, so that each can be donated."""
     temperature, min_p, top_p = (jnp.zeros(num_rows, jnp.float32) for _ in range(3))
     return temperature, min_p, top_p, jnp.zeros(num_rows, jnp.int32)
 
@@ -191,9 +194,7 @@ def _zeros(num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 def _sampling_arrays(
     table: SequenceBuffer, num_rows: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The table's columns; rows that are free between taken ones are padding like those
-    after them.
-    """
+    """The table's columns; free rows between requests are padding as well."""
     temperature = np.full_like(table.temperature, -1.0)
     temperature[table.taken_rows] = table.temperature[table.taken_rows]
     return build_sampling_arrays(
@@ -207,9 +208,7 @@ def _sampling_arrays(
 
 
 def _penalties(table: SequenceBuffer, num_rows: int) -> dict[str, jax.Array]:
-    """The penalties, and the prompts that repetition is counted in: padded to a power of two for
-    few programs.
-    """
+    """Penalties, and prompts padded to a power of two, which limits the number of programs."""
     given = min(num_rows, table.max_num_reqs)
     longest = max(1, int(table.num_prompt_tokens.max()))
     padded_len = min(1 << (longest - 1).bit_length(), table.max_model_len)
@@ -233,12 +232,12 @@ def _output(table: SequenceBuffer, row: int) -> list[int]:
 
 
 def _sparse(table: SequenceBuffer, num_rows: int) -> list[SparseParams]:
-    """One for each row, those beyond the table included."""
+    """The parameters of each row, including rows beyond the table."""
     return [*table.sparse[:num_rows], *[SparseParams()] * (num_rows - table.max_num_reqs)]
 
 
 def _allowed_mask(table: SequenceBuffer, num_rows: int) -> jax.Array | None:
-    """None when every request may sample every token; rows that may, and free ones, have no
+    """None if every request allows every token. Free rows, and rows that allow every token, have no
     True.
     """
     if table.no_allowed_token_ids:
@@ -254,14 +253,15 @@ def _allowed_mask(table: SequenceBuffer, num_rows: int) -> jax.Array | None:
 
 
 def _min_tokens(table: SequenceBuffer) -> dict[int, tuple[int, tuple[int, ...]]] | None:
-    asked = {row: sparse.min_tokens for row, sparse in enumerate(table.sparse) if sparse.min_tokens}
+    found = {row: sparse.min_tokens for row, sparse in enumerate(table.sparse) if sparse.min_tokens}
     return {
-        row: (n, tuple(table.request(row).sampling.stop_token_ids)) for row, n in asked.items()
+        row: (n, tuple(table.request(row).sampling.stop_token_ids)) for row, n in found.items()
     } or None
 
 
 def _bad_words(table: SequenceBuffer) -> dict[int, list[list[int]]] | None:
-    asked = {
-        row: s.bad_words_token_ids for row, s in enumerate(table.sparse) if s.bad_words_token_ids
-    }
-    return {row: [list(word) for word in words] for row, words in asked.items()} or None
+    return {
+        row: [list(word) for word in sparse.bad_words_token_ids]
+        for row, sparse in enumerate(table.sparse)
+        if sparse.bad_words_token_ids
+    } or None

@@ -1,4 +1,4 @@
-"""SequenceBuffer, the documented face of a row table: tokens, counts, pages and sampling
+"""SequenceBuffer: the documented API of a row table, with tokens, counts, pages and sampling
 parameters of every request.
 
 >>> buffer = SequenceBuffer(
@@ -36,11 +36,13 @@ from enginebay_oengine.documented_rows import (
 from enginebay_oengine.row_batch import ModelRunBatch, make_batch
 
 ALWAYS_ACTIVE = ("temperature", "top_p", "top_k")
-"""Parameters that get_active_sampling_params names for every request."""
+"""Parameters that get_active_sampling_params() returns for every request."""
 
 
 class SamplingColumn:
-    """[max_num_reqs] of a field of SamplingParams, made of the requests when it is read."""
+    """[max_num_reqs] values of a field of SamplingParams, computed from the requests at each
+    access.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,30 +52,29 @@ class SamplingColumn:
 
 
 class SequenceBuffer:
-    """A view of a RowTable, `table`, with up to `max_num_reqs` requests, one row each; methods
+    """A view of a RowTable, `table`, with up to `max_num_reqs` requests, one per row. Methods
     change the table in place and return None.
 
-    It has no array of its own. These columns are the table's::
+    The view has no arrays of its own. These columns belong to the table::
 
-        token_ids            int32 [max_num_reqs, max_model_len]   prompt, output, and 0 after them
+        token_ids            int32 [max_num_reqs, max_model_len]   prompt, output, then 0
         num_tokens           int32 [max_num_reqs]                  prompt and output tokens
         num_prompt_tokens    int32 [max_num_reqs]
-        num_computed_tokens  int32 [max_num_reqs]                  tokens that are in the cache
-        returns_logprobs     bool [max_num_reqs]                   whether it asks for logprobs
-        variants             int8 [max_num_reqs]                   the least StepVariant for it
+        num_computed_tokens  int32 [max_num_reqs]                  tokens in the cache
+        returns_logprobs     bool [max_num_reqs]                   whether it requests logprobs
+        variants             int8 [max_num_reqs]                   the smallest StepVariant for it
 
-    and these are made of its requests whenever they are read, so that writing to them changes
-    nothing::
+    These columns are computed from the requests at each access, so writing to them has no effect::
 
         temperature, top_p, top_k, min_p,
         frequency_penalties, presence_penalties, repetition_penalties
-                             [max_num_reqs]                        dtypes and, in free rows,
-                                                                   neutral values as
-                                                                   SamplingParams declares them
+                             [max_num_reqs]                        dtypes, and neutral values in
+                                                                   free rows, as SamplingParams
+                                                                   declares them
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
-        keys                 uint32 [max_num_reqs, 2]              the request's own random key
+        keys                 uint32 [max_num_reqs, 2]              the request's random key
 
-    `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a row's SparseParams.
+    `page_tables` has a PageTable for each entry of page_sizes. `sparse` has a SparseParams per row.
     """
 
     temperature = SamplingColumn("temperature")
@@ -93,19 +94,19 @@ class SequenceBuffer:
         page_sizes: Sequence[int],
         sharding: Any = None,
     ) -> None:
-        """A view of a new table. `page_sizes`: the page size of each cache group. Raises InputError
-        for a count below 1.
+        """Make a view of a new table. `page_sizes`: the page size of each cache group. InputError
+        for a size below 1.
 
-        `sharding` (a jax.sharding.Sharding) places the device arrays packed from this table; None
-        is JAX's default device.
+        `sharding` (a jax.sharding.Sharding) places the device arrays made from this table; None is
+        JAX's default device.
         """
         sizes = (max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size)
         self._look_at(RowTable(*sizes, page_sizes), sharding)
 
     @classmethod
     def of(cls, table: RowTable, sharding: Any = None) -> Self:
-        """A view of a table that there is, such as `llm.engine.rows`: look at that one on the
-        engine's thread, and leave changes to its loop.
+        """Make a view of an existing table, such as `llm.engine.rows`. Read an engine's table on
+        the engine's thread only, and do not change it.
         """
         view = cls.__new__(cls)
         view._look_at(table, sharding)
@@ -128,7 +129,9 @@ class SequenceBuffer:
         self.page_tables = table.page_tables
 
     def column(self, name: str) -> np.ndarray:
-        """[max_num_reqs] of a field of SamplingParams that the device has for each row."""
+        """Return [max_num_reqs] values of a field of SamplingParams that the device stores
+        per row.
+        """
         declared = ROW_VALUES[name]
         values = [
             declared.neutral if one is None else declared.clip(getattr(one.sampling.params, name))
@@ -147,7 +150,7 @@ class SequenceBuffer:
 
     @property
     def keys(self) -> np.ndarray:
-        """uint32 [max_num_reqs, 2]: each request's own random key."""
+        """uint32 [max_num_reqs, 2]: the random key of each request."""
         values = [(0, 0) if one is None else one.key for one in self.table.requests]
         return np.asarray(values, np.uint32)
 
@@ -161,43 +164,43 @@ class SequenceBuffer:
 
     @property
     def num_reqs(self) -> int:
-        """How many rows are taken."""
+        """Number of requests."""
         return self.table.num_reqs
 
     @property
     def req_ids(self) -> list[str]:
-        """The ids of the requests, in the order of their rows."""
+        """The ids of the requests in row order."""
         return [request.request_id for request in self.table.requests if request is not None]
 
     @property
     def taken_rows(self) -> np.ndarray:
-        """The rows that hold a request, in order (int32)."""
+        """The rows with a request, in order (int32)."""
         return self.table.taken_rows
 
     @property
     def all_greedy(self) -> bool:
-        """Whether no request samples at random; True of an empty table."""
+        """Whether all requests are greedy; True for an empty table."""
         return not self.temperature.any()
 
     @property
     def all_random(self) -> bool:
-        """Whether no request is greedy; True of an empty table."""
+        """Whether no request is greedy; True for an empty table."""
         return np.count_nonzero(self.temperature) == self.num_reqs
 
     @property
     def no_top_p(self) -> bool:
-        """Whether no request leaves tokens out by top_p."""
+        """Whether top_p has no effect on any request."""
         return bool((self.top_p >= 1).all())
 
     @property
     def no_top_k(self) -> bool:
-        """Whether no request leaves tokens out by top_k."""
+        """Whether top_k has no effect on any request."""
         top_k = self.top_k
         return not ((top_k > 0) & (top_k < self.vocab_size)).any()
 
     @property
     def no_min_p(self) -> bool:
-        """Whether no request leaves tokens out by min_p."""
+        """Whether min_p has no effect on any request."""
         return not self.min_p.any()
 
     @property
@@ -207,33 +210,36 @@ class SequenceBuffer:
 
     @property
     def no_allowed_token_ids(self) -> bool:
-        """Whether every request may sample every token."""
+        """Whether every request allows every token."""
         return all(sparse.allowed_token_ids is None for sparse in self.sparse)
 
     @property
     def no_prompt_logprob(self) -> bool:
-        """Whether no request wants log probabilities of its prompt."""
+        """Whether no request has prompt_logprobs."""
         return all(sparse.num_prompt_logprobs is None for sparse in self.sparse)
 
     @property
     def max_num_logprobs(self) -> int | None:
-        """The most log probabilities that a request wants of each new token; None: none wants."""
+        """The max number of log-probabilities per new token of any request; None if there
+        are none.
+        """
         return max(
             (s.num_logprobs for s in self.sparse if s.num_logprobs is not None), default=None
         )
 
     def row_of(self, req_id: str) -> int | None:
-        """The row of a request, or None."""
+        """Return the row of a request, or None."""
         return self.table.row_of(req_id)
 
     def request(self, row: int) -> Request:
-        """The request in a row. AssertionError when the row is free, or no row."""
+        """Return the request in a row. AssertionError for a free row, or an index out of range."""
         return self.table.request(row)
 
     def get_active_sampling_params(self, req_index: int) -> dict[str, Any]:
-        """A row's temperature, top_p and top_k, and the other parameters that are not neutral.
+        """Return a row's temperature, top_p, top_k, and its other parameters with a non-neutral
+        value.
 
-        {} for a row that is free, and for a number that is no row.
+        Returns {} for a free row, and for an index out of range.
         """
         if not 0 <= req_index < self.max_num_reqs or self.table.requests[req_index] is None:
             return {}
@@ -245,7 +251,7 @@ class SequenceBuffer:
         }
 
     def get_request_indices_with_penalty(self) -> np.ndarray:
-        """Rows whose request has a frequency, presence or repetition penalty, in order (int32)."""
+        """Return the rows with a frequency, presence or repetition penalty, in order (int32)."""
         rows = [row for row in self.taken_rows if self.request(row).sampling.penalises]
         return np.asarray(rows, np.int32)
 
@@ -255,32 +261,34 @@ class SequenceBuffer:
         prompt_token_ids: Sequence[int] | np.ndarray,
         sampling: SamplingParams | None = None,
     ) -> None:
-        """add_request() of a prompt with these sampling parameters, by default the greedy ones;
+        """add_request() for a prompt with these sampling parameters (default: greedy);
         same errors.
         """
         self.add_request(DocumentedRecord(req_id, prompt_token_ids, sampling))
 
     def prepare_batch(self) -> ModelRunBatch:
-        """What the next step can compute. The table stays as it is: who ran the step sets
-        num_computed_tokens.
+        """Return the batch of the next step. The caller updates num_computed_tokens after
+        the step.
         """
         return make_batch(self.table)
 
     def add_request(
         self, request: Request | DocumentedRequest, req_index: int | None = None
     ) -> None:
-        """Put a request into row `req_index`, by default the lowest free one.
+        """Put a request into row `req_index`, by default the lowest free row.
 
-        Tokens beyond max_model_len are cut off the prompt, then off output that the request brings
-        along. Raises ValueError for an id that is here already, a row that is taken or a request
-        that does not fit, IndexError for a row out of range, RuntimeError when all rows are taken;
-        then nothing is changed.
+        The prompt is truncated to max_model_len, and output tokens of the record to the room that
+        is left. ValueError for an id that is in the table, a taken row, or a request that does not
+        fit; IndexError for a row out of range; RuntimeError when all rows are taken. The table is
+        unchanged after an error.
         """
         made = as_request(request, self.max_model_len, self.vocab_size)
         num_stops = len(made.sampling.stop_token_ids)
         if num_stops > MAX_STOP_TOKENS:
             raise InputError(
-                f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."
+                f"{num_stops} stop tokens",
+                f"at most {MAX_STOP_TOKENS}",
+                "Pass fewer stop_token_ids.",
             )
         read_sparse(made.sampling, self.vocab_size)
         pages = read_pages(getattr(request, "page_ids", None), self.page_tables)
@@ -292,28 +300,27 @@ class SequenceBuffer:
             table.append(row, page_ids)
 
     def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Append output tokens to a taken row. ValueError when they exceed max_model_len; then
-        nothing is appended.
+        """Append output tokens to a taken row. ValueError, and no change, when they exceed
+        max_model_len.
         """
         self.table.append_tokens(row, token_ids)
 
     def remove_request(self, req_id: str) -> int | None:
-        """Free a request's row and reset all its columns; the row it had, or None for an unknown
-        id.
+        """Free a request's row and reset its columns. Returns the row, or None for an
+        unknown id.
         """
         return self.table.remove_request(req_id)
 
     def swap_states(self, i1: int, i2: int) -> None:
-        """Exchange two taken rows, all columns included. AssertionError when either is free."""
+        """Swap two taken rows, with all columns. AssertionError when one of them is free."""
         self.request(i1), self.request(i2)
         self.table.exchange(i1, i2)
 
     def condense(self, empty_req_indices: Sequence[int]) -> None:
-        """Pack the requests into rows 0..num_reqs-1: the last ones move into the free rows, lowest
-        first.
+        """Move the last requests into free rows, lowest first, so that rows 0..num_reqs-1 are
+        taken.
 
-        The table knows its free rows, so `empty_req_indices` may name them in any order, or leave
-        some out.
+        `empty_req_indices` is ignored, because the table knows its free rows.
         """
         del empty_req_indices
         taken = self.taken_rows
@@ -322,5 +329,5 @@ class SequenceBuffer:
             self.table.exchange(hole, int(last))
 
     def clear(self) -> None:
-        """Free all rows; capacity stays."""
+        """Free all rows; the capacity stays."""
         self.table.clear()

@@ -1,4 +1,4 @@
-"""How many pages the cache gets."""
+"""The number of pages of the cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from enginebay_oengine.pools import Pools, make_pools
 
 DEFAULT_UTILIZATION = 0.85
 FIRST_BYTES = 128 * 2**20
-"""Of the cache, where it grows: what is cleared in about a tenth of a second."""
+"""Initial size of a growing cache, which is cleared in about 0.1 s."""
 
 FEWEST_PAGES = 2
-"""The dummy page, and one for tokens."""
+"""The dummy page, and one page for tokens."""
 
 
 def free_bytes(device: jax.Device, otherwise: int) -> int:
-    """Bytes that may still be allocated on a device; `otherwise` where nobody knows."""
+    """Return the free bytes of a device; `otherwise` if they are unknown."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
@@ -40,11 +40,10 @@ def free_bytes(device: jax.Device, otherwise: int) -> int:
 def choose_num_pages(
     parts: EngineParts, options: PagedOptions, pools: Pools, geometry: Geometry
 ) -> int:
-    """Pages of each group whose rows keep all of theirs, the dummy included, as the options say.
-    ConfigError or UnsupportedError when there is no room for one.
+    """Return the number of pages, including the dummy page, of each group whose rows keep all
+    pages. ConfigError or UnsupportedError when there is no room for a page.
 
-    Groups that give pages back have room for all rows, which comes first. Where all do, nothing is
-    left to choose.
+    Groups whose rows release pages always have room for all rows, and are subtracted first.
     """
     if options.num_pages is not None:
         return options.num_pages
@@ -61,7 +60,7 @@ def choose_num_pages(
                 f"at least {least}, which is {FEWEST_PAGES} pages of "
                 f"{pools.page_size} tokens"
                 + (f" and {what} of max_num_seqs rows" if fixed else ""),
-                "Raise it, or make page_size or max_num_seqs smaller.",
+                "Raise cache_bytes, or lower page_size or max_num_seqs.",
             )
         return (options.cache_bytes - fixed) // each if each else needed
     utilization = options.memory_utilization or DEFAULT_UTILIZATION
@@ -74,19 +73,19 @@ def choose_num_pages(
     )
     if rest < least:
         raise UnsupportedError(
-            f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free "
-            f"leaves {max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working "
+            f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free, which "
+            f"leaves {max(0, rest) / 2**20:.0f} MiB for the cache after weights and working "
             "space",
             f"at least {least / 2**20:.1f} MiB",
-            "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, "
-            "or use a smaller dtype.",
+            "Free memory, raise memory_utilization, lower max_num_batched_tokens or "
+            "max_num_seqs, or use a smaller dtype.",
         )
     return min(needed, (rest - fixed) // each) if each else needed
 
 
 def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:
-    """The sizes of an engine's cache. All pages are allocated at once but on a CPU, where clearing
-    them is most of the time that a program takes to start.
+    """Return the sizes of an engine's cache. On a CPU the cache may start small, because clearing
+    it takes most of the start-up time; other devices allocate all pages at once.
     """
     info = parts.model.info
     pools = make_pools(parts.config, options.page_size, options.num_state_snapshots)

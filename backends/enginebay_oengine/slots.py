@@ -1,5 +1,5 @@
-"""Slots: prompts processed into prefixes, prefixes put into slots, and what has to be true of pages
-before slots decode.
+"""Slots: processes prompts to prefixes, inserts prefixes into slots, and provides pages before
+slots decode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ SHORTEST_HISTORY = 32
 
 
 class Slots:
-    """What prefill, insert and decode do, over StepLauncher; the caller holds the lock of those."""
+    """The implementation of prefill, insert and decode over a StepLauncher, whose lock the caller
+    holds.
+    """
 
     def __init__(self, steps: StepLauncher, sizes: StateSizes) -> None:
         self.steps = steps
@@ -40,8 +42,8 @@ class Slots:
     def prefill(
         self, weights: Weights, prompts: Sequence[Request]
     ) -> tuple[GenerationState, jax.Array]:
-        """The prefix of prompts and the data of its ResultTokens. OutOfPagesError when there are
-        not enough pages.
+        """Return the prefix of prompts, and the data of its ResultTokens. OutOfPagesError when
+        there are not enough pages.
         """
         token_ids = [prompt.prompt_token_ids for prompt in prompts]
         lengths = [len(ids) for ids in token_ids]
@@ -54,7 +56,9 @@ class Slots:
         return GenerationState(rows, base_keys, None, held), data
 
     def insert(self, prefix: GenerationState, state: ActiveSequenceBatch, slots: list[int]) -> None:
-        """Put a prefix's sequences into free slots, one each, or a single one into all of them."""
+        """Insert a prefix's sequences into free slots, one each, or a single sequence into all of
+        them.
+        """
         _check_own(self.manager, state)
         count = prefix.num_prompts
         if (
@@ -64,8 +68,8 @@ class Slots:
         ):
             raise InputError(
                 f"slots {list(slots)} for a prefix of {count} prompts",
-                "a slot for each, or different slots for a single one",
-                "Give as many slots as there are prompts.",
+                "a slot for each prompt, or different slots for a single prompt",
+                f"Pass {count} different slots.",
             )
         with state.context_lock:
             for slot in slots:
@@ -84,8 +88,8 @@ class Slots:
     def decode(
         self, weights: Weights, state: ActiveSequenceBatch, rngs: np.ndarray | None
     ) -> jax.Array | None:
-        """One token for each slot that can get one: the data of the ResultTokens, or None when no
-        slot can.
+        """Sample one token for each slot that can decode. Returns the data of the ResultTokens, or
+        None when no slot can.
         """
         _check_own(self.manager, state)
         with state.context_lock:
@@ -119,8 +123,8 @@ class Slots:
                 raise OutOfPagesError(
                     f"prompts of {lengths} tokens",
                     f"{self.manager.num_free_pages * self.manager.page_size} tokens, "
-                    "which is what is free now",
-                    "Free slots or let go of prefixes first, or make the cache larger.",
+                    "which are free now",
+                    "Free slots, release prefixes, or make a cache with more pages.",
                 )
             leases.append(lease)
         return leases
@@ -134,8 +138,8 @@ class Slots:
         *,
         samples: bool,
     ) -> None:
-        """Put the keys and values of prompts into their pages, as many tokens at a time as a step
-        takes.
+        """Write the keys and values of prompts to their pages, in chunks of at most a step's
+        tokens.
         """
         done = [0] * len(prompts)
         most = self.sizes.geometry.sizes.prefill_tokens[-1]
@@ -155,9 +159,7 @@ class Slots:
             self.manager.commit(lease, len(ids))
 
     def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldLeases]:
-        """The prefix and its pages in this cache: as it is, or moved here with new pages for its
-        keys and values.
-        """
+        """The prefix with pages in this cache: unchanged, or copied here to new pages."""
         if prefix.held is not None and prefix.held.owner is self.steps and prefix.held.let_go.alive:
             return prefix, prefix.held
         moved: GenerationState = jax.device_put(prefix, self.steps.prefix_sharding())
@@ -167,7 +169,7 @@ class Slots:
             raise InputError(
                 f"a prefix of {max(lengths)} tokens",
                 f"at most {most}",
-                "Insert it into an engine with a larger max_length, or a larger cache.",
+                "Insert it into an engine with a larger max_length or more pages.",
             )
         leases = self._admit_all([length - 1 for length in lengths])
         held = HeldLeases(self.steps, leases, lengths)
@@ -193,17 +195,17 @@ class Slots:
                 for given in leases:
                     self.manager.release(given)
                 raise OutOfPagesError(
-                    "no page for a copy of the prefix's last one, "
+                    "no free page for a copy of the prefix's last page, "
                     "or too many sequences that share pages",
-                    "a page for each slot, and four sequences for each page",
-                    "Free some slots.",
+                    "a page for each slot, and at most four sequences per page",
+                    "Free slots with free_resource().",
                 )
             leases.append(lease)
         return leases
 
     def _make_room(self, weights: Weights, state: ActiveSequenceBatch) -> dict[int, ActiveRequest]:
-        """The slots that get a token, with pages for it; the oldest first, and at least one unless
-        all have ended.
+        """The slots that get a token, with pages for it, oldest first. At least one, unless all
+        have ended.
         """
         while True:
             going = {
@@ -237,8 +239,8 @@ class Slots:
             self._preempt(going)
 
     def _note_ended(self, state: ActiveSequenceBatch, going: dict[int, ActiveRequest]) -> bool:
-        """Take the pages of sequences that the device has ended; whether there were any. Waits for
-        the steps so far.
+        """Release the pages of sequences that the device has ended, and return whether there were
+        any. Waits for all launched steps.
         """
         finished = np.asarray(state.rows.finished)
         ended = [active for slot, active in going.items() if finished[slot]]
@@ -252,7 +254,9 @@ class Slots:
     def _restore(
         self, weights: Weights, state: ActiveSequenceBatch, slot: int, active: ActiveRequest
     ) -> bool:
-        """Process the tokens of a slot again, when there are pages for them and the next one."""
+        """Process a preempted slot's tokens again, if there are pages for them and for the next
+        token.
+        """
         lease = self.manager.admit(active.length)
         if lease is None:
             return False
@@ -262,23 +266,25 @@ class Slots:
         return True
 
     def _preempt(self, going: dict[int, ActiveRequest]) -> None:
-        """Take the pages of the youngest sequence, so that the others can go on."""
+        """Release the pages of the youngest sequence."""
         holding = [active for active in going.values() if active.lease is not None]
         if len(holding) < 2:
             raise OutOfPagesError(
-                f"{self.manager.num_free_pages} free pages, and no slot that could give some back",
+                f"{self.manager.num_free_pages} free pages, and no slot to preempt",
                 "pages for the sequences that decode",
-                "Let go of prefixes and of pages taken by number, or make the cache larger.",
+                "Release prefixes, call free_hbm_pages(), or make a cache with more pages.",
             )
         lease = holding[-1].lease
-        assert lease is not None, "it was chosen for it"
+        assert lease is not None, "only slots with a lease are in `holding`"
         holding[-1].lease = None
         self.manager.release(lease)
 
 
 def _check_own(manager: HBMPageManager, state: ActiveSequenceBatch) -> None:
-    """InputError for a state of another engine."""
+    """Raise InputError for a state of another engine."""
     if state.manager is not manager:
         raise InputError(
-            "a state of another engine", "one that init_decode_state made", "Use this engine's own."
+            "a state of another engine",
+            "a state of this engine",
+            "Call init_decode_state() of this engine.",
         )

@@ -1,5 +1,5 @@
-"""StepLauncher: the storage, its pages' books and the compiled functions over both; everything on
-the device goes through here.
+"""StepLauncher: owns the cache's storage and the compiled functions that use it. All device work of
+oEngine goes through this class.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from enginebay_oengine.page_manager import POOL, HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
 
 DEVICE_AXIS = "tensor"
-"""The name of the only mesh axis where the configuration has no mesh."""
+"""The name of the only mesh axis, for a configuration without a mesh."""
 
 
 class StepLauncher:
-    """Launches, one at a time: hold `lock` around a sequence of them. Storage and rows go in
-    donated and come back.
+    """Launches steps one at a time: hold `lock` during a sequence of calls. Storage and rows are
+    donated and returned.
     """
 
     def __init__(
@@ -68,9 +68,8 @@ class StepLauncher:
             program, dict(metadata.layouts), parts.compact_decode, num_slots, pad_token_id
         )
         self.placement = metadata.placement
-        meshed = (
-            self.placement.mesh is not None
-        )  # donated arrays are reused only when they come back as they went
+        # A donated array is reused only for an output with the same sharding.
+        meshed = self.placement.mesh is not None
         whole = self.placement.replicated
         where = jax.tree.map(lambda array: array.sharding, storage)
         options = parts.platform.compile_options()
@@ -98,7 +97,7 @@ class StepLauncher:
         self._place = compiled(place_rows, (), (0,), whole)
         self.take = compiled(take_rows, (1, 2), (), whole)
         self.held: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
-        """Pages that prefixes hold."""
+        """The pages held by prefixes."""
 
     def run(
         self,
@@ -107,7 +106,7 @@ class StepLauncher:
         rows: DeviceRows,
         rngs: np.ndarray | None = None,
     ) -> tuple[ModelOutputBatch, DeviceRows]:
-        """Copy pages that would be written to and are shared, then launch a step."""
+        """Copy shared pages that the step would write to, then launch the step."""
         self._copy_pages()
         output, self.storage, rows = self.forward(
             self.graphdef, weights, {}, inputs, self.storage, rows, rngs
@@ -116,20 +115,20 @@ class StepLauncher:
 
     @contextlib.contextmanager
     def override(self, parts: EngineParts, free_slots: Callable[[], None]) -> Iterator[None]:
-        """While the block lasts, steps are those of other parts; the former programs come back, and
-        the others are dropped.
+        """Run steps of other parts while the block lasts. The former programs return afterwards,
+        and the block's programs are dropped.
 
-        RequestError while sequences hold pages: what one implementation computed is none of
-        another's. At the end `free_slots` is called, and the pages of prefixes are taken back.
-        Within the block programs may be compiled, whatever `compilations` says.
+        RequestError while sequences hold pages, because another implementation may not continue
+        from them. The end of the block calls `free_slots` and releases the pages of prefixes.
+        Programs may be compiled within the block even if `compilations` forbids it.
         """
         with self.lock:
             count = self.manager.num_sequences
             if count:
                 raise RequestError(
-                    f"{count} sequences hold pages while implementations are to be swapped",
-                    "none, in slots and prefixes",
-                    "Free the slots, release the prefixes, and try again.",
+                    f"override() while {count} sequences hold pages",
+                    "no pages held by slots or prefixes",
+                    "Free the slots and release the prefixes first.",
                 )
             before, forbidden = self.graphdef, self.compilations.forbidden
             program = Program(parts.model, parts.ops, parts.sampler)
@@ -153,7 +152,7 @@ class StepLauncher:
         prefix: GenerationState,
         places: Mapping[int, tuple[int, int]],
     ) -> DeviceRows:
-        """Rows with those of a prefix in slots: slot -> (row of the prefix, completion's index)."""
+        """Put rows of a prefix into slots: slot -> (row of the prefix, completion's index)."""
         count = rows.length.shape[0]
         slots = np.full(count, count, np.int32)
         source, index = np.zeros(count, np.int32), np.zeros(count, np.int32)
@@ -163,15 +162,17 @@ class StepLauncher:
         return placed
 
     def read(self, leases: Sequence[Lease]) -> Views:
-        """The pages of leases, as many for each as the longest has, rounded up."""
+        """Return the pages of leases. All leases have as many pages as the longest one,
+        rounded up.
+        """
         with self.lock:
             self._copy_pages()
             views: Views = self._read(self.storage.views, self._table(leases, 0))
             return views
 
     def write(self, views: Views, leases: Sequence[Lease]) -> None:
-        """Put what read() gave into the pages of other leases. InputError for pages of another
-        model or size.
+        """Write the pages that read() returned to the pages of other leases. InputError for pages
+        of another model or size.
         """
         num_pages = self.manager.metadata.num_pages
         try:
@@ -183,13 +184,13 @@ class StepLauncher:
         except (TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"a prefix that does not fit this cache ({error})",
-                "one of the same model, dtype and page size",
-                "Prefill again.",
+                "a prefix of the same model, dtype and page size",
+                "Call prefill() of this engine.",
             ) from error
         self.storage = PagedAttentionCache(written)
 
     def prefix_sharding(self) -> GenerationState:
-        """Where the leaves of a prefix lie, as a GenerationState of NamedShardings."""
+        """Return the shardings of a prefix's leaves, as a GenerationState of NamedShardings."""
         mesh = self.placement.mesh
         if mesh is None:
             mesh = Mesh(np.array([self.placement.device]), (DEVICE_AXIS,))
@@ -232,7 +233,7 @@ def _sizes(views: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 
 def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
-    """ConfigError for a storage that is in use, or was not made of the manager's metadata."""
+    """Raise ConfigError for a storage that is in use, or has other metadata than the manager."""
     metadata = manager.metadata
     wanted = {
         group: [metadata.layouts[group].shapes()] * count
@@ -241,18 +242,18 @@ def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
     if _sizes(wanted) != _sizes(storage.views):
         raise ConfigError(
             "a storage of other sizes than the manager's",
-            "a storage and a manager of one metadata",
-            "Make both of the same PagedAttentionCacheMetaData.",
+            "a storage and a manager with the same metadata",
+            "Make both from the same PagedAttentionCacheMetaData.",
         )
     if any(array.is_deleted() for array in jax.tree.leaves(storage)):
         raise ConfigError(
             "a storage that another engine has taken over",
             "a storage of its own for each engine",
-            "Call init_cache again.",
+            "Call PagedAttentionCache.init_cache() for each engine.",
         )
     if manager.in_use:
         raise ConfigError(
             "the manager of another engine",
             "a manager of its own for each engine",
-            "Make another one.",
+            "Make an HBMPageManager for each engine.",
         )

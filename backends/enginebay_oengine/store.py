@@ -1,6 +1,4 @@
-"""PageStore: the pool and the prefix index of one cache group as one: pages that are given out,
-shared, kept for later, and evicted.
-"""
+"""PageStore: the page pool and the prefix index of one cache group."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from enginebay_oengine.prefix import PrefixIndex
 
 
 class PageStore:
-    """Gives out pages, free ones first and then the cached one that was used least recently.
+    """Allocates pages: free pages first, then the least recently used cached page.
 
-    A page that is in the index is cached when its last holder gives it back; without an index every
-    page is freed.
+    A page in the index is cached when its last holder drops it. Without an index every page becomes
+    free.
     """
 
     def __init__(
@@ -30,60 +28,64 @@ class PageStore:
         self._clock = clock
 
     def available(self, besides: Iterable[int] = ()) -> int:
-        """How many pages can be taken, after the cached ones among `besides` were shared."""
+        """Return the number of pages that can be taken, after sharing the cached pages among
+        `besides`.
+        """
         index = self.index
         woken = sum(map(index.is_resting, besides)) if index is not None else 0
         return self.pool.num_free + self.pool.num_cached - woken
 
     def expire(self) -> None:
-        """Free the pages that have rested too long."""
+        """Free the pages that have rested for the index's ttl_s."""
         if self.index is not None:
             for page in self.index.expire(self._clock()):
                 self.pool.reclaim(page)
 
     def find(self, digest: bytes) -> int | None:
-        """The page whose tokens have this hash."""
+        """Return the page whose tokens have this hash, or None."""
         return None if self.index is None else self.index.find(digest)
 
     def name(self, digest: bytes, page: int) -> None:
-        """Put a page that somebody holds into the index, under the hash of its tokens."""
+        """Add a page with a holder to the index, under the hash of its tokens."""
         if self.index is not None:
             self.index.add(digest, page)
 
     def take(self) -> int:
-        """A page that nobody else holds and that is not in the index."""
+        """Take a page with no other holder, which is not in the index."""
         if not self.pool.num_free and self.index is not None:
             self.pool.reclaim(self.index.evict())
         return self.pool.take()
 
     def share(self, page: int) -> None:
-        """One more holds a page that was found or is held."""
+        """Add a holder to a page."""
         if self.index is not None and self.index.is_resting(page):
             self.index.wake(page)
         self.pool.share(page)
 
     def drop(self, page: int) -> None:
-        """One fewer holds a page."""
+        """Remove a holder of a page."""
         keep = self.index is not None and page in self.index
         if self.pool.drop(page, keep=keep) and self.index is not None and keep:
             self.index.rest(page, self._clock())
 
     def is_private(self, page: int) -> bool:
-        """Whether the one who holds a page may write to it: nobody else does, or will find it."""
+        """Return whether the page's holder may write to it: it has no other holder, and is not in
+        the index.
+        """
         return self.pool.holders(page) == 1 and (self.index is None or page not in self.index)
 
     def forget(self) -> None:
-        """Free what is cached, and find none of it again."""
+        """Free the cached pages, and clear the index."""
         if self.index is not None:
             for page in self.index.clear():
                 self.pool.reclaim(page)
 
     def check(self) -> None:
-        """InternalError when the books of pool and index are wrong."""
+        """Raise InternalError when the pool and the index do not agree."""
         self.pool.check()
         if self.index is None:
             if self.pool.num_cached:
-                raise InternalError("a page is cached, and there is no prefix index")
+                raise InternalError("a page is cached without a prefix index")
             return
         self.index.check()
         if self.index.num_resting != self.pool.num_cached:

@@ -339,7 +339,7 @@ def test_a_request_that_can_never_fit_is_refused_and_others_go_on(make: Callable
         (
             {"num_pages": 9, "cache_bytes": 9},
             ConfigError,
-            "num_pages and cache_bytes both size the cache",
+            "num_pages and cache_bytes cannot be combined",
         ),
         ({"page_size": 12}, ConfigError, "page_size = 12"),
         ({"page_size": 512}, ConfigError, "page_size = 512"),

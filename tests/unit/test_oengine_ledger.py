@@ -295,10 +295,10 @@ def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
             lambda ledger, lease: store_of(ledger).pool.share(lease.pages["full"][0]),
             "held 2 times by count, and by 1",
         ),
-        (lambda _, lease: setattr(lease, "capacity", 99), "books are wrong at row 0"),
+        (lambda _, lease: setattr(lease, "capacity", 99), "ledger is inconsistent at row 0"),
         (
             lambda _, lease: lease.pages.update(full=lease.pages["full"][::-1]),
-            "books are wrong at row 0",
+            "ledger is inconsistent at row 0",
         ),
         (
             lambda ledger, lease: store_of(ledger).index.rest(lease.pages["full"][0], 0.0),
@@ -324,7 +324,7 @@ def test_more_hashes_than_computed_pages_are_found() -> None:
     one.lease.capacity = 3 * PAGE
     held.check()
     one.digests.append(b"x")
-    with pytest.raises(InternalError, match="books are wrong at row 0"):
+    with pytest.raises(InternalError, match="ledger is inconsistent at row 0"):
         held.check()
 
 

@@ -41,7 +41,7 @@ def test_pages_are_used_then_cached_then_free() -> None:
 def test_the_dummy_page_is_never_given_out() -> None:
     pool = PagePool(4)
     assert DUMMY_PAGE not in {pool.take() for _ in range(3)}
-    with pytest.raises(InternalError, match="none free"):
+    with pytest.raises(InternalError, match="without a free page"):
         pool.take()
 
 
@@ -51,9 +51,9 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(InternalError, match="not cached"):
         pool.reclaim(page)
     pool.drop(page, keep=False)
-    with pytest.raises(InternalError, match="does not hold it"):
+    with pytest.raises(InternalError, match="has no holder"):
         pool.drop(page, keep=False)
-    with pytest.raises(InternalError, match="it is free"):
+    with pytest.raises(InternalError, match="which is free"):
         pool.share(page)
     with pytest.raises(InternalError, match="at least one more"):
         PagePool(1)
@@ -63,12 +63,12 @@ def test_wrong_calls_are_refused() -> None:
 @pytest.mark.parametrize(
     ("holders", "free", "cached", "found"),
     [
-        ([0, 1, 0, 0, 0], [4, 3, 2, 4], set(), "twice in the free list"),
+        ([0, 1, 0, 0, 0], [4, 3, 2, 4], set(), "in the free list twice"),
         ([0, 1, 0, 0, 0], [4, 3], set(), "none of"),
-        ([0, 1, 0, 0, 0], [4, 3, 2], {4}, "two of"),
-        ([0, 1, 0, 0, 0], [4, 3, 2], {1}, "two of"),
+        ([0, 1, 0, 0, 0], [4, 3, 2], {4}, "more than one of"),
+        ([0, 1, 0, 0, 0], [4, 3, 2], {1}, "more than one of"),
         ([0, 1, 0, 0, 0], [4, 3, 2, DUMMY_PAGE], set(), "dummy page"),
-        ([0, 1, -1, 0, 0], [4, 3], set(), "less than never"),
+        ([0, 1, -1, 0, 0], [4, 3], set(), "negative number"),
     ],
 )
 def test_broken_books_are_found(
@@ -140,7 +140,7 @@ def test_the_page_that_rested_longest_is_evicted_first() -> None:
     assert index.find(bytes([2])) is None
     assert index.find(bytes([1])) == 1
     index.wake(1)
-    with pytest.raises(InternalError, match="all are held"):
+    with pytest.raises(InternalError, match="without a resting page"):
         index.evict()
     index.check()
 

@@ -218,7 +218,7 @@ def test_what_metadata_cannot_carry_is_refused_when_the_request_is_made(
 ) -> None:  # holds B16
     table = make_table()
     [name] = params
-    with pytest.raises(ValueError, match=rf"{name} = .* for a row table"):
+    with pytest.raises(ValueError, match=rf"{name} = .* a row table cannot store"):
         table.begin_sequence("a", [1], SamplingParams(**params))
     assert table.num_reqs == 0
 
