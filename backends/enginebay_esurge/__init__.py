@@ -1,5 +1,5 @@
-"""The eSurge API over the paged engine: requests by id, prompts that are made to fit, pausing, and
-new weights in place.
+"""The eSurge API over the paged engine: requests by id, prompts that are fitted to the context,
+pausing, and exchange of weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "eSurge",
 ]
 
-# Names are imported when they are first asked for, so that listing plugins imports no JAX.
+# Names are imported at first use, so that listing plugins does not import JAX.
 __getattr__ = on_demand(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""The console monitor: an engine's figures as a table that stays in its place on the terminal."""
+"""The console monitor: an engine's figures as a table that updates in place on the terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REFRESH_S = 0.5
 
 
 class ConsoleMonitor:
-    """Shows figures twice a second, on standard error unless a console is given. `close` leaves the
-    last ones.
+    """Shows figures twice a second, by default on standard error. `close` leaves the last table
+    visible.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ConsoleMonitor:
         self._repeater = Repeater("esurge-console", REFRESH_S, self._show)
 
     def close(self) -> None:
-        """Show the figures once more, and give the terminal back."""
+        """Show the final figures, and release the terminal."""
         self._repeater.stop()
         self._live.update(self._table())
         self._live.stop()
@@ -46,17 +46,15 @@ class ConsoleMonitor:
 
 
 def figures_table(title: str, figures: Figures) -> Table:
-    """Figures for people."""
+    """Return figures as a table for people."""
     table = Table(title=title, show_header=False)
     rows = {
         "requests": f"{figures.num_running} running, {figures.num_waiting} waiting",
         "ended": f"{figures.num_completed} completed, {figures.num_failed} failed, "
         f"{figures.requests_per_second:.2f} a second",
         "tokens": f"{figures.num_tokens} generated, {figures.tokens_per_second:.1f} a second",
-        "last update": (
-            f"{figures.num_scheduled_tokens} tokens scheduled, "
-            f"{figures.num_preempted} preempted in all"
-        ),
+        "last update": f"{figures.num_scheduled_tokens} tokens scheduled",
+        "preempted": f"{figures.num_preempted} requests",
         "mean step": f"{figures.mean_batch_size:.1f} rows, {figures.mean_schedule_s * 1e3:.2f} ms "
         f"to schedule, {figures.mean_execute_s * 1e3:.2f} ms to run",
         "mean request": f"{figures.mean_first_token_s * 1e3:.0f} ms to the first token, "

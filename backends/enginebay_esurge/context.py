@@ -1,4 +1,4 @@
-"""How a prompt and its new tokens are made to fit the context: pure functions of lengths."""
+"""Fitting of a prompt and its new tokens to the context: pure functions of lengths."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ TruncateMode = Literal["left", "right", "middle"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextRules:
-    """What may be cut when prompt, new tokens and reserve exceed the context, and what is cut
-    first.
+    """The rules for a prompt and new tokens that exceed the context.
 
-    `reserve_tokens` stay free; None is a tenth of max_model_len.
+    `reserve_tokens` are never used; None is a tenth of max_model_len.
     """
 
     max_model_len: int
@@ -32,46 +31,45 @@ class ContextRules:
             raise ConfigError(
                 f"truncate_mode = {self.truncate_mode!r}",
                 "left, right or middle",
-                "Choose one of these.",
+                "Pass one of these.",
             )
         if self.reserve < 0 or self.budget < 2:
             raise ConfigError(
                 f"reserve_tokens = {self.reserve} with max_model_len = {self.max_model_len}",
                 f"0 to {self.max_model_len - 2}, which leaves room for a prompt and a new token",
-                "Reserve less, or raise max_model_len.",
+                "Lower reserve_tokens, or raise max_model_len.",
             )
 
     @property
     def reserve(self) -> int:
-        """Tokens of the context that stay free."""
+        """Tokens of the context that are never used."""
         return self.max_model_len // 10 if self.reserve_tokens is None else self.reserve_tokens
 
     @property
     def budget(self) -> int:
-        """Tokens that a prompt and its completion may have together."""
+        """Max tokens of a prompt and its completion together."""
         return self.max_model_len - self.reserve
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a prompt and of its completion at most."""
+    """Tokens of a prompt, and max tokens of its completion."""
 
     num_prompt: int
     num_new: int
 
 
 def fit_lengths(num_prompt: int, num_new: int | None, rules: ContextRules) -> Lengths:
-    """How many tokens of a prompt and how many new tokens are served, so that both fit the budget.
+    """Return the lengths of a prompt and of its new tokens, so that both fit the budget.
 
-    num_new None means as many new tokens as there is room for. A prompt that alone exceeds the
-    budget is truncated to the budget less num_new (less 1 for None). A prompt that alone fits keeps
-    its length under prefer_preserve_prompt, and the new tokens are capped; without it the prompt is
-    truncated first. Each keeps at least one token, and the second cut happens only as far as the
-    first one does not suffice.
+    num_new None requests as many new tokens as fit. A prompt that exceeds the budget by itself is
+    truncated to the budget less num_new (less 1 for None). Otherwise the new tokens are capped
+    first under prefer_preserve_prompt, and the prompt is truncated first without it; the second cut
+    happens only if the first one is not enough. Each keeps at least one token.
 
-    A cut that auto_cap_new_tokens or auto_truncate_prompt forbids happens where no other helps;
-    with strict_context it raises RequestError (a ValueError) instead, and without
-    auto_cap_new_tokens so does every excess.
+    A cut that auto_cap_new_tokens or auto_truncate_prompt forbids happens only if no other cut
+    helps. With strict_context it raises RequestError (a ValueError) instead, and without
+    auto_cap_new_tokens every excess raises it.
     """
     budget = rules.budget
     prompt = num_prompt
@@ -91,7 +89,7 @@ def fit_lengths(num_prompt: int, num_new: int | None, rules: ContextRules) -> Le
 
 
 def _cuts(num_prompt: int, rules: ContextRules) -> list[str]:
-    """The order of the two cuts: "cap" shortens the new tokens, "truncate" the prompt."""
+    """The order of the two cuts: "cap" shortens the new tokens, "truncate" shortens the prompt."""
     if num_prompt > rules.budget:
         return ["truncate", "cap"]
     order = ["cap", "truncate"] if rules.prefer_preserve_prompt else ["truncate", "cap"]
@@ -100,10 +98,10 @@ def _cuts(num_prompt: int, rules: ContextRules) -> list[str]:
 
 
 def truncate(token_ids: Sequence[int], num_tokens: int, mode: TruncateMode) -> list[int]:
-    """`num_tokens` of token_ids: without their beginning (left), their end (right), or their
-    middle.
+    """Return `num_tokens` of token_ids. Mode "left" drops the beginning, "right" the end, "middle"
+    the middle.
 
-    Of the middle mode, the first part is the longer one.
+    With "middle" the first part is the longer one, if they differ.
     """
     if num_tokens >= len(token_ids):
         return list(token_ids)
@@ -114,10 +112,10 @@ def truncate(token_ids: Sequence[int], num_tokens: int, mode: TruncateMode) -> l
 
 
 def _does_not_fit(num_prompt: int, num_new: int | None, rules: ContextRules) -> RequestError:
-    wanted = "some" if num_new is None else f"up to {num_new}"
+    requested = "any number of" if num_new is None else f"up to {num_new}"
     return RequestError(
-        f"a prompt of {num_prompt} tokens and {wanted} new ones, with strict_context",
-        f"{rules.budget} together, which is max_model_len less reserve_tokens",
+        f"a prompt of {num_prompt} tokens and {requested} new tokens, with strict_context",
+        f"{rules.budget} tokens together, which is max_model_len less reserve_tokens",
         "Shorten the prompt, lower max_tokens, or allow auto_truncate_prompt and "
         "auto_cap_new_tokens.",
     )

@@ -1,4 +1,4 @@
-"""What a Grafana is provisioned with: a data source and a dashboard of an engine's metrics."""
+"""The files that provision a Grafana: a data source, and a dashboard of an engine's metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ QUANTILES = (0.5, 0.95)
 def write_provisioning(
     folder: Path, *, name: str, uid: str, url: str, speculates: bool = False
 ) -> Path:
-    """Write data source and dashboard under `folder`, and return what Grafana takes as its
-    provisioning folder.
+    """Write data source and dashboard under `folder`. Returns Grafana's provisioning folder.
 
-    The files are JSON, which is YAML. Who runs Grafana, in a container too, may read them: they
-    hold no secret.
+    The files are JSON, which is valid YAML. They are world-readable, because Grafana may run as
+    another user; they contain no secret.
     """
     dashboards = folder / "dashboards"
     provisioning = folder / "provisioning"
@@ -44,8 +43,8 @@ def write_provisioning(
 
 
 def make_dashboard(datasource_uid: str, *, speculates: bool = False) -> dict[str, Any]:
-    """A dashboard whose panels read from the data source of this uid; one more for an engine that
-    `speculates`.
+    """Return a dashboard that reads from the data source `datasource_uid`, with an additional panel
+    for an engine that `speculates`.
     """
     source = {"type": "prometheus", "uid": datasource_uid}
     panels: list[dict[str, Any]] = []
@@ -87,7 +86,7 @@ def _panels(*, speculates: bool) -> list[tuple[str, str, dict[str, str]]]:
     drafts = {
         "rows a second": f"rate({names.DRAFTS}[1m])",
         "tokens drafted a second": f"rate({names.DRAFT_TOKENS}[1m])",
-        "tokens held a second": f"rate({names.ACCEPTED_TOKENS}[1m])",
+        "tokens accepted a second": f"rate({names.ACCEPTED_TOKENS}[1m])",
     }
     return [
         ("Requests that ended", "reqps", {"{{status}}": f"rate({names.REQUESTS}[1m])"}),
@@ -100,7 +99,7 @@ def _panels(*, speculates: bool) -> list[tuple[str, str, dict[str, str]]]:
         ("Time of scheduling", "s", _quantiles(names.SCHEDULE_DURATION)),
         ("Rows of an update", "short", _quantiles(names.BATCH_SIZE)),
         ("Tokens scheduled", "short", {"last update": names.SCHEDULED_TOKENS}),
-        ("Preempted", "short", {"a second": f"rate({names.PREEMPTED}[1m])"}),
+        ("Preemptions", "short", {"a second": f"rate({names.PREEMPTED}[1m])"}),
         ("Pages of the cache", "short", {"used": names.PAGES_USED, "all": names.PAGES}),
         ("Prompt tokens found in the cache", "percentunit", {"part": names.HIT_RATE}),
         ("Engine", "short", {"{{name}} {{model}}": names.SYSTEM}),

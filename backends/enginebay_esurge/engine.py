@@ -1,4 +1,4 @@
-"""The engine "esurge": the paged engine, made with eSurge's options."""
+"""The engine "esurge": the paged engine with eSurge's options."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from enginebay_oengine import engine as paged
 
 
 def make_engine(parts: EngineParts, options: ESurgeOptions) -> StepEngine:
-    """A paged engine over these parts. ConfigError or UnsupportedError when there is no room for a
-    page.
+    """Make a paged engine from these parts. ConfigError or UnsupportedError when the cache has no
+    room for a page.
     """
     return paged.make_engine(parts, options.paged())
 
 
 def attention_problems(facts: StepFacts, options: ESurgeOptions) -> list[AttentionProblem]:
-    """The attention problems of such an engine's steps."""
+    """Return the attention problems of this engine's steps."""
     return paged.attention_problems(facts, options.paged())

@@ -1,4 +1,4 @@
-"""The section of the engine "esurge"."""
+"""Options of the engine "esurge"."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from enginebay_oengine.options import PagedOptions, check_one_size
 
 NAMES = {"hbm_utilization": "memory_utilization", "enable_prefix_caching": "prefix_caching"}
-"""Options whose name differs from the paged engine's."""
+"""Options with another name than in the paged engine."""
 
 
 def _like(name: str) -> Any:
-    """A field of the paged engine's options."""
+    """Return a field of the paged engine's options."""
     return copy.copy(PagedOptions.model_fields[name])
 
 
 class ESurgeOptions(BaseModel):
-    """The paged engine's options under eSurge's names, with its defaults. num_pages or cache_bytes
-    replace hbm_utilization.
+    """The paged engine's options with eSurge's names and defaults. num_pages or cache_bytes
+    replaces hbm_utilization.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,7 +31,7 @@ class ESurgeOptions(BaseModel):
         gt=0.0,
         le=1.0,
         description="share of each device's free memory for weights, cache and steps together; the "
-        "cache gets no more than max_num_seqs requests of max_model_len tokens need",
+        "cache is at most as large as max_num_seqs requests of max_model_len tokens",
     )
     enable_prefix_caching: bool = _like("prefix_caching")
     num_pages: int | None = _like("num_pages")
@@ -48,7 +48,7 @@ class ESurgeOptions(BaseModel):
         return self
 
     def paged(self) -> PagedOptions:
-        """The same under the paged engine's names."""
+        """Return the same options with the paged engine's names."""
         values = {NAMES.get(name, name): value for name, value in self.model_dump().items()}
         if self.num_pages is not None or self.cache_bytes is not None:
             values["memory_utilization"] = None

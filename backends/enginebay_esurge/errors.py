@@ -1,4 +1,4 @@
-"""The errors of the eSurge API that its users catch as RuntimeError."""
+"""Errors of the eSurge API that its users catch as RuntimeError."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from enginebay.errors import EnginebayError, StoppedError, UnsupportedError
 
 
 class NotRunningError(StoppedError, RuntimeError):
-    """A request for an engine that was not initiated, or is paused."""
+    """A request to an engine that is stopped or paused."""
 
 
 class BusyError(EnginebayError, RuntimeError):
-    """Something that needs an idle engine was asked of one with requests, or a profile of one that
-    is being profiled.
+    """An operation that requires an idle engine while there are requests, or a second profile at
+    once.
     """
 
 
 class NoTemplateError(UnsupportedError, RuntimeError):
-    """A chat with a tokenizer that has no chat template."""
+    """A chat with a tokenizer without a chat template."""
 
 
 def no_template() -> NoTemplateError:
-    """The error of a chat for which there is no chat template."""
+    """Make the error for a chat without a chat template."""
     given = "a chat with a tokenizer without a chat template"
-    return NoTemplateError(given, "one that has it", "Give chat_template, or use generate.")
+    allowed = "a tokenizer with a chat template"
+    return NoTemplateError(given, allowed, "Pass chat_template, or use generate().")

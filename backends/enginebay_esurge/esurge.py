@@ -1,4 +1,4 @@
-"""eSurge: the documented face over the paged engine: requests by id, and a service that pauses."""
+"""eSurge: the documented API over the paged engine; requests have ids, and serving can pause."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ log = logging.getLogger("enginebay.esurge")
 
 
 class eSurge:  # noqa: N801  # the name its users know
-    """Requests by id over the paged engine, batched as they come; prompts are made to fit.
+    """Serves requests by id over the paged engine; prompts are fitted to the context.
 
-    `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which needs a
-    `tokenizer`. It is loaded and compiled here; `initiate()` or a `with` block starts serving. Any
-    thread may call any method. docs/esurge.md explains the options; unserved ones are refused.
+    `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which requires a
+    `tokenizer`. The constructor loads and compiles it; `initiate()` or a `with` block starts
+    serving. All methods are thread-safe. docs/esurge.md explains the options.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class eSurge:  # noqa: N801  # the name its users know
         self._serving = Serving(self._service, subject.tokenizer)
         self._profiler = Profiler(self._service)
         self._monitoring = Monitoring(self._service, self._serving.totals, self._name)
-        # Also when it is never terminated: no thread, server or trace may outlive it, or JAX.
+        # Without terminate() too, no thread, server or trace may outlive this object, or JAX.
         for stop in (self._monitoring.stop, self._profiler.stop, self._service.stop):
             weakref.finalize(self, stop)
 
@@ -123,70 +123,71 @@ class eSurge:  # noqa: N801  # the name its users know
 
     @property
     def esurge_name(self) -> str:
-        """The name given, or {model type}-{billions of parameters}b."""
+        """The name that was passed, or "{model type}-{billions of parameters}b"."""
         return self._name
 
     @property
     def monitoring_active(self) -> bool:
-        """Whether monitoring was started, and not stopped since."""
+        """Whether monitoring is running."""
         return self._monitoring.is_active
 
     @property
     def profiling_active(self) -> bool:
-        """Whether a profile was started, and has not ended since."""
+        """Whether a profile is being recorded."""
         return self._profiler.is_active
 
     @property
     def plan(self) -> Plan:
-        """What was chosen, and why."""
+        """The parts that were chosen, with reasons."""
         return self._service.parts.plan
 
     @property
     def engine(self) -> Engine:
-        """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
+        """The engine. Use it on the engine's thread only (see `run_on_engine`)."""
         return self._service.parts.engine
 
     @property
     def audience(self) -> Observers:
-        """Observers of the engine's work (enginebay.loop.observer): add one, or remove it."""
+        """Observers of the engine's work (enginebay.loop.observer): call add() or remove()."""
         return self._service.audience
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
-        """The result of a function on the engine's thread, between steps; here if nothing runs."""
+        """Run a function on the engine's thread between steps (here when stopped)."""
         return self._service.call(function)
 
     @property
     def num_pending_requests(self) -> int:
-        """Requests that wait for their turn, with all their completions."""
+        """Number of requests without a running completion."""
         return self._service.num_requests[0]
 
     @property
     def num_running_requests(self) -> int:
-        """Requests of which a completion is being made; one with n > 1 counts once."""
+        """Number of requests with a running completion; a request with n > 1 counts once."""
         return self._service.num_requests[1]
 
     def initiate(self) -> None:
-        """Start serving, or go on after a pause, unless it runs. The daemon thread idles free."""
+        """Start serving, or resume after pause(); does nothing while running."""
         self._service.start()
         self._serving.totals.begin()
 
     def terminate(self) -> None:
-        """End the thread, and a profile; requests under way fail with StoppedError. initiate()
-        serves again, without compiling, and monitoring stays for it.
+        """Stop serving and profiling; monitoring stays. Unfinished requests fail with StoppedError.
+
+        initiate() starts again without compiling.
         """
         self._service.stop()
         self._profiler.stop()
         self._jobs.close()
 
     def pause(self) -> None:
-        """Stop launching; requests stay where they are, and can be aborted. New ones are refused.
+        """Stop launching steps. Requests stay, and can be aborted; new requests are refused.
 
-        With destroy_pages_on_pause the cache's memory is freed, unless a request begins in it.
+        With destroy_pages_on_pause the cache's memory is freed, unless a request occupies it.
         """
         self._service.pause()
 
     def resume(self) -> None:
-        """Go on after pause(), with a new cache if it was freed. The same as initiate()."""
+        """Continue after pause(), with a new cache if it was freed. The same as initiate()."""
         self.initiate()
 
     def generate(
@@ -199,14 +200,14 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: Priorities = 0,
         tenant: Tenants = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (texts, or lists of token ids); one output each, in their order.
+        """Complete prompts (texts, or lists of token ids). Returns one output per prompt, in order.
 
-        sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed
-        once. `use_tqdm` shows a bar for several prompts on a terminal. `priority` (larger is more
-        urgent) and `tenant`, for all or one per prompt, are for schedulers that read them. Before
-        anything is queued: NotRunningError (a RuntimeError) when nothing runs, RequestError (a
-        ValueError) for wrong prompts, values or ids. A failed completion raises its error and ends
-        the others; an aborted one has finish_reason "abort".
+        sampling_params None is SamplingParams(max_tokens=128). n > 1 computes the prompt once.
+        `use_tqdm` shows a progress bar on a terminal. Some schedulers read `priority` (larger is
+        more urgent) and `tenant`: one value, or one per prompt. Nothing is queued after
+        NotRunningError (a RuntimeError) or RequestError (a ValueError: wrong prompts, values or
+        ids). A completion's error is raised and ends the others; an aborted one has finish_reason
+        "abort".
         """
         self._service.check_running()
         listed = as_prompts(prompts)
@@ -223,16 +224,17 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: int = 0,
         tenant: str | None = None,
     ) -> Updates:
-        """Complete one prompt; outputs with delta_text for each part, the last one `finished`.
+        """Complete one prompt; yields an output with delta_text for each part, the last one
+        `finished`.
 
-        Checked and queued at once, with the errors of generate(), and ValueError unless it is one
-        prompt. A slow reader loses nothing. Closing or dropping the iterator ends the request.
+        Checked and queued at once, with the errors of generate(), and RequestError for several
+        prompts. A slow reader gets all text. Closing or dropping the iterator ends the request.
         """
         self._service.check_running()
         listed = as_prompts(prompts)
         if len(listed) != 1:
             given = f"{len(listed)} prompts to stream"
-            raise RequestError(given, "one", "Use generate, or a stream for each.")
+            raise RequestError(given, "one prompt", "Use generate(), or a stream per prompt.")
         turns = priorities_of(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
         check_streamable([job.prepared])
@@ -250,10 +252,10 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: int = 0,
         tenant: str | None = None,
     ) -> Any:
-        """Answer a conversation: a RequestOutput, or with `stream` an iterator of them.
+        """Answer a conversation: a RequestOutput, or with `stream` an iterator of RequestOutputs.
 
-        `tools` describe functions for the chat template; `chat_template` is Jinja text in place of
-        the model's. ValueError: empty or malformed messages; NoTemplateError: no template.
+        `tools`: functions for the chat template. `chat_template`: Jinja text instead of the model's
+        template. ValueError for empty or wrong messages; NoTemplateError without a template.
         """
         self._service.check_running()
         if chat_template is None and not self._jobs.tokenizer.has_chat_template:
@@ -270,38 +272,40 @@ class eSurge:  # noqa: N801  # the name its users know
         )[0]
 
     def abort_request(self, request_id: str) -> None:
-        """End a request, waiting or running, and all its completions; readers get what there is.
+        """Abort a waiting or running request with all its completions. Its reader gets the output
+        so far.
 
-        An id that is not under way is left alone.
+        An unknown or finished id is ignored.
         """
         self._serving.abort(request_id)
 
     @contextlib.contextmanager
     def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
-        """While the block lasts, steps run with other implementations of ops, as in LLM.override,
-        also of an engine that is stopped or paused, whose cache is then allocated.
+        """Run steps with other implementations of ops within the block, as in LLM.override.
 
-        IncorrectError for one that fails its quick check, RequestError (a ValueError) while
-        requests are under way; those that are at the end of the block end with StoppedError.
+        Works for a stopped or paused engine too, whose cache is then allocated. IncorrectError for
+        a failed quick check, RequestError (a ValueError) while there are requests. Requests at the
+        end of the block stop with StoppedError.
         """
         with self._service.override(implementations, check=check):
             yield self
 
     def set_sampling_params_callback(self, callback: SamplingCallback | None) -> None:
-        """Have `callback` called with a copy of the parameters of every request from now on, and a
-        dict of its request_id, prompt and engine. It may change the copy, return another, or None.
-        When it raises, the request goes on as it was asked for. None removes it.
+        """Call `callback` with a copy of each request's parameters, and {request_id, prompt,
+        engine}.
+
+        It may change the copy, return others, or None. If it raises, the request is unchanged.
         """
         self._jobs.callback = callback
 
     def get_metrics_summary(self) -> dict[str, Any]:
-        """What this engine served and serves, times in seconds; {"error": ...} if never initiated.
+        """Return the engine's totals, times in seconds; {"error": ...} before initiate().
 
-        Requests per second are of the last minute. Failed: aborted, left, or ended by an error.
+        requests_per_second is of the last minute. Failed: aborted, dropped, or ended by an error.
         """
         totals = self._serving.totals
         if not totals.has_begun:
-            return {"error": "the engine was not initiated"}
+            return {"error": "the engine was not initiated: call initiate()"}
         return totals.summary() | {
             "active_requests": self._serving.num_open,
             "queue_size": self.num_pending_requests,
@@ -332,10 +336,11 @@ class eSurge:  # noqa: N801  # the name its users know
         grafana_datasource_uid: str | None = None,
         grafana_datasource_url: str | None = None,
     ) -> dict[str, str]:
-        """Watch the engine; addresses to look at: "prometheus", "grafana". Once started, no change.
+        """Start monitoring. Returns the URLs "prometheus" and "grafana". A second call changes
+        nothing.
 
-        docs/esurge.md explains each argument. What is not installed is left out with a warning;
-        ValueError, with nothing left, for a wrong value, a taken port or an unwritable log.
+        docs/esurge.md explains the arguments. Missing packages are skipped with a warning.
+        ValueError, with nothing started: a wrong value, a used port or an unwritable log file.
         """
         return self._monitoring.start(
             MonitoringSettings(
@@ -349,7 +354,7 @@ class eSurge:  # noqa: N801  # the name its users know
         )  # fmt: skip
 
     def stop_monitoring(self) -> None:
-        """End all that start_monitoring() started; nothing happens when nothing is."""
+        """Stop everything that start_monitoring() started."""
         self._monitoring.stop()
 
     def start_profiling(
@@ -359,14 +364,14 @@ class eSurge:  # noqa: N801  # the name its users know
         host_tracer_level: int | None = None,
         python_tracer_level: int | None = None,
     ) -> None:
-        """Trace the next `num_batches` scheduler updates with JAX's profiler into a folder.
+        """Record the next `num_batches` scheduler updates with JAX's profiler into a folder.
 
         BusyError (a RuntimeError) while this process is profiled, ValueError for num_batches < 1.
         """
         self._profiler.start(output_dir, num_batches, host_tracer_level, python_tracer_level)
 
     def stop_profiling(self) -> None:
-        """End a profile before its time, and write what it has; without one nothing happens."""
+        """End a profile early and write it. Does nothing without a profile."""
         self._profiler.stop()
 
     def update_model_weights(
@@ -378,11 +383,11 @@ class eSurge:  # noqa: N801  # the name its users know
         graphother: Any = None,
         restart_scheduler: bool = True,
     ) -> None:
-        """Serve a model's weights, or some by path (mapping, nnx.State), of the same shapes.
+        """Use other weights of the same shapes: a model's, or some by path (mapping or nnx.State).
 
-        Nothing is compiled, and no cached prefix stays. Both are in memory during the exchange. An
-        engine that runs goes on unless restart_scheduler is False. BusyError (a RuntimeError) while
-        there are requests, ValueError when none are given or one does not fit: the old ones stay.
+        Compiles nothing and clears the prefix cache; both weights are in memory meanwhile. A
+        running engine continues unless restart_scheduler is False. BusyError (a RuntimeError) while
+        there are requests. ValueError, keeping the old weights, for none or wrong ones.
         """
         service = self._service
         with service.lock:

@@ -1,6 +1,4 @@
-"""A Grafana of the engine's own: a local server if there is one, a container if that is
-asked for.
-"""
+"""A Grafana for the engine: a local server if it is installed, or a container if requested."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from enginebay_esurge.monitoring_settings import MonitoringSettings
 log = logging.getLogger("enginebay.esurge")
 
 START_S = 60.0
-"""How long a server may take until it answers."""
+"""Max seconds until a server answers."""
 
 STOP_S = 10.0
 HERE = "127.0.0.1"
@@ -32,13 +30,15 @@ LOOPBACK = (None, "localhost", HERE, "::1")
 
 
 class Grafana:
-    """A running server in a folder of its own; `close` ends the one and removes the other."""
+    """A running server with a folder of its own. `close` stops the server and removes the
+    folder.
+    """
 
     def __init__(
         self, settings: MonitoringSettings, source_url: str, *, speculates: bool = False
     ) -> None:
-        """Reads from the data source at source_url. RuntimeError when there is none, or it does not
-        start; then nothing is left.
+        """Start a server that reads from source_url. RuntimeError, and nothing is left, when no
+        server is installed, or it does not start.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="esurge-grafana-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -51,11 +51,10 @@ class Grafana:
         self.url = f"http://{settings.grafana_host or 'localhost'}:{settings.grafana_port}"
 
     def close(self) -> None:
-        """End the server, and remove its folder."""
+        """Stop the server, and remove its folder."""
         if self._stop_command and self._process is not None:
-            with contextlib.suppress(
-                OSError, subprocess.TimeoutExpired
-            ):  # its client is ended in any case
+            # If the command fails, the container's client is ended below.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
                     self._stop_command, capture_output=True, check=False, timeout=4 * STOP_S
                 )
@@ -101,13 +100,13 @@ class Grafana:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupt at the terminal is ours to handle
+                start_new_session=True,  # Ctrl-C at the terminal must not end the server
             )
         _wait_until_it_answers(self._process, settings.grafana_port, output)
 
 
 def _variables(settings: MonitoringSettings, folder: Path, provisioning: Path) -> dict[str, str]:
-    """Grafana's settings. They go by the environment, because everybody can read a command line."""
+    """Grafana's settings, as environment variables, because every user can read a command line."""
     return {
         "GF_SERVER_HTTP_PORT": str(settings.grafana_port),
         "GF_SERVER_HTTP_ADDR": HERE if settings.grafana_host in LOOPBACK else "",
@@ -127,7 +126,7 @@ def _local_command() -> list[str] | None:
     server = shutil.which("grafana-server")
     if server is None:
         return None
-    # It looks for its files where it is started, unless it is told.
+    # Without --homepath, Grafana searches its files in the current directory.
     homes = (Path(server).resolve().parent.parent, Path("/usr/share/grafana"))
     home = next((home for home in homes if (home / "conf" / "defaults.ini").is_file()), None)
     return [server] if home is None else [server, "--homepath", str(home)]
@@ -140,8 +139,8 @@ def _docker_command(
     folder: Path,
     variables: Mapping[str, str],
 ) -> list[str]:
-    """On Linux the container is in the host's network, where the exporter listens; elsewhere Docker
-    has its own way there.
+    """On Linux the container uses the host's network, where the exporter listens. Elsewhere Docker
+    reaches the host by itself.
     """
     names = list(variables)
     network = ["--network", "host"]
@@ -170,7 +169,7 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: 
     while time.monotonic() < end_s:
         if process.poll() is not None:
             said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RuntimeError(f"it ended with exit code {process.returncode}: {''.join(said)}")
+            raise RuntimeError(f"Grafana ended with code {process.returncode}: {''.join(said)}")
         connection = http.client.HTTPConnection(HERE, port, timeout=1)
         try:
             connection.request("GET", "/api/health")
@@ -181,4 +180,4 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: 
             return
         finally:
             connection.close()
-    raise RuntimeError(f"it did not answer within {START_S:.0f} s")
+    raise RuntimeError(f"Grafana did not answer within {START_S:.0f} s")

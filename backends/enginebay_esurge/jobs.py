@@ -1,5 +1,5 @@
-"""From prompts to jobs: parameters by the callback, lengths that fit the context, requests under
-the caller's ids.
+"""Jobs: prompts with the parameters after the callback, lengths that fit the context, and the
+caller's request ids.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | N
 log = logging.getLogger("enginebay.esurge")
 
 DEFAULT_MAX_TOKENS = 128
-"""New tokens of a request that sets no max_tokens."""
+"""max_tokens of a request that does not set it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt with its completions, and its text. `requested_new_tokens` and
-    `original_prompt_tokens` are the lengths before they were made to fit; None: as many as fit.
+    """One prompt with its completions and its text. `requested_new_tokens` and
+    `original_prompt_tokens` are the lengths before the fit; requested_new_tokens None means as many
+    as fit.
     """
 
     prepared: Prepared
@@ -43,7 +44,7 @@ class Job:
 
 
 class Jobs:
-    """Makes the jobs of one engine. Safe from several threads."""
+    """Makes the jobs of one engine. Thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Jobs:
         decodes_truncated: bool,
         returns_logprobs: bool,
     ) -> None:
-        """Jobs fit the context of the model, where that is shorter than the one of `rules`."""
+        """The context is the shorter one of the model's and that of `rules`."""
         self.rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
         self.callback = callback
         self.tokenizer = preparer.tokenizer
@@ -64,7 +65,7 @@ class Jobs:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End the worker processes; they start again when they are needed."""
+        """Stop the worker processes. They start again when needed."""
         self._preparer.close()
 
     def make(
@@ -75,8 +76,8 @@ class Jobs:
         priorities: Sequence[RequestPriority],
         engine: Any,
     ) -> list[Job]:
-        """A checked job of each prompt, in order. RequestError (a ValueError) for the first that
-        cannot be served.
+        """Return a checked job for each prompt, in order. RequestError (a ValueError) for the first
+        prompt that cannot be served.
         """
         checked = with_length(as_sampling_params(params), DEFAULT_MAX_TOKENS)
         return [
@@ -93,10 +94,8 @@ class Jobs:
         engine: Any,
     ) -> Job:
         if isinstance(prompt, Segments):
-            todo = "Pass them to LLM.generate."
-            raise RequestError(
-                "Segments as an eSurge's prompt", "text, or a list of token ids", todo
-            )
+            todo = "Pass Segments to LLM.generate()."
+            raise RequestError("Segments for eSurge", "text, or a list of token ids", todo)
         if isinstance(prompt, str):
             text, token_ids = prompt, self.tokenizer.encode(prompt)
         else:
@@ -115,7 +114,7 @@ class Jobs:
             text = self._text_of(token_ids) if self._decodes_truncated else text
         changes: dict[str, Any] = {"max_tokens": lengths.num_new}
         if self._returns_logprobs and own.logprobs is None:
-            changes["logprobs"] = 0  # of the chosen tokens alone
+            changes["logprobs"] = 0  # only those of the sampled tokens
         fitting = own.model_copy(update=changes)
         with self._lock:
             [prepared] = self._preparer.prepare_one(
@@ -131,44 +130,46 @@ class Jobs:
 def apply_callback(
     callback: SamplingCallback | None, params: SamplingParams, about: Mapping[str, Any]
 ) -> SamplingParams:
-    """What a callback makes of a copy of `params`: what it returns, or for None the copy, as it is
-    then.
+    """Return the parameters after the callback: its result, or for None the copy that it may have
+    changed.
 
-    When it raises or returns something else, that is logged, and the parameters are as they were.
+    If it raises, or returns another type, this is logged, and the parameters are unchanged.
     """
     copy = params.model_copy(deep=True)
     if callback is None:
         return copy
     try:
         made = callback(copy, dict(about))
-    except Exception:  # whatever the caller's own function raises must not end the request
-        text = "the sampling parameters callback failed; request %s goes on without"
+    except Exception:  # an error of the caller's function must not end the request
+        text = "the sampling parameters callback failed; request %s runs without it"
         log.exception(text, about["request_id"])
         return params.model_copy(deep=True)
     if made is None:
         return copy
     if not isinstance(made, SamplingParams):
-        text = "the sampling parameters callback returned a %s: it is ignored"
+        text = "the sampling parameters callback returned a %s, which is ignored"
         log.error(text, type(made).__name__)
         made = params
     return made.model_copy(deep=True)
 
 
 def ids_for(num_prompts: int, request_id: str | Sequence[str] | None) -> list[str]:
-    """An id for each prompt: the caller's, or new ones. RequestError when there are more or fewer,
-    or one twice.
+    """Return an id for each prompt: the caller's, or new ones. RequestError for another number of
+    ids, or equal ids.
     """
     if request_id is None:
         return [f"esurge-{uuid.uuid4().hex}" for _ in range(num_prompts)]
     ids = [request_id] if isinstance(request_id, str) else list(request_id)
     if len(ids) != num_prompts:
         raise RequestError(
-            f"{len(ids)} request ids for {num_prompts} prompts", "one for each", "Give as many."
+            f"{len(ids)} request ids for {num_prompts} prompts",
+            "one id for each prompt",
+            f"Pass {num_prompts} ids, or None.",
         )
     if len(set(ids)) != len(ids) or not all(isinstance(i, str) and i for i in ids):
         raise RequestError(
             f"request ids {ids}",
-            "texts of which each is there once",
-            "Choose others, or give none.",
+            "different strings that are not empty",
+            "Pass other ids, or None.",
         )
     return ids

@@ -1,5 +1,5 @@
-"""The log file of a monitored engine: a line of JSON with its figures every so often, and one for
-each request.
+"""The log file of a monitored engine: JSON lines with its figures at intervals, and one line per
+request.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger("enginebay.esurge")
 
 
 class LogFile:
-    """Appends to `path`, which is made with its folders, on a thread of its own. A disk that is
-    full ends the log only.
+    """Appends to `path` on a thread of its own, creating missing folders. A write error, such as a
+    full disk, loses lines but does not affect requests.
     """
 
     def __init__(
@@ -38,13 +38,15 @@ class LogFile:
         except OSError as error:
             raise InputError(
                 f"log_file = {str(path)!r}, which cannot be written ({error.strerror})",
-                "a file that can be made or appended to",
-                "Choose another.",
+                "a file that can be created or appended to",
+                "Pass another log_file.",
             ) from error
         self._repeater = Repeater("esurge-log", interval_s, self._write)
 
     def completed(self, output: RequestOutput) -> None:
-        """A request has ended by itself. Called where it is read, which waits for no disk."""
+        """Record a completed request. Called on the reader's thread, so that it must not wait for
+        the disk.
+        """
         if self._is_detailed:
             first = output.outputs[0]
             self._ended.put(
@@ -62,7 +64,7 @@ class LogFile:
             )
 
     def close(self) -> None:
-        """Write what there is, and close the file."""
+        """Write the remaining lines, and close the file."""
         self._repeater.stop()
         self._write()
         self._file.close()
@@ -77,7 +79,7 @@ class LogFile:
             self._file.write("".join(json.dumps(line) + "\n" for line in lines))
             self._file.flush()
         except (OSError, ValueError) as error:
-            log.warning("the monitoring log cannot be written (%s): lines are lost", error)
+            log.warning("cannot write the monitoring log (%s): lines are lost", error)
 
 
 def _counts(output: RequestOutput) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""The names under which an engine's metrics are exported, for the exporter and for the
-dashboard.
-"""
+"""Names of an engine's metrics, for the exporter and the dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitoring: exporter, console, log file and Grafana of one engine, started and stopped
+"""Monitoring: the exporter, console, log file and Grafana of one engine, started and stopped
 together.
 """
 
@@ -25,8 +25,8 @@ log = logging.getLogger("enginebay.esurge")
 
 
 class Monitoring:
-    """Whatever watches one engine. Safe from several threads. It stays while the service is stopped
-    and started.
+    """All monitors of one engine. Thread-safe. They continue when the service stops and starts
+    again.
     """
 
     def __init__(self, service: Service, totals: Totals, name: str) -> None:
@@ -39,15 +39,15 @@ class Monitoring:
 
     @property
     def is_active(self) -> bool:
-        """Whether it was started, and not stopped since."""
+        """Whether monitoring is running."""
         return self._running is not None
 
     def start(self, settings: MonitoringSettings) -> dict[str, str]:
-        """Start what is asked for, and return the addresses of what can be looked at; of what runs
-        already, if it does.
+        """Start the requested monitors, and return their URLs; if they run already, return the
+        URLs.
 
-        What is not installed is left out with a warning in the log. InputError for a wrong value, a
-        port that is taken or a log file that cannot be written; then nothing is left running.
+        Missing packages are skipped with a warning in the log. InputError, and nothing is left
+        running, for a wrong value, a used port or an unwritable log file.
         """
         settings.check()
         with self._lock:
@@ -58,7 +58,9 @@ class Monitoring:
             return dict(self._urls)
 
     def stop(self) -> None:
-        """End every thread, server and process, and remove their files. Stopping twice is fine."""
+        """Stop every thread, server and process, and remove their files. Does nothing when
+        stopped.
+        """
         with self._lock:
             running, self._running, self._urls = self._running, None, {}
             if running is not None:
@@ -103,7 +105,7 @@ class Monitoring:
         except ImportError as error:
             if error.name is None or error.name.split(".")[0] != "prometheus_client":
                 raise
-            log.warning("no metrics for Prometheus: pip install 'enginebay[metrics]'")
+            log.warning("no Prometheus metrics: run pip install 'enginebay[metrics]'")
             return None
         exporter = Exporter(history, about(self._service.parts.plan, self._name))
         server = MetricsServer(exporter.registry, HERE, port)
@@ -117,8 +119,8 @@ class Monitoring:
         observer: Observer | None,
         listener: Callable[[RequestOutput], Any],
     ) -> None:
-        """Tell an observer of the engine's work, and a listener of completed requests, until the
-        stack is closed.
+        """Add an observer of the engine and a listener for completed requests, until the stack
+        closes.
         """
         totals, audience = self._totals, self._service.audience
         totals.listeners = (*totals.listeners, listener)
@@ -129,7 +131,7 @@ class Monitoring:
 
 
 def about(plan: Plan, name: str) -> dict[str, str]:
-    """What serves, for the system's metric."""
+    """Return labels that describe the server, for the system metric."""
     config = plan.config
     return {
         "name": name,
@@ -156,17 +158,17 @@ def start_grafana(
     *,
     speculates: bool = False,
 ) -> str | None:
-    """The address of a Grafana that reads from the given data source, or else from the exporter;
-    None without one.
+    """Return the URL of a Grafana that reads from the configured data source, or else from the
+    exporter. None without a source, or when Grafana does not start.
 
-    Its dashboard has a panel more for an engine that `speculates`.
+    The dashboard has an additional panel for an engine that `speculates`.
     """
     source = settings.grafana_datasource_url or (
         metrics_url and metrics_url.removesuffix("/metrics")
     )
     if source is None:
         log.warning(
-            "no Grafana: there is neither an exporter nor a grafana_datasource_url for it to read"
+            "no Grafana: it has no data source. Enable Prometheus, or pass grafana_datasource_url"
         )
         return None
     try:

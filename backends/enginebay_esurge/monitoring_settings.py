@@ -1,4 +1,4 @@
-"""The documented arguments of start_monitoring, checked."""
+"""The arguments of start_monitoring, and their checks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class MonitoringSettings:
     grafana_datasource_url: str | None
 
     def check(self) -> None:
-        """InputError for a wrong value, DeprecationWarning for a value that nothing looks at."""
+        """Raise InputError for a wrong value, and warn about deprecated arguments."""
         for name in ("dashboard_port", "dashboard_host", "enable_dashboard"):
             if getattr(self, name) is not None:
-                text = f"{name} does nothing any more: Grafana shows the dashboard. Leave it out."
+                text = f"{name} has no effect: Grafana shows the dashboard. Omit {name}."
                 warnings.warn(text, DeprecationWarning, stacklevel=4)
         for name, allowed, is_right in (
             ("log_interval", "seconds, more than 0", self.log_interval > 0),
@@ -48,4 +48,4 @@ class MonitoringSettings:
         ):
             if not is_right:
                 given = f"{name} = {getattr(self, name)}"
-                raise InputError(given, allowed, "Correct it, or leave it out.")
+                raise InputError(given, allowed, f"Omit {name} to use its default.")

@@ -1,6 +1,4 @@
-"""What is remembered of an engine's work while somebody monitors it, and the figures made of
-that.
-"""
+"""A history of an engine's work for monitoring, and the figures computed from it."""
 
 from __future__ import annotations
 
@@ -21,13 +19,13 @@ from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 
 WINDOW_S = 10.0
-"""Tokens per second are counted over the last so many seconds."""
+"""Tokens per second are averaged over this number of seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figures:
-    """How an engine is at one moment. Means are over what is remembered, and 0.0 where that is
-    nothing.
+    """The state of an engine at one moment. Means are over the history; 0.0 for an empty
+    history.
     """
 
     unix_s: float
@@ -40,11 +38,11 @@ class Figures:
     num_running: int
     num_preempted: int
     num_scheduled_tokens: int
-    """Of the last update."""
+    """Tokens of the last update."""
     num_draft_tokens: int
-    """Tokens that a proposer drafted and steps verified."""
+    """Tokens drafted by a proposer and verified by steps."""
     num_accepted_tokens: int
-    """Those of them that held."""
+    """Draft tokens that were accepted."""
     num_pages: int
     num_pages_used: int
     cache_hit_rate: float
@@ -56,10 +54,8 @@ class Figures:
 
 
 class History(Observer):
-    """Remembers the last `size` updates, steps and requests of an engine, and counts since it was
-    made.
-
-    Safe from several threads.
+    """Keeps the last `size` updates, steps and requests of an engine, and counts from its creation
+    on. Thread-safe.
     """
 
     def __init__(self, service: Service, totals: Totals, size: int) -> None:
@@ -75,7 +71,7 @@ class History(Observer):
         self._num_preempted = self._num_tokens = self._num_prompt = self._num_cached = 0
         self._num_drafted = self._num_accepted = 0
 
-    # The engine's thread.
+    # Called on the engine's thread.
 
     def updated(self, update: Update) -> None:
         with self._lock:
@@ -96,28 +92,28 @@ class History(Observer):
                 self._num_prompt += metrics.num_prompt_tokens
                 self._num_cached += metrics.num_cached_tokens
 
-    # Any thread.
+    # Called on any thread.
 
     def completed(self, output: RequestOutput) -> None:
-        """A request has ended by itself."""
+        """Record a request that ended with "stop" or "length"."""
         with self._lock:
             self._outputs.append((output.processing_time, output.first_token_time))
 
     @property
     def num_pages(self) -> int:
-        """Pages of the cache."""
+        """Number of pages of the cache."""
         return sum(p.num_usable for p in page_pools(self.service.parts.engine))
 
     @property
     def num_pages_used(self) -> int:
-        """Pages that requests hold. The engine's thread may change them meanwhile: read so, it may
-        be one or two off.
+        """Number of pages that requests hold. Read without a lock, so it may be off by one
+        or two.
         """
         return max(0, sum(p.num_used for p in page_pools(self.service.parts.engine)))
 
     @property
     def cache_hit_rate(self) -> float:
-        """The part of the ended requests' prompt tokens that was found in the cache."""
+        """Share of the ended requests' prompt tokens that were found in the cache."""
         with self._lock:
             return self._num_cached / max(1, self._num_prompt)
 
@@ -127,11 +123,11 @@ class History(Observer):
         return self.service.parts.proposer is not None
 
     def count(self, name: str) -> int:
-        """`total_completed` or `total_failed` of the metrics summary, since this was made."""
+        """Return `total_completed` or `total_failed` of the metrics summary since the creation."""
         return int(self._totals.summary()[name] - self._since[name])
 
     def figures(self) -> Figures:
-        """As of now."""
+        """Return the current figures."""
         hit_rate, now_s = self.cache_hit_rate, time.monotonic()
         with self._lock:
             updates, executions, outputs = (
@@ -168,9 +164,7 @@ class History(Observer):
 
 
 def page_pools(engine: Engine) -> list[PagePool]:
-    """The pages that an engine gives out, of each cache group. The engine of an eSurge has a ledger
-    of pages.
-    """
+    """Return the page pool of each cache group. The engine of an eSurge has a PageLedger."""
     if not isinstance(engine.ledger, PageLedger):
         raise InternalError(f"an eSurge over a {type(engine.ledger).__name__}")
     return [group.store.pool for group in engine.ledger.groups.values()]

@@ -1,6 +1,4 @@
-"""What an eSurge stands on: a model by name or already open, its tokenizer, and the engine
-over it.
-"""
+"""Preparation of an eSurge: the model (by name or already open), its tokenizer, and its engine."""
 
 from __future__ import annotations
 
@@ -25,23 +23,23 @@ from enginebay_esurge.settings import ENGINE, EngineSettings
 from enginebay_faces.opening import eos_token_ids, find_tokenizer, size_name
 
 PRELOADED = "preloaded"
-"""What a configuration calls a model that was given as an object."""
+"""The configuration's name for a model that was passed as an object."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedModel:
-    """Everything chosen, nothing loaded, and the tokenizer of the requests."""
+    """The plan, before anything is loaded, and the tokenizer of requests."""
 
     plan: Plan
     tokenizer: Tokenizer
 
     def default_name(self) -> str:
-        """{model type}-{billions of parameters}b."""
+        """Return "{model type}-{billions of parameters}b"."""
         return f"{size_name(self.plan)}b"
 
     def make_preparer(self, extra_eos_token_ids: Sequence[int]) -> Preparer:
-        """What makes requests. They end at the ends of sequence of the model, of the tokenizer, and
-        these.
+        """Return the Preparer of requests, which end at the end-of-sequence ids of the model, of
+        the tokenizer, and at extra_eos_token_ids.
         """
         plan = self.plan
         known = plan.checkpoint.token_info
@@ -54,9 +52,9 @@ class PreparedModel:
         ):
             raise ConfigError(
                 f"extra_eos_token_ids = {list(extra_eos_token_ids)}",
-                f"ids from 0 to {vocab_size - 1}, and {MAX_STOP_TOKENS} with those of model "
-                "and tokenizer",
-                "Correct them.",
+                f"ids from 0 to {vocab_size - 1}, at most {MAX_STOP_TOKENS} including those of "
+                "model and tokenizer",
+                "Remove ids from extra_eos_token_ids.",
             )
         assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
         return Preparer(
@@ -72,17 +70,19 @@ class PreparedModel:
 def open_subject(
     model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings
 ) -> PreparedModel:
-    """The subject of a model by name, or of one that is open already, which needs a tokenizer:
-    ConfigError (a ValueError).
+    """Plan a model by name, or an open model, which requires a tokenizer: ConfigError (a
+    ValueError) without one.
     """
     checkpoint = None if isinstance(model, str | Path) else model
     if checkpoint is not None and tokenizer is None:
         raise ConfigError(
-            "a preloaded model without a tokenizer", "a model with one", "Give tokenizer=."
+            "a preloaded model without a tokenizer",
+            "a preloaded model with a tokenizer",
+            "Pass tokenizer=...",
         )
     name = str(model) if checkpoint is None else PRELOADED
     more = {k: v for k, v in settings.more.items() if k not in ("engine_options", "axis_rules")}
-    # A first plan without sizes, to know the model's longest sequence and the devices.
+    # A first plan without sizes, to find the model's max length and the devices.
     first = make_plan(make_config(more, {"model": name, "engine": ENGINE}), checkpoint=checkpoint)
     num_devices = len(first.platform.devices())
     max_tp = max_shards(first, num_devices) if settings.auto_shard_model else 1
@@ -94,7 +94,9 @@ def open_subject(
 
 
 def max_shards(plan: Plan, num_devices: int) -> int:
-    """The most of so many devices that the dimensions of a plan's model can be split over."""
+    """Return the max number of the devices that the dimensions of a plan's model can be
+    split over.
+    """
     family = find_family(plan.registry, plan.checkpoint.architecture)
     split = {axis for axis, target in DEFAULT_AXIS_RULES.items() if target == "tensor"}
     for num_shards in range(num_devices, 1, -1):
@@ -103,7 +105,7 @@ def max_shards(plan: Plan, num_devices: int) -> int:
                 plan.checkpoint.config, dtype=plan.config.dtype, num_shards=num_shards
             )
         except ConfigError:
-            continue  # its heads do not divide so
+            continue  # its heads are not divisible by num_shards
         specs = model.weight_specs().values()
         sizes = [
             n
@@ -119,9 +121,9 @@ def max_shards(plan: Plan, num_devices: int) -> int:
 def load_engine(
     plan: Plan, log: logging.Logger, level: int, *, compiles: bool
 ) -> tuple[Composed, Background]:
-    """Load the weights and allocate the cache. With `compiles` make the programs with which every
-    step can run, after which no step may compile if so configured; what comes back besides makes
-    the others.
+    """Load the weights and allocate the cache. With `compiles`, compile the programs that every
+    step needs; the returned Background compiles the other programs. If configured, no step may
+    compile afterwards.
     """
     parts = build(plan)
     if not compiles:

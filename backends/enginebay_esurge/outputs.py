@@ -1,4 +1,4 @@
-"""RequestOutput, and how it grows out of the events of a job's completions."""
+"""RequestOutput, and its assembly from the events of a job's completions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from enginebay_esurge.jobs import Job
 
 @dataclasses.dataclass(slots=True)
 class RequestOutput(outputs.RequestOutput):
-    """A prompt and its completions, as far as they are.
+    """A prompt and its completions so far.
 
-    `accumulated_text` is the first completion's text, `delta_text` what was added to it since the
-    update before; `num_generated_tokens` and `tokens_per_second` are of all completions. Times are
-    in seconds: `first_token_time` since submission; `processing_time` with the time in the queue,
-    `time_spent_generating` without. `tokens_per_second` is the rate after each completion's first
-    token, 0.0 where there is none. `update_seq` rises with every update, `delta_seq` with every one
-    that has delta_text. `prompt_logprobs` are there from the first token on, if they were asked
-    for. `metrics` has what else is known; see `Assembly.output`.
+    `accumulated_text` is the first completion's text, and `delta_text` its addition since the last
+    update. `num_generated_tokens` and `tokens_per_second` count all completions. Times are in
+    seconds: `first_token_time` since submission; `processing_time` includes the time in the queue,
+    `time_spent_generating` does not. `tokens_per_second` is the rate after each completion's first
+    token, or 0.0. `update_seq` increases with every update, `delta_seq` with every update that has
+    delta_text. `prompt_logprobs`, if requested, come with the first token. `metrics` has further
+    figures, see `Assembly.output`.
     """
 
     metrics: dict[str, Any] | None = None  # type: ignore[assignment]  # documented as a dict
 
     def get_summary(self) -> dict[str, Any]:
-        """The figures that are asked for most."""
+        """Return the most important fields as a dict."""
         return {
             "request_id": self.request_id,
             "text": self.get_text(),
@@ -45,9 +45,7 @@ class RequestOutput(outputs.RequestOutput):
 
 
 class Assembly:
-    """Puts the completions of one job together from their events. Belongs to the thread that
-    reads.
-    """
+    """Assembles the completions of one job from their events. Belongs to the reader's thread."""
 
     def __init__(self, job: Job, readers: Sequence[CompletionReader]) -> None:
         self.job = job
@@ -62,15 +60,15 @@ class Assembly:
 
     @property
     def failed(self) -> bool:
-        """Whether one of them ended otherwise than by itself."""
+        """Whether a completion ended with another reason than "stop" or "length"."""
         return any(one.finish_reason not in ("stop", "length") for one in self._made)
 
     def take(self, event: Event) -> None:
-        """Take in a chunk of a completion, or the end of the job. Raises its error."""
+        """Add a chunk of a completion, or the end of the job. Raises the job's error."""
         if isinstance(event, RequestEnded):
             if event.error is not None:
                 raise event.error
-            self.done = True  # and the readers change no more
+            self.done = True  # the readers do not change any more
             self._made = [reader.completion() for reader in self.readers]
             self._prompt_logprobs = self.readers[0].prompt_logprobs
             return
@@ -88,7 +86,7 @@ class Assembly:
             )
 
     def output(self) -> RequestOutput:
-        """All so far, as the next update."""
+        """Return everything so far, as the next update."""
         job, prepared = self.job, self.job.prepared
         made = [
             dataclasses.replace(
@@ -104,8 +102,7 @@ class Assembly:
         self._update_seq += 1
         self._delta_seq += bool(delta)
         num_after_first = sum(max(0, len(completion.token_ids) - 1) for completion in made)
-        # Fields that are set once, before the event that brought them: the engine's thread changes
-        # none of them later.
+        # The engine's thread sets these fields once, before their event, and never changes them.
         known = [reader.progress for reader in self.readers if reader.progress is not None]
         ends = [reader.metrics.finished_s for reader in self.readers if reader.metrics is not None]
         arrival_s = self.readers[0].request.arrival_s
@@ -140,7 +137,7 @@ class Assembly:
         )
 
     def _lengths(self) -> dict[str, Any]:
-        """Tokens of the prompt, and what was made of the lengths asked for."""
+        """Tokens of the prompt, and requested and final lengths."""
         job, first = self.job, self.readers[0].progress
         return {
             "prompt_tokens": job.lengths.num_prompt,
@@ -153,14 +150,14 @@ class Assembly:
 
 
 def _nothing_of(request: Request) -> CompletionOutput:
-    """A completion without tokens yet."""
-    told = request.sampling.num_logprobs is not None
+    """A completion without tokens."""
+    has_logprobs = request.sampling.num_logprobs is not None
     return CompletionOutput(
         request.index,
         "",
         [],
-        cumulative_logprob=0.0 if told else None,
-        logprobs=[] if told else None,
+        cumulative_logprob=0.0 if has_logprobs else None,
+        logprobs=[] if has_logprobs else None,
     )
 
 

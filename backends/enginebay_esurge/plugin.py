@@ -1,4 +1,4 @@
-"""What this package offers: the engine "esurge"."""
+"""Plugin that registers the engine "esurge"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_engines(register: Register) -> None:
-    """The paged engine with eSurge's options."""
+    """Register the paged engine with eSurge's options."""
     register(
         "esurge",
         "enginebay_esurge.engine:make_engine",

@@ -1,4 +1,4 @@
-"""Profiler: a trace of JAX's own profiler over so many scheduler updates of an engine."""
+"""Profiler: records a number of scheduler updates of an engine with JAX's profiler."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from enginebay_startup.folders import make_writable
 
 
 class Profiler(Observer):
-    """Starts a trace, and ends it when so many updates were launched and have run. Safe from
-    several threads.
+    """Starts a trace, and ends it after the given number of updates was launched and has run.
+    Thread-safe.
 
-    JAX traces a whole process, so that one trace can be taken at a time.
+    JAX traces a whole process, so there can be only one trace at a time.
     """
 
     def __init__(self, service: Service) -> None:
@@ -30,7 +30,7 @@ class Profiler(Observer):
 
     @property
     def is_active(self) -> bool:
-        """Whether a trace is being taken."""
+        """Whether a trace is being recorded."""
         return self._is_active
 
     def start(
@@ -40,22 +40,20 @@ class Profiler(Observer):
         host_tracer_level: int | None,
         python_tracer_level: int | None,
     ) -> None:
-        """Trace into a folder, which is made. BusyError (a RuntimeError) while a trace is taken;
-        then that goes on.
+        """Trace into a folder, which is created. BusyError (a RuntimeError) while a trace is being
+        recorded, which continues.
 
-        InputError (a ValueError) for fewer batches than one, and for a folder that cannot be
-        written.
+        InputError (a ValueError) for num_batches < 1, and for a folder that cannot be written.
         """
         if num_batches < 1:
             raise InputError(
-                f"num_batches = {num_batches}", "1 or more", "Say how many updates to trace."
+                f"num_batches = {num_batches}", "1 or more", "Pass num_batches=10, for example."
             )
         with self._lock:
             if self._is_active:
                 raise _busy("this engine is being profiled")
-            make_writable(
-                output_dir, "output_dir"
-            )  # JAX writes at the end only, and cannot start again when that fails
+            # JAX writes at the end only, and cannot start another trace if writing fails.
+            make_writable(output_dir, "output_dir")
             options = jax.profiler.ProfileOptions()
             if host_tracer_level is not None:
                 options.host_tracer_level = host_tracer_level
@@ -69,32 +67,32 @@ class Profiler(Observer):
             self._service.audience.add(self)
 
     def stop(self) -> None:
-        """End the trace and write it, as far as it is; nothing happens when none is taken."""
+        """End the trace and write it. Does nothing without a trace."""
         with self._lock:
             if self._is_active:
                 self._is_active = False
                 self._service.audience.remove(self)
                 jax.profiler.stop_trace()
 
-    # The engine's thread.
+    # Called on the engine's thread.
 
     def updated(self, update: Update) -> None:
         self._num_left -= 1
         if self._num_left == 0:
-            # Before the next update is launched: the trace has these steps whole, and no others.
+            # Wait before the next update is launched, so that the trace has exactly these steps.
             jax.block_until_ready(runner_of(self._service.parts.engine).state)
             self.stop()
 
     def executed(self, execution: Execution) -> None:
-        """Updates are counted when they are launched."""
+        """Does nothing: updates are counted at their launch."""
 
     def ended(self, ending: Ending) -> None:
-        """Requests are not counted."""
+        """Does nothing: requests are not counted."""
 
 
 def _busy(given: str) -> BusyError:
     return BusyError(
-        f"a profile asked for, and {given}",
-        "one at a time in a process",
-        "Wait for it, or call stop_profiling().",
+        f"a second profile ({given})",
+        "one profile at a time per process",
+        "Wait for the first profile, or call stop_profiling().",
     )

@@ -1,6 +1,4 @@
-"""The metrics of one engine for Prometheus, in a registry of its own, and the HTTP server that
-shows them.
-"""
+"""Prometheus metrics of one engine in a registry of its own, and their HTTP server."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Exporter(Observer):
-    """Counts for Prometheus what a history remembers, and more. Gauges are read when somebody
-    looks.
-    """
+    """Counts for Prometheus what a History records, and more. Gauges are read at each scrape."""
 
     def __init__(self, history: History, about: Mapping[str, str]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -39,12 +35,13 @@ class Exporter(Observer):
             names.FIRST_TOKEN, "From submission to the first token.", registry
         )
         self._rate = Histogram(
-            names.TOKENS_PER_SECOND, "Of a request.", registry=registry, buckets=RATE_BUCKETS
+            names.TOKENS_PER_SECOND,
+            "Tokens per second of a request.",
+            registry=registry,
+            buckets=RATE_BUCKETS,
         )
         self._tokens = Counter(names.TOKENS_GENERATED, "Tokens generated.", registry=registry)
-        self._preempted = Counter(
-            names.PREEMPTED, "Requests that lost their row for a time.", registry=registry
-        )
+        self._preempted = Counter(names.PREEMPTED, "Preempted requests.", registry=registry)
         self._scheduled = Gauge(
             names.SCHEDULED_TOKENS, "Tokens that the last update scheduled.", registry=registry
         )
@@ -58,12 +55,12 @@ class Exporter(Observer):
             names.SCHEDULE_DURATION, "Time of a scheduler's decision.", registry, STEP_BUCKETS_S
         )
         self._execute = _seconds(
-            names.EXECUTION_DURATION, "Time of a step, overlaps left out.", registry, STEP_BUCKETS_S
+            names.EXECUTION_DURATION, "Time of a step, without overlap.", registry, STEP_BUCKETS_S
         )
         drafts = (
             (names.DRAFTS, "Rows of steps that verified a draft."),
             (names.DRAFT_TOKENS, "Tokens drafted and verified."),
-            (names.ACCEPTED_TOKENS, "Drafted tokens that held."),
+            (names.ACCEPTED_TOKENS, "Drafted tokens that were accepted."),
         )
         self._drafts = [
             Counter(name, what, registry=registry) for name, what in drafts if history.speculates
@@ -75,12 +72,12 @@ class Exporter(Observer):
             (names.PAGES_USED, "Pages that requests hold.", lambda: history.num_pages_used),
             (
                 names.HIT_RATE,
-                "Part of the prompt tokens found in the cache.",
+                "Share of prompt tokens found in the cache.",
                 lambda: history.cache_hit_rate,
             ),
         ):
             Gauge(name, what, registry=registry).set_function(read)
-        Info(names.SYSTEM.removesuffix("_info"), "What serves.", registry=registry).info(
+        Info(names.SYSTEM.removesuffix("_info"), "About the server.", registry=registry).info(
             dict(about)
         )
 
@@ -98,12 +95,12 @@ class Exporter(Observer):
             counter.inc(count)
 
     def ended(self, ending: Ending) -> None:
-        """Requests are counted where their completions come together, by `completed` and the
-        totals.
+        """Does nothing: `completed` and the totals count requests when all their completions have
+        ended.
         """
 
     def completed(self, output: RequestOutput) -> None:
-        """A request has ended by itself."""
+        """Record a request that ended with "stop" or "length"."""
         self._duration.observe(output.processing_time)
         if output.first_token_time is not None:
             self._first_token.observe(output.first_token_time)
@@ -112,8 +109,8 @@ class Exporter(Observer):
 
 
 class _Requests:
-    """Requests by how they ended, as the totals have them: garbage collection, too, may end one,
-    and takes no lock here.
+    """Requests by how they ended, read from the totals: garbage collection may end a request as
+    well, and must not wait for a lock here.
     """
 
     def __init__(self, history: History) -> None:
@@ -127,7 +124,7 @@ class _Requests:
 
 
 class _Shadow:
-    """What shadow mode has found; nothing without a shadow."""
+    """The findings of shadow mode; nothing without a shadow."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -139,7 +136,7 @@ class _Shadow:
         steps, off, bad = (
             GaugeMetricFamily(name, what, labels=["phase"])
             for name, what in (
-                (names.SHADOW_STEPS, "Steps that a shadow was compared on."),
+                (names.SHADOW_STEPS, "Steps compared with a shadow."),
                 (
                     names.SHADOW_DIFFERENCE,
                     "Largest absolute difference of a shadow from the chosen kernel.",
@@ -174,7 +171,7 @@ def _seconds(
 
 
 class MetricsServer:
-    """Shows a registry at http://address:port/metrics. Port 0: one that is free."""
+    """Serves a registry at http://address:port/metrics. Port 0 chooses a free port."""
 
     def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
         try:
@@ -182,14 +179,14 @@ class MetricsServer:
         except OSError as error:
             raise InputError(
                 f"prometheus_port = {port}, which cannot be opened at {address} ({error.strerror})",
-                "a port that is free, or 0 for any that is",
-                "Choose another, or end what uses it: each engine that is monitored needs its own.",
+                "a free port, or 0 to choose one",
+                "Pass another prometheus_port: each monitored engine needs its own.",
             ) from error
         self.url = f"http://{address}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """End the thread, and free the port."""
-        if threading.current_thread() is self._thread:  # garbage may be collected anywhere
+        """Stop the server, and free the port."""
+        if threading.current_thread() is self._thread:  # called by a finalizer on this thread
             threading.Thread(target=self.close, name="esurge-metrics-close", daemon=True).start()
             return
         self._server.shutdown()

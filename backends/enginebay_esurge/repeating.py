@@ -1,4 +1,4 @@
-"""Repeater: a thread that does something again and again until it is told to stop."""
+"""Repeater: a thread that calls a function at intervals until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class Repeater:
-    """Calls `function` every interval_s seconds, first after one of them, on a daemon thread of its
-    own.
+    """Calls `function` every interval_s seconds on a daemon thread of its own; the first call comes
+    after one interval.
     """
 
     def __init__(self, name: str, interval_s: float, function: Callable[[], None]) -> None:
@@ -19,9 +19,9 @@ class Repeater:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a call that is under way ends first. Stopping twice is fine."""
+        """Stop the thread after a running call has returned. Stopping twice is allowed."""
         self._stops.set()
-        if threading.current_thread() is not self._thread:  # garbage may be collected anywhere
+        if threading.current_thread() is not self._thread:  # else a finalizer on this thread
             self._thread.join()
 
     def _run(self) -> None:

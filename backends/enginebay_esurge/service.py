@@ -1,4 +1,4 @@
-"""Service: the engine and the loop that drives it, started, paused, resumed and stopped."""
+"""Service: the engine and its loop, which can be started, paused, resumed and stopped."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from enginebay_esurge.errors import BusyError, NotRunningError
 
 
 class Service:
-    """Stopped, running or paused. Methods may be called from several threads; `lock` keeps a state
-    for longer.
+    """Stopped, running or paused. Thread-safe; hold `lock` to keep a state for longer.
 
-    The engine outlives its loops: what was compiled and loaded stays when the service is stopped.
+    The engine outlives its loops: programs and weights stay when the service is stopped.
     """
 
     def __init__(
         self, parts: Composed, compiling: Background | None = None, *, drops_cache: bool
     ) -> None:
-        """`compiling`: what goes on in the background from the first start."""
+        """`compiling`: compilations that run in the background from the first start on."""
         self.parts = parts
         self._compiling = compiling or Background()
         self.lock = threading.RLock()
@@ -39,35 +38,32 @@ class Service:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken in."""
+        """Whether new requests are accepted."""
         loop = self._loop
         return loop is not None and not loop.is_paused
 
     @property
     def state(self) -> str:
-        """What the service does: "running", "paused" or "stopped"."""
+        """The state: "running", "paused" or "stopped"."""
         return "running" if self.is_running else "stopped" if self._loop is None else "paused"
 
     @property
     def num_waiting(self) -> int:
-        """Completions that wait for their turn."""
+        """Number of waiting completions."""
         return 0 if (loop := self._loop) is None else loop.num_waiting
 
     @property
     def num_running(self) -> int:
-        """Completions with a row of the engine."""
+        """Number of completions with a row of the engine."""
         return 0 if (loop := self._loop) is None else loop.num_running
 
     @property
     def num_requests(self) -> tuple[int, int]:
-        """Requests none of whose completions has a row of the engine, and requests of which one
-        has.
-        """
-        waiting, running = ((), ()) if (loop := self._loop) is None else prompt_ids(loop)
-        return len(waiting), len(running)
+        """(requests without a running completion, requests with a running completion)."""
+        return (0, 0) if (loop := self._loop) is None else count_prompts(loop)
 
     def start(self) -> None:
-        """Run, from whichever state."""
+        """Start, or resume, the service."""
         with self.lock:
             engine, loop = self.parts.engine, self._loop
             if loop is None:
@@ -81,8 +77,8 @@ class Service:
             self._compiling.start()
 
     def pause(self) -> None:
-        """Keep requests as they are and run none; without rows, the cache's memory is freed if that
-        was asked for.
+        """Keep requests and run none. If the cache has no rows, its memory may be freed
+        (`drops_cache`).
         """
         with self.lock:
             loop, engine, drops_cache = self._loop, self.parts.engine, self._drops_cache
@@ -90,7 +86,9 @@ class Service:
                 loop.call(lambda: _hold(loop, engine, drops_cache=drops_cache))
 
     def stop(self) -> None:
-        """End the threads, and fail what is under way. A program that is being compiled is made."""
+        """End the threads, and fail unfinished requests. A compilation that is running is
+        completed.
+        """
         with self.lock:
             loop, self._loop = self._loop, None
             if loop is not None:
@@ -98,8 +96,8 @@ class Service:
             self._compiling.stop()
 
     def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> list[Ticket]:
-        """Queue requests, all or none, whose events `takes` are called with. NotRunningError when
-        nothing runs.
+        """Queue all requests or none; their events are passed to `takes`. NotRunningError unless
+        running.
         """
         with self.lock:
             self.check_running()
@@ -107,26 +105,28 @@ class Service:
             return self._loop.submit(requests, takes)
 
     def check_running(self) -> None:
-        """NotRunningError when nothing runs."""
+        """Raise NotRunningError unless running."""
         if not self.is_running:
             state = self.state
             todo = "initiate()" if state == "stopped" else "resume() or initiate()"
             raise NotRunningError(
-                f"a request for a {state} engine", "a running one", f"Call {todo} first."
+                f"a request to a {state} engine", "a running engine", f"Call {todo} first."
             )
 
     def check_idle(self) -> None:
-        """BusyError when a completion waits or runs. Hold `lock`, and it stays so."""
+        """Raise BusyError when a completion waits or runs. The engine stays idle while `lock` is
+        held.
+        """
         num = self.call(lambda: self.num_waiting + self.num_running)
         if num:
             raise BusyError(
                 f"new weights for an engine with {num} requests",
-                "an idle one",
-                "Wait for them, or abort them.",
+                "an idle engine",
+                "Wait for the requests, or abort them.",
             )
 
     def abort(self, request_id: str) -> None:
-        """End a completion with reason "abort"; one that is not under way is left alone."""
+        """Abort a completion with reason "abort". An unknown or finished one is ignored."""
         loop = self._loop
         if loop is not None:
             loop.abort(request_id)
@@ -138,8 +138,8 @@ class Service:
 
     @contextlib.contextmanager
     def override(self, given: Mapping[str, Any], *, check: bool) -> Iterator[None]:
-        """While the block lasts, steps run with other implementations, whether the service runs or
-        not; see `overridden`.
+        """Run steps with other implementations while the block lasts, in any state; see
+        `overridden`.
         """
         before = self.parts
 
@@ -154,7 +154,7 @@ class Service:
                 self.parts = before
 
 
-# On the engine's thread.
+# Called on the engine's thread.
 
 
 def _hold(loop: EngineLoop, engine: Engine, *, drops_cache: bool) -> None:

@@ -1,4 +1,4 @@
-"""Serving: the jobs of one engine from submission to their last update, by id, and counted."""
+"""Serving: the jobs of one engine from submission to the last update, by id, and their counts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Item = TypeVar("Item")
 
 
 class Updates(Iterator[RequestOutput]):
-    """The updates of one request. Any thread may close it; closing it, or letting go of it, ends
-    the request.
+    """The updates of one request. Any thread may close it. Closing or dropping it ends the
+    request.
     """
 
     def __init__(
@@ -53,17 +53,13 @@ class Updates(Iterator[RequestOutput]):
                 self.close()
 
     def close(self) -> None:
-        """End the request, if it has not ended. A thread that waits for an update gets
-        StopIteration.
-        """
+        """End the request. A thread that waits for an update receives StopIteration."""
         self._events.close()
         self._end()
 
 
 class Serving:
-    """Queues jobs and reads them on the caller's thread. Nothing is kept of one that has ended but
-    its counts.
-    """
+    """Queues jobs and reads them on the caller's thread. Only the counts of ended jobs are kept."""
 
     def __init__(self, service: Service, tokenizer: Tokenizer) -> None:
         self.service = service
@@ -73,12 +69,12 @@ class Serving:
 
     @property
     def num_open(self) -> int:
-        """Jobs whose last update was not read, and that were not left."""
+        """Number of jobs whose last update was not read, and which were not abandoned."""
         return len(self._open)
 
     def collect(self, jobs: Sequence[Job], *, is_shown: bool) -> list[RequestOutput]:
-        """Queue jobs, and wait for all: their outputs in order. An error of one is raised, and ends
-        the others.
+        """Queue jobs and wait for all of them; returns their outputs in order. The first error is
+        raised and ends the other jobs.
         """
         events = Events()
         assemblies = self._queue(jobs, events, streams=False)
@@ -94,19 +90,19 @@ class Serving:
             self._abandon(assemblies)
 
     def updates(self, job: Job) -> Updates:
-        """Queue a job at once; its updates, the last one finished. Leaving the iterator ends the
-        job.
+        """Queue a job at once, and return its updates; the last one is finished. Dropping them ends
+        the job.
         """
         events = Events()
         [assembly] = self._queue([job], events, streams=True)
         return Updates(events, assembly, self._finish, self._abandon)
 
     def abort(self, request_id: str) -> None:
-        """End a job with all its completions; one that is not under way is left alone."""
+        """Abort a job with all its completions. An unknown or finished id is ignored."""
         self._requests.abort(request_id)
 
     def _queue(self, jobs: Sequence[Job], events: Events, *, streams: bool) -> list[Assembly]:
-        with self.service.lock:  # weights are not exchanged between being known and being queued
+        with self.service.lock:  # weights must not change between submission and _open
             self.service.check_running()
             prepared = [job.prepared for job in jobs]
             made = self._requests.submit(prepared, events, streams=streams)
@@ -125,19 +121,19 @@ class Serving:
         return output
 
     def _abandon(self, assemblies: Sequence[Assembly]) -> None:
-        """Forget what was not finished."""
+        """Count unfinished jobs as failed, and forget them."""
         for assembly in assemblies:
             if self._forget(assembly):
                 self.totals.failed(sum(len(reader.token_ids) for reader in assembly.readers))
 
     def _forget(self, assembly: Assembly) -> bool:
-        """Whether a job was not forgotten already."""
+        """Forget a job; returns False if it was forgotten already."""
         missing = object()
         return self._open.pop(assembly, missing) is not missing
 
 
 def _with_bar(items: Iterable[Item], total: int, *, is_shown: bool) -> Iterator[Item]:
-    """The same, with a progress bar for several on a terminal."""
+    """Yield the items, with a progress bar for several items on a terminal."""
     if not is_shown or total < 2 or not sys.stderr.isatty():
         yield from items
         return

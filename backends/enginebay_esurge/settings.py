@@ -1,5 +1,5 @@
-"""From the documented options to a configuration of the paged engine; what cannot be honoured is
-refused.
+"""Conversion of the documented options to a configuration of the paged engine; unsupported values
+raise errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginebay.keywords import ServingChoices
 
 ENGINE = "oengine"
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
-"""What the numbers of sharding_axis_dims count devices along."""
+"""The axes of sharding_axis_dims."""
 
 DEFAULT_DIMS = (1, 1, 1, -1, 1)
 DEFAULT_MODEL_LEN = 8192
@@ -31,12 +31,12 @@ OURS = (
     "max_num_batched_tokens",
     "mesh",
 )
-"""Fields of EngineConfig that documented options set, so that no keyword may."""
+"""Fields of EngineConfig that documented options set, so keywords must not."""
 
 
 class FurtherChoices(ServingChoices, total=False):
-    """Keywords of eSurge besides the documented ones: fields of EngineConfig that no documented
-    option stands for, and options of the engine "oengine".
+    """Keywords of eSurge besides the documented ones: other fields of EngineConfig, and options of
+    the engine "oengine".
     """
 
     engine_options: Mapping[str, Any]
@@ -44,9 +44,7 @@ class FurtherChoices(ServingChoices, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The options that the engine is made from. `more` are further fields of EngineConfig, and
-    engine_options.
-    """
+    """The options of the engine. `more`: further fields of EngineConfig, and engine_options."""
 
     dtype: Any
     max_model_len: int
@@ -67,7 +65,7 @@ class EngineSettings:
         if taken:
             raise ConfigError(
                 f"{', '.join(taken)} as further keywords",
-                "fields of EngineConfig that no documented option stands for, and engine_options",
+                "fields of EngineConfig without a documented option, and engine_options",
                 "Use the documented option.",
             )
 
@@ -76,16 +74,14 @@ class EngineSettings:
                 f"sharding_axis_dims = {tuple(self.sharding_axis_dims)} with auto_shard_model "
                 "= False",
                 "one of the two",
-                "Leave one out.",
+                "Omit one of them.",
             )
 
     def config(self, model: str, longest: int, num_devices: int, max_tp: int) -> EngineConfig:
-        """The configuration for a model of at most `longest` tokens on so many devices, of which it
-        can be split over max_tp.
+        """Return the configuration for a model of at most `longest` tokens on `num_devices`
+        devices, of which it can be split over max_tp.
 
-        ConfigError for a wrong value.
-
-        The default length is the model's own where that is shorter.
+        The default max_model_len is reduced to the model's own. ConfigError for a wrong value.
         """
         more = {name: value for name, value in self.more.items() if name != "engine_options"}
         values: dict[str, Any] = {
@@ -108,7 +104,7 @@ class EngineSettings:
 
     @property
     def is_default_length(self) -> bool:
-        """Whether max_model_len is the documented default, which stands for no wish."""
+        """Whether max_model_len has its default, which adapts to the model."""
         return self.max_model_len == DEFAULT_MODEL_LEN
 
     def _engine_options(self) -> dict[str, Any]:
@@ -123,8 +119,8 @@ class EngineSettings:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of JAX or numpy; a name stays as it is. ConfigError for something
-    else.
+    """Return the name of a JAX or NumPy dtype; a string is returned unchanged. ConfigError for
+    anything else.
     """
     if isinstance(dtype, str):
         return dtype
@@ -134,16 +130,16 @@ def dtype_name(dtype: Any) -> str:
         raise ConfigError(
             f"dtype of type {type(dtype).__name__}",
             "a dtype such as jnp.bfloat16, or its name",
-            "Give one.",
+            'Pass "bfloat16", for example.',
         ) from None
 
 
 def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int]:
-    """The mesh for devices per axis of AXES, of which one may be -1: what the others leave, for tp
-    at most max_tp.
+    """Return the mesh for the number of devices along each of AXES. One number may be -1 for the
+    remaining devices, at most max_tp of them for tp.
 
-    Only tp, the axis of heads and features, may be more than 1: UnsupportedError. ConfigError for
-    dims that are none.
+    UnsupportedError for more than 1 along another axis than tp, the axis of heads and features.
+    ConfigError for wrong dims.
     """
     dims = tuple(dims)
     if (
@@ -153,8 +149,8 @@ def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int
     ):
         raise ConfigError(
             f"sharding_axis_dims = {dims}",
-            f"devices along {', '.join(AXES)}, one of them -1 for the rest",
-            "Correct them.",
+            f"numbers of devices along {', '.join(AXES)}, one of which may be -1",
+            f"Pass {DEFAULT_DIMS} to split over all devices.",
         )
     fixed = math.prod(size for size in dims if size != -1)
     sizes = {
@@ -168,7 +164,7 @@ def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int
         raise UnsupportedError(
             f"sharding_axis_dims = {dims}, which splits {' and '.join(wrong)}",
             "more than 1 along tp only",
-            "Put the devices there: (1, 1, 1, -1, 1).",
+            f"Pass {DEFAULT_DIMS}.",
         )
     return {"tensor": sizes["tp"]} if sizes["tp"] != 1 else {}
 
@@ -179,8 +175,8 @@ def refuse_unserved(
     tokenizer_endpoint: str | None,
     detokenizer_endpoint: str | None,
 ) -> None:
-    """UnsupportedError for the first of the documented options without an effect here whose value
-    is not its default.
+    """Raise UnsupportedError for a documented option without an effect here whose value is not its
+    default.
     """
     one_state = "each request has its own state."
     in_caller = "text is tokenised in the caller's thread."
@@ -192,6 +188,4 @@ def refuse_unserved(
         ("detokenizer_endpoint", detokenizer_endpoint, None, in_reader),
     ):
         if value != default:
-            raise UnsupportedError(
-                f"{name} = {value!r}", f"{default!r}, as yet", f"Leave it out: {why}"
-            )
+            raise UnsupportedError(f"{name} = {value!r}", f"{default!r}", f"Omit {name}: {why}")

@@ -1,4 +1,4 @@
-"""Totals: what one engine has served, for its metrics summary."""
+"""Totals: counts of the requests that one engine has served, for its metrics summary."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from typing import Any
 from enginebay_esurge.outputs import RequestOutput
 
 WINDOW_S = 60.0
-"""Requests per second are counted over the last so many seconds."""
+"""Requests per second are averaged over this number of seconds."""
 
 
 class Totals:
-    """Counts and sums of the requests of one engine that have ended. Safe from several threads."""
+    """Counts and sums of one engine's ended requests. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.listeners: tuple[Callable[[RequestOutput], None], ...] = ()
-        """Called with every request that ended by itself, on the thread that reads it; replaced as
-        a whole.
-        """
+        """Called with every completed request on its reader's thread; replace the whole tuple."""
         self._clock = clock
-        self._lock = (
-            threading.RLock()
-        )  # garbage may be collected, and a stream ended, while it is held
+        # Reentrant: garbage collection may end a stream while the lock is held.
+        self._lock = threading.RLock()
         self._since_s: float | None = None
         self._ended_s: collections.deque[float] = collections.deque()
         self._num_completed = 0
@@ -40,13 +37,13 @@ class Totals:
         return self._since_s is not None
 
     def begin(self) -> None:
-        """Count from now on; the first time counts."""
+        """Start the clock at the first call."""
         with self._lock:
             if self._since_s is None:
                 self._since_s = self._clock()
 
     def completed(self, output: RequestOutput) -> None:
-        """Count a request that ended by itself."""
+        """Count a request that ended with "stop" or "length"."""
         with self._lock:
             self._num_completed += 1
             self._num_tokens += output.num_generated_tokens
@@ -62,13 +59,15 @@ class Totals:
             listener(output)
 
     def failed(self, num_tokens: int) -> None:
-        """Count a request that was aborted, left or refused by the engine, after so many tokens."""
+        """Count a request that was aborted, abandoned or ended by an error, with its number of
+        tokens.
+        """
         with self._lock:
             self._num_failed += 1
             self._num_tokens += num_tokens
 
     def summary(self) -> dict[str, Any]:
-        """Averages are over the requests that completed; 0.0 when none has."""
+        """Return counts, and averages over the completed requests (0.0 without any)."""
         with self._lock:
             self._forget_old()
             since_s = self._clock() if self._since_s is None else self._since_s

@@ -1,6 +1,4 @@
-"""Putting other weights into an engine that stays: the same programs, and nothing found again of
-what the old ones computed.
-"""
+"""Exchange of an engine's weights: the programs stay, and the prefix cache is cleared."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from enginebay_oengine.engine import is_paged
 
 
 def paged(engine: Any) -> StepEngine:
-    """The engine, which an eSurge makes of this kind only."""
+    """Return the engine, which must be a paged engine."""
     if not is_paged(engine):
         raise InternalError(f"an eSurge over a {type(engine).__name__}")
     return engine
@@ -32,21 +30,21 @@ def load_changes(
     graphstate: Any,
     graphother: Any,
 ) -> Callable[[Weights], Weights]:
-    """From the present weights to others: those of a model, and over them single ones, checked
-    against the present.
+    """Return a function from the present weights to the new ones: a model's weights, updated with
+    single weights, all checked against the present ones.
 
-    InputError (a ValueError) when nothing is given; UnsupportedError for a graphdef: the model
-    stays the one that was compiled.
+    InputError (a ValueError) without any weights. UnsupportedError for a graphdef, because the
+    compiled model stays.
     """
     if graphdef is not None:
         raise UnsupportedError(
             "a graphdef",
-            "weights: model, graphstate, graphother",
-            "Make another engine for another model.",
+            "weights: model, graphstate or graphother",
+            "Make another eSurge for another model.",
         )
     if model is None and graphstate is None and graphother is None:
         raise InputError(
-            "no weights", "model, graphstate or graphother", "Give one of them, or several."
+            "no weights", "model, graphstate or graphother", "Pass at least one of them."
         )
     changes = [change for change in (graphstate, graphother) if change is not None]
     if model is None:
@@ -61,8 +59,8 @@ def load_changes(
 
 
 def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
-    """Exchange the weights of an engine without rows. For the engine's thread, or when there is
-    none.
+    """Exchange the weights of an engine without rows. Call it on the engine's thread, or when it is
+    stopped.
     """
     before = flat_weights(runner_of(engine).weights)
     after = flat_weights(change(runner_of(engine).weights))

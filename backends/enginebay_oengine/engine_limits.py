@@ -69,7 +69,7 @@ def make_limits(
             raise ConfigError(
                 f"{name} = {value!r}",
                 f"an integer of at least {least}",
-                f"Pass {name}={max(default, least)}, for example.",
+                f"Pass a larger {name}." if isinstance(value, int) else f"Pass int({name}).",
             )
         return value
 

@@ -204,7 +204,7 @@ class PageLedger(Ledger):
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, num_tokens)
         self._held.slide(held, lease.capacity)
-        # Shared pages have these keys and values already, so theirs are written to the dummy page.
+        # Shared pages have these keys and values already; the step writes them to the dummy page.
         stores = {name: group.store for name, group in self.groups.items()}
         return {
             name: np.asarray(

@@ -62,7 +62,9 @@ class ResultTokens:
         num_slots = self.data.shape[0] // self.samples_per_slot
         if not 0 <= slot < num_slots:
             raise InputError(
-                f"slot {slot}", f"0 to {num_slots - 1}", "Slots (or prompts) count from 0."
+                f"slot {slot}",
+                f"0 to {num_slots - 1}",
+                "Pass the number of a slot (or prompt), from 0.",
             )
         rows = self.data[slot * self.samples_per_slot : (slot + 1) * self.samples_per_slot]
         return SlotData(

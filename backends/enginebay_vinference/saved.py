@@ -50,7 +50,7 @@ log = logging.getLogger("enginebay.vinference")
 
 
 class SavableInference(Protocol):
-    """The part of a vInference that is saved besides its functions."""
+    """The fields of a vInference that are saved, in addition to its functions."""
 
     generation_config: vInferenceConfig
     seed: int | None

@@ -119,7 +119,7 @@ def test_strict_without_capping_refuses_every_excess(preserves: bool) -> None:  
     )
     assert fit_lengths(90, 30, rule) == Lengths(90, 30)
     for num_prompt, num_new in ((91, 30), (10, 111), (200, 30), (120, None)):
-        with pytest.raises(ValueError, match="120 together"):
+        with pytest.raises(ValueError, match="120 tokens together"):
             fit_lengths(num_prompt, num_new, rule)
 
 

@@ -274,7 +274,7 @@ def test_without_the_package_there_is_no_exporter_and_one_warning(
         assert monitored.start_monitoring(**ONLY_METRICS) == {}
     assert monitored.monitoring_active
     assert [record.message for record in caplog.records] == [
-        "no metrics for Prometheus: pip install 'enginebay[metrics]'"
+        "no Prometheus metrics: run pip install 'enginebay[metrics]'"
     ]
     monitored.generate(PROMPT, GREEDY_ON)
 

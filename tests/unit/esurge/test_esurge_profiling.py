@@ -136,7 +136,7 @@ def test_what_cannot_be_started_leaves_nothing_active(
         profiled.start_profiling(blocked)
     jax.profiler.start_trace(tmp_path / "other")
     try:
-        with pytest.raises(BusyError, match="one at a time"):
+        with pytest.raises(BusyError, match="one profile at a time"):
             profiled.start_profiling(tmp_path)
     finally:
         jax.profiler.stop_trace()
