@@ -60,7 +60,8 @@ class Service:
     @property
     def num_requests(self) -> tuple[int, int]:
         """(requests without a running completion, requests with a running completion)."""
-        return (0, 0) if (loop := self._loop) is None else count_prompts(loop)
+        waiting, running = ((), ()) if (loop := self._loop) is None else prompt_ids(loop)
+        return len(waiting), len(running)
 
     def start(self) -> None:
         """Start, or resume, the service."""
