@@ -370,9 +370,7 @@ def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused
     with pytest.raises(ValueError, match="prompt_logprobs = 0"):
         last(on_host.generate([[5, 6]], sampling_params=SamplingParams(prompt_logprobs=0)))
     for params in (SamplingParams(min_tokens=2), SamplingParams(processors={"dry": {}})):
-        with pytest.raises(
-            ValueError, match="states do not store the fields of logits processors"
-        ):
+        with pytest.raises(ValueError, match="states do not store the fields of logits processors"):
             last(on_host.generate([[5, 6]], sampling_params=params))
     with pytest.raises(ValueError, match=r"stop_words_ids = \(\(5,\),\)"):
         last(on_host.generate([[5, 6]], sampling_params=SamplingParams(stop_words_ids=[[5]])))
