@@ -1,7 +1,7 @@
-"""Benchmarks, side by side in one process and in turn, right first and then timed.
+"""Benchmarks: engines or kernels, measured in turn in one process, after a check of their results.
 
-Of whole engines: `workload` makes the requests, `measure` runs them. Of kernels: `shapes` names
-steps of real models, of which the `problem.OpBench` of an op makes problems, `timing` and
-`roofline` measure, `kernels` compares implementations and `tune` searches their configurations. The
-commands `bench` and `tune` print what comes of it.
+Engines: `workload` makes the requests, `measure` runs them. Kernels: `shapes` names steps of real
+models, the `problem.OpBench` of an op turns them into problems, `timing` and `roofline` measure,
+`kernels` compares implementations, and `tune` searches for the fastest configurations. The
+commands `bench` and `tune` print the results.
 """

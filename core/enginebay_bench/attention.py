@@ -1,5 +1,5 @@
-"""The op attention as a benchmark: rows of a named shape over a cache of their own, checked against
-f64 arithmetic.
+"""The benchmark of the op attention: the rows of a named shape with their own cache, checked
+against f64 arithmetic.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
 COMPACT = "on a compact copy"
 MAX_TOKENS = 64
 ORACLE_WORK = 1e8
-"""Products that the f64 reference may take: long contexts are checked in fewer tokens, two at
-least.
+"""Max number of products in the f64 reference: of long contexts, fewer tokens are checked, but at
+least two.
 """
 
 
@@ -54,11 +54,11 @@ class _Rows:
 
     @property
     def starts(self) -> np.ndarray:
-        """[S + 1] where each row begins in the packed contexts."""
+        """Return where each row begins in the packed contexts, [S + 1]."""
         return np.concatenate([[0], np.cumsum(self.kv_lens)])
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(place in the step, row, position) of every new token."""
+        """Return (place in the step, row, position) of every new token."""
         rows = np.repeat(np.arange(len(self.q_lens)), self.q_lens)
         first = np.array(self.kv_lens) - np.array(self.q_lens)
         offsets = np.concatenate([np.arange(n) for n in self.q_lens])
@@ -67,8 +67,8 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What the check needs of the inputs: keys and values [all tokens of all rows, Hkv, D], and
-    queries [T, Hq, D].
+    """Inputs that the check needs: keys and values [all tokens of all rows, Hkv, D], and queries
+    [T, Hq, D].
     """
 
     keys: np.ndarray
@@ -84,19 +84,19 @@ def attention_cost(
     kv_bytes: int = 2,
     q_bytes: int = 2,
 ) -> Cost:
-    """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones
-    included).
+    """Return the cost of attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of
+    context, the new tokens included.
     """
     v_dim = spec.v_head_dim or spec.head_dim
     q, kv = np.asarray(q_lens, float), np.asarray(kv_lens, float)
     first = (
         kv - q + 1 if spec.causal else kv
-    )  # positions that the first new token sees; each later one sees one more
+    )  # positions that the first new token attends to; each later token attends to one more
     window = np.inf if spec.window is None else spec.window
-    seen = np.minimum(kv, window + q - 1)  # positions that any new token sees
+    seen = np.minimum(kv, window + q - 1)  # positions that some new token attends to
     num_growing = (
         np.clip(window - first, 0, q) if spec.causal else q * 0
-    )  # tokens that see less than a window
+    )  # tokens that attend to less than a window
     pairs = (
         num_growing * first
         + num_growing * (num_growing - 1) / 2
@@ -114,8 +114,8 @@ def attention_cost(
 
 
 def attention_problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
-    """A step over pages; a decode step also on a compact copy of the rows' cache, for those that
-    engines would give one.
+    """Return a step over pages, and for decode steps also a step on a compact copy of the rows'
+    cache, for implementations to which engines give such a copy.
     """
     paged = attention_problem(shape, setting)
     if shape.mode != "decode":
@@ -130,8 +130,8 @@ def attention_problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
 
 
 def attention_problem(shape: Shape, setting: BenchSetting, *, compact: bool = False) -> Problem:
-    """`compact`: a decode step on a copy of the rows' cache with one page a row, as engines make it
-    for some kernels.
+    """Return a step. `compact`: a decode step on a copy of the rows' cache with one page per row,
+    as engines make it for some kernels.
     """
     q_lens, kv_lens = shape.lengths(ragged=setting.ragged)
     spec = shape.layer.spec(setting.dtype)
@@ -150,8 +150,8 @@ def attention_problem(shape: Shape, setting: BenchSetting, *, compact: bool = Fa
 def bucket_problem(
     spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: BenchSetting
 ) -> Problem:
-    """A step in a bucket of an engine's, over ragged rows that fill it; of `setting` the dtype and
-    layout do not count.
+    """Return a step in a bucket of an engine, with ragged rows that fill it. The dtype and layout
+    of `setting` are ignored.
     """
     name = f"{bucket.mode}, {bucket.tokens} tokens, {bucket.seqs} rows, context {bucket.max_kv_len}"
     return _problem(name, _Rows(*bucket_lengths(bucket), spec, bucket, layout), setting)
@@ -204,7 +204,7 @@ def _make(rows: _Rows, poison: float) -> Inputs:
     q[places] = noise((places.size, *q.shape[1:]), spec.q_dtype, 3)
     k[places], v[places] = keys[fresh], values[fresh]
     table, slots = _tables(rows)
-    slots[fresh] = -1  # the step itself writes these
+    slots[fresh] = -1  # the step itself writes these slots
     lens = np.zeros((2, bucket.seqs), np.int32)
     lens[:, : len(rows.q_lens)] = rows.q_lens, rows.kv_lens
     cache = {n: jnp.full(s.shape, poison, s.dtype) for n, s in layout.shapes().items()}
@@ -216,7 +216,7 @@ def _make(rows: _Rows, poison: float) -> Inputs:
 
 
 def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
-    """(page_table int32 [S, P], slots int32 of every position of every row)."""
+    """Return (page_table int32 [S, P], slots int32 of every position of every row)."""
     bucket, size = rows.bucket, rows.layout.page_size
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     if bucket.rows_are_pages:
@@ -232,7 +232,7 @@ def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check(rows: _Rows, inputs: Inputs, out: Any, state: Any) -> Parity:
-    """Some tokens against f64, exact zeros on padding, and every bit of the cache against the
+    """Compare some tokens with f64, padding with zeros, and every bit of the cache with the
     layout's own write.
     """
     facts: _Facts = inputs.facts
@@ -253,8 +253,8 @@ def _check(rows: _Rows, inputs: Inputs, out: Any, state: Any) -> Parity:
 def _compare_token(
     rows: _Rows, facts: _Facts, got: np.ndarray, place: int, row: int, position: int
 ) -> tuple[float, float, float]:
-    """(error, allowed by f32 arithmetic, what rounding to the dtype makes of exact arithmetic) of
-    one token.
+    """Return (error, error that f32 arithmetic allows, error of exact arithmetic rounded to the
+    dtype) of one token.
     """
     spec = rows.spec
     context = slice(rows.starts[row], rows.starts[row] + position + 1)
@@ -280,7 +280,7 @@ def _same_cache(
 
 
 def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether two arrays of one dtype are equal bit by bit, NaNs too."""
+    """Return whether two arrays of one dtype are equal bit by bit, NaNs included."""
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[a.dtype.itemsize]
     return (jax.lax.bitcast_convert_type(a, bits) == jax.lax.bitcast_convert_type(b, bits)).all()
 

@@ -1,5 +1,5 @@
-"""Evaluation: is a configuration right at the level of the model, held against a reference
-configuration on a text.
+"""Evaluation: compares a configuration with a reference configuration on a text, at the level of
+the model's logits.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from enginebay.llm import LLM
 from enginebay_bench.scoring import Scored, scoring
 
 ROWS_AT_ONCE = 64
-"""Rows of logits that are widened to f64 together."""
+"""Max rows of logits that are converted to f64 together."""
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalSizes:
-    """Most tokens taken of a text, tokens of a passage (None: as many as fit, at most 512), greedy
-    tokens after each.
+class Sizes:
+    """Max number of tokens of a text, tokens per passage (None: as many as fit, at most 512), and
+    greedy tokens after each passage.
     """
 
     num_tokens: int = 2048
@@ -32,8 +32,8 @@ class EvalSizes:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """KL(reference || subject) in nats over so many positions; None for none, or where none is
-    finite.
+    """Statistics of KL(reference || subject) in nats over `num_positions`; None where no position
+    is finite.
     """
 
     num_positions: int
@@ -46,11 +46,10 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class PassageReport:
-    """One passage: its place in the text's tokens, how many it has, and how far the greedy
-    continuations agree.
+    """One passage: its place in the text, its length, and how far the greedy continuations agree.
 
-    `first_divergence` is the index of the first new token that differs, None when all `num_new` are
-    equal.
+    `first_divergence` is the index of the first new token that differs, None when all `num_new`
+    tokens are equal.
     """
 
     start: int
@@ -61,13 +60,13 @@ class PassageReport:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What was found. Rates are of the positions that were scored; perplexities are None when they
-    are not finite.
+    """The result of an evaluation. Rates are shares of the scored positions; a perplexity is None
+    when it is not finite.
 
-    `prefill` is over the text, `decode` over the greedy continuations, up to and with the first
-    token that differs: until there both saw the same tokens. `num_nonfinite` positions had a logit
-    of the subject or the reference that is not finite; they count in no figure but this one and the
-    perplexities.
+    `prefill` covers the text. `decode` covers the greedy continuations up to and including the
+    first token that differs, because until there both saw the same tokens. `num_nonfinite` counts
+    positions where a logit of the subject or the reference is NaN or infinite; apart from this
+    count, they only affect the perplexities.
     """
 
     num_text_tokens: int
@@ -84,10 +83,10 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Passages:
-    """A text in pieces: the tokens of each, where it begins in the text, and how many tokens the
-    text has in all.
+    """A text in passages: the tokens of each, where it begins in the text, and the number of tokens
+    of the whole text.
 
-    `num_known` special tokens stand before each piece, as the tokenizer puts them before a text.
+    Each passage begins with `num_known` special tokens, as the tokenizer puts them before a text.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -97,16 +96,16 @@ class Passages:
 
     @property
     def num_taken(self) -> int:
-        """Tokens of the text that are in a passage."""
+        """Return the number of tokens of the text that are in a passage."""
         return sum(len(ids) - self.num_known for ids in self.token_ids)
 
 
-def split(llm: LLM, text: str, sizes: EvalSizes) -> Passages:
-    """Cut a text into passages that fit the context; InputError when it is too short to score a
+def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
+    """Split a text into passages that fit the context; InputError when it is too short to score a
     token.
     """
     context = llm.config.max_model_len
-    assert context is not None, "make_plan settles max_model_len"
+    assert context is not None, "a plan has a max_model_len"
     special = llm.tokenizer.encode("")
     ids = llm.tokenizer.encode(text)
     known = special if ids[: len(special)] == special else []
@@ -115,7 +114,7 @@ def split(llm: LLM, text: str, sizes: EvalSizes) -> Passages:
     length = min(512, most) if sizes.passage_len is None else sizes.passage_len
     if not 2 <= length <= most:
         raise InputError(
-            f"passages of {length} tokens and {sizes.new_tokens} new ones in a context of "
+            f"passages of {length} tokens plus {sizes.new_tokens} new tokens in a context of "
             f"{context}",
             f"passages of 2 to {most}" if most >= 2 else "a larger context",
             "Lower --passage-len or --new-tokens, or raise --max-model-len.",
@@ -125,8 +124,8 @@ def split(llm: LLM, text: str, sizes: EvalSizes) -> Passages:
     if not starts:
         raise InputError(
             f"a text of {len(taken)} tokens to score",
-            "at least two",
-            "Take a longer text or limit.",
+            "at least 2 tokens",
+            "Pass a longer text, or raise --num-tokens.",
         )
     pieces = tuple((*known, *taken[s : s + length]) for s in starts)
     return Passages(pieces, starts, len(known), len(ids))
@@ -139,11 +138,11 @@ def evaluate(
     sizes: EvalSizes,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Score a text with one configuration after the other, and compare.
+    """Score a text with both configurations in turn, and compare the results.
 
-    The LLMs are made and closed one at a time, so that only one model is on the device. The
-    subject's logits wait on the host meanwhile: the tokens of the text and its continuations, times
-    the vocabulary, times 4 bytes.
+    Only one LLM exists at a time, so that only one model is on the device. The logits of the
+    subject are kept on the host meanwhile: tokens of the text and the continuations, times the
+    vocabulary, times 4 bytes.
     """
     with make_subject() as subject:
         vocab_size = subject.plan.model.info.vocab_size
@@ -154,7 +153,7 @@ def evaluate(
         if reference.plan.model.info.vocab_size != vocab_size:
             raise InputError(
                 f"a reference whose vocabulary has {reference.plan.model.info.vocab_size} tokens",
-                f"the subject's, {vocab_size}",
+                f"{vocab_size} tokens, as the subject's vocabulary",
                 "Choose a reference model with the same tokenizer.",
             )
         theirs = _score_all(reference, passages, sizes, "scoring the reference", progress)
@@ -174,7 +173,7 @@ def _score_all(
 
 
 def compare(passages: Passages, mine: Sequence[Scored], theirs: Sequence[Scored]) -> Evaluation:
-    """The figures of a subject and a reference that scored the same passages."""
+    """Return the figures of a subject and a reference that scored the same passages."""
     text, decoded = [], []
     reports = []
     for start, subject, reference in zip(passages.starts, mine, theirs, strict=True):
@@ -207,14 +206,14 @@ def compare(passages: Passages, mine: Sequence[Scored], theirs: Sequence[Scored]
 
 
 def first_divergence(mine: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first token that differs; None when all are equal."""
+    """Return the index of the first token that differs; None when all are equal."""
     return next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Positions:
-    """Figures by position: kl f64 (nan where a logit is not finite), log-probabilities of the
-    token, equal best tokens.
+    """Figures by position: kl f64 (NaN where a logit is not finite), log-probabilities of the
+    token, and whether the best tokens are equal.
     """
 
     kl: np.ndarray
@@ -247,7 +246,7 @@ def _few_positions(mine: np.ndarray, theirs: np.ndarray, targets: np.ndarray) ->
         kl = (np.exp(reference) * (reference - subject)).sum(axis=-1)
     at = np.arange(len(targets))
     return _Positions(
-        np.where(finite, np.maximum(kl, 0.0), np.nan),  # below 0 only by rounding
+        np.where(finite, np.maximum(kl, 0.0), np.nan),  # rounding may give a value below 0
         subject[at, targets],
         reference[at, targets],
         mine.argmax(axis=-1) == theirs.argmax(axis=-1),
@@ -255,7 +254,7 @@ def _few_positions(mine: np.ndarray, theirs: np.ndarray, targets: np.ndarray) ->
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """f64 [..., vocab]."""
+    """Return log_softmax over the last axis, f64 [..., vocab]."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
     result: np.ndarray = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))

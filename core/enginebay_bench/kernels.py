@@ -1,5 +1,5 @@
-"""Every implementation of an op on named shapes: right first, then timed in turn, beside what this
-machine can do.
+"""Compares all implementations of an op on named shapes: first their results, then their times,
+next to the roofline of the machine.
 """
 
 from __future__ import annotations
@@ -36,22 +36,19 @@ from enginebay_bench.timing import (
 )
 
 COPIES_TO_CHECK = 6
-"""Sets of inputs that checking holds at once: on the host, poisoned, donated, expected, and what
-comes back.
-"""
+"""Sets of inputs that a check holds at once: on the host, poisoned, donated, expected, returned."""
 
 POISON = float("nan")
 WRONG = "wrong"
-"""How the reason begins why a configuration with a wrong result is not timed."""
+"""Start of the reason why a configuration with a wrong result is not timed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What became of one implementation on one shape: figures, or the `reason` why there are none.
+    """The result of one implementation on one shape: figures, or the `reason` why there are none.
 
-    `share` is of the measured roofline, `bound` what keeps the op from being faster (see `judged`);
-    `parity` that of the same step on inputs with poison around them. A wrong result is timed all
-    the same.
+    `share` is the share of the measured roofline, `bound` names what limits the op (see `judged`),
+    and `parity` compares the same step on poisoned inputs. A wrong result is timed too.
     """
 
     op: str
@@ -71,8 +68,8 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShapeLimits:
-    """What a shape may take: memory, and seconds of a call at the roofline."""
+class Limits:
+    """Limits of a shape: memory, and seconds per call at the roofline."""
 
     free_bytes: int
     call_s: float
@@ -80,7 +77,7 @@ class ShapeLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What a run measures with."""
+    """The settings of a run."""
 
     roofline: Roofline
     options: Mapping[str, Any]
@@ -92,9 +89,7 @@ class Bench:
 def measure_shape(
     bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Figure]:
-    """A figure for each implementation, in the candidates' order, on each problem that is
-    for it.
-    """
+    """Return a figure per implementation, in candidate order, for each problem that it serves."""
     problems = bench_of(op).problems(shape, setting)
     figure = Figure(op.name, shape.name, setting.dtype, "")
     reason = why_not_measured(problems[0], bench, setting.dtype)
@@ -130,8 +125,8 @@ def measure_shape(
 
 
 def _configured(op: str, impl: Any, setting: BenchSetting, problem: Problem) -> tuple[Any, Problem]:
-    """An implementation and a problem that has its configuration: of an op without phases as tables
-    have it for the problem.
+    """Return an implementation and a problem with its configuration. For an op without phases, the
+    tables are looked up for this problem.
     """
     if not isinstance(impl, TunableOp) or not setting.tuned.of(op, impl, setting.env):
         return impl, problem
@@ -159,7 +154,7 @@ def _figures(figure: Figure, problem: Problem, parity: Parity, timing: Timing) -
 
 
 def judged(figure: Figure, roofline: Roofline) -> Figure:
-    """The figure beside what the machine can do: its share, and what bounds it."""
+    """Return the figure with its share of the roofline and its bound."""
     if figure.timing is None or figure.cost is None:
         return figure
     seconds = figure.timing.median_s
@@ -171,7 +166,7 @@ def judged(figure: Figure, roofline: Roofline) -> Figure:
 
 
 def why_not_measured(problem: Problem, bench: Bench, dtype: str) -> str | None:
-    """Why a problem is too large for this machine, or None."""
+    """Return why a problem is too large for this machine, or None."""
     needed = COPIES_TO_CHECK * problem.num_bytes
     if needed > bench.limits.free_bytes:
         return (
@@ -191,8 +186,8 @@ def run_contestants(
     only_right: bool = False,
     drop_slower_than: float | None = None,
 ) -> dict[str, str | tuple[Parity, Timing]]:
-    """Parity and timing of each by label, or why there are none. With `only_right` wrong ones are
-    not timed; with `drop_slower_than` the slow ones of each group are soon left aside, see
+    """Return parity and timing by label, or the reason why there are none. With `only_right`, wrong
+    results are not timed; with `drop_slower_than`, slow ones of each group are dropped early, see
     `time_in_turn`.
     """
     failed: dict[str, str | tuple[Parity, Timing]] = {}
@@ -205,7 +200,7 @@ def run_contestants(
                 try:
                     step = compile_step(contestant, inputs, bench.options)
                     parity = _parity(step, problem, inputs)
-                except Exception as error:  # noqa: BLE001  # a kernel that fails is a result; the others go on
+                except Exception as error:  # noqa: BLE001  # a failing kernel is a result; the others continue
                     failed[contestant.label] = " ".join(f"{type(error).__name__}: {error}".split())[
                         :300
                     ]
@@ -229,7 +224,7 @@ def run_contestants(
 
 
 def _by_problem(contestants: Sequence[Contestant]) -> list[tuple[Problem, list[Contestant]]]:
-    """Contestants that share inputs, together."""
+    """Group the contestants that share inputs."""
     groups: dict[int, list[Contestant]] = {}
     for contestant in contestants:
         groups.setdefault(id(contestant.problem), []).append(contestant)

@@ -1,6 +1,4 @@
-"""An adapter for lm-eval (extra `eval`): its tasks run on an LLM. Imported only by who asks
-for it.
-"""
+"""An adapter for lm-eval (extra `eval`): runs its tasks on an LLM. No other module imports it."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ try:
     from lm_eval.api.model import LM
 except ImportError as error:
     raise UnsupportedError(
-        "the lm-eval adapter without lm-eval", "its package", "Install enginebay[eval]."
+        "lm_eval is not installed", "the lm-eval package", "Install enginebay[eval]."
     ) from error
 
 MAX_NEW_TOKENS = 256
-"""Tokens that are generated where a task does not say how many."""
+"""Number of generated tokens where a task sets none."""
 
 
 class TaskArguments(Validated):
-    """What a task asks of a generation, by lm-eval's names."""
+    """The arguments of a generation task, by lm-eval's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     refusal: ClassVar[type[EnginebayError]] = RequestError
@@ -43,7 +41,7 @@ class TaskArguments(Validated):
 
 
 class EnginebayLM(LM):
-    """lm-eval's model over an LLM, which stays its maker's to close.
+    """lm-eval's model on an LLM, which the caller must close.
 
     Likelihoods come from the engine's own steps, one sequence at a time; generation runs in the
     engine's batches.
@@ -54,10 +52,10 @@ class EnginebayLM(LM):
         self.llm = llm
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): the continuation's log-probability in nats, and whether
-        greedy decoding gives it.
+        """Return, for each (context, continuation), the continuation's log-probability in nats and
+        whether greedy decoding gives it.
 
-        A context that is too long loses its beginning. RequestError for a continuation longer than
+        A context that is too long is cut at its start. RequestError for a continuation longer than
         the model's context.
         """
         pairs = [self._encoded(*request.args) for request in requests]
@@ -65,11 +63,11 @@ class EnginebayLM(LM):
             return [_likelihood(scorer, context, continuation) for context, continuation in pairs]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Of each (text,): the log-probability in nats of all its tokens, each with the most
-        context that windows allow.
+        """Return, for each (text,), the log-probability in nats of all its tokens, each with as
+        much context as its window has.
 
-        Every token is scored once: windows follow one another, and the last one reaches back for
-        its context.
+        Every token is scored once: windows follow one another, and the last window begins earlier
+        to have a full context.
         """
         results = []
         with scoring(self.llm) as scorer:
@@ -84,12 +82,12 @@ class EnginebayLM(LM):
         return results
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Of each (context, arguments): the completion, up to one of the texts of `until`, which it
-        does not have.
+        """Return, for each (context, arguments), the completion without and up to the first text of
+        `until`.
 
-        The arguments are those of TaskArguments; `do_sample` False means a temperature of 0.
-        RequestError for others, and for wrong values. A context that is too long loses its
-        beginning.
+        The arguments are those of TaskArguments; `do_sample` False means temperature 0.
+        RequestError for other arguments and for wrong values. A context that is too long is cut at
+        its start.
         """
         params = [_params(request.args[1]) for request in requests]
         prompts = [
@@ -100,26 +98,26 @@ class EnginebayLM(LM):
         return [output.outputs[0].text for output in outputs]
 
     def _encode(self, text: str) -> list[int]:
-        """Without special tokens: they stand before a text once, not before a piece of it."""
+        """Encode without special tokens, because they occur only at the start of a text."""
         token_ids: list[int] = self.llm.tokenizer.encode(text, add_special_tokens=False)
         return token_ids
 
     def _first(self) -> int:
-        """The token that stands before a text: beginning of sequence, else an end of sequence."""
+        """Return the token before the start of a text: beginning of sequence, else an end of
+        sequence.
+        """
         info = self.llm.plan.checkpoint.token_info
         known = [t for t in (info.bos_token_id, *info.eos_token_ids) if t is not None]
         if not known:
             raise UnsupportedError(
                 "a model without special tokens",
-                "a beginning or end of sequence to score a text's first token after",
-                "Name one in generation_config.json.",
+                "a beginning or end of sequence, as context of the first token",
+                "Set bos_token_id or eos_token_id in generation_config.json.",
             )
         return known[0]
 
     def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both; spaces between them belong to the continuation, and what they become
-        together counts.
-        """
+        """Encode both together; spaces between them belong to the continuation."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         if not stripped:
@@ -129,7 +127,7 @@ class EnginebayLM(LM):
         return [*special, *before], self._encode(stripped + continuation)[len(before) :]
 
     def _windows(self, token_ids: list[int], scorer: Scorer) -> list[tuple[list[int], list[int]]]:
-        """(context, tokens to score) over all tokens."""
+        """Return (context, tokens to score) for all tokens."""
         length = scorer.max_model_len - 2
         before = [self._first(), *token_ids]
         windows = []
@@ -137,21 +135,19 @@ class EnginebayLM(LM):
             end = min(start + length, len(token_ids))
             first = (
                 start if start == 0 else max(0, end - length)
-            )  # the last one is as long as the others
+            )  # the last window is as long as the others
             windows.append((before[first : start + 1], token_ids[start:end]))
         return windows
 
     def _shortened(self, context: str, params: SamplingParams) -> list[int]:
-        """Tokens of a context, whose last ones are kept where not all fit beside what is
-        generated.
-        """
+        """Return the last tokens of a context, as many as fit with the tokens to generate."""
         token_ids: list[int] = self.llm.tokenizer.encode(context) or [self._first()]
         most = (self.llm.config.max_model_len or 0) - (params.max_tokens or 0)
         if most < 1:
             raise RequestError(
                 f"max_gen_toks = {params.max_tokens}",
-                f"fewer than the context of {self.llm.config.max_model_len}",
-                "Lower it, or raise max_model_len.",
+                f"fewer tokens than the context of {self.llm.config.max_model_len}",
+                "Lower max_gen_toks, or raise max_model_len.",
             )
         return token_ids[-most:]
 
@@ -181,7 +177,7 @@ def _params(given: Any) -> SamplingParams:
         raise RequestError(f"gen_kwargs: {error}") from None
     own: Any = (
         SamplingParams().model_dump()
-    )  # every field is set: the checkpoint's own sampling has no place here
+    )  # every field is set, so that the checkpoint's sampling defaults do not apply
     chosen = {
         "max_tokens": task.max_gen_toks,
         "temperature": task.temperature if task.do_sample else 0.0,

@@ -1,4 +1,4 @@
-"""Running workloads: parity against the first variant, then interleaved timed rounds."""
+"""Runs workloads: compares tokens with the first variant, then times interleaved rounds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from collections.abc import Callable, Sequence
 from enginebay.llm import LLM
 from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 
-RoundFigures = dict[str, float]
-Round = Callable[[LLM, int], RoundFigures]
-"""Runs one round on an engine; the round's number seeds its prompts, so that no cache of prompts
-helps.
-"""
+Figures = dict[str, float]
+Round = Callable[[LLM, int], Figures]
+"""Runs one round on an engine. The round's number seeds its prompts, so no prefix is cached."""
 
 
 @dataclasses.dataclass(frozen=True)
-class VariantResult:
-    """One variant's figures: medians over rounds with all values, and how its tokens compare with
-    the first variant's.
+class Result:
+    """The figures of one variant: medians over rounds, all values, and how many tokens equal the
+    first variant's.
     """
 
     variant: str
@@ -34,8 +32,8 @@ class VariantResult:
 
 
 def compare_tokens(llms: dict[str, LLM], workload: Workload) -> dict[str, tuple[int, int]]:
-    """For each engine: how many leading tokens equal the first engine's, and how many there are,
-    over all requests.
+    """Return, for each engine, the number of leading tokens that equal the first engine's, and the
+    number of all tokens, over all requests.
     """
     outputs = {
         name: [
@@ -59,7 +57,9 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def latency_round(prompt_len: int, new_tokens: int) -> Round:
-    """One stream: time to first token, decode rate after it (tokens/s), prompt rate (tokens/s)."""
+    """Measure one stream: time to first token, decode rate after it, prompt rate (both in
+    tokens/s).
+    """
 
     def run(llm: LLM, number: int) -> RoundFigures:
         vocab = llm.plan.model.info.vocab_size
@@ -75,7 +75,7 @@ def latency_round(prompt_len: int, new_tokens: int) -> Round:
 
 
 def throughput_round(num_requests: int, prompt_len: int, new_tokens: int) -> Round:
-    """A mixed batch given at once: output tokens/s over wall time."""
+    """Measure a batch of mixed requests: output tokens/s over the wall time."""
 
     def run(llm: LLM, number: int) -> RoundFigures:
         workload = mixed_batch(
@@ -101,9 +101,9 @@ def measure(
 ) -> list[VariantResult]:
     """Warm each engine up, compare tokens, then run rounds in turn, engine by engine.
 
-    `progress` is called with the variant's name in what is done. Ctrl-C ends the rounds; the
-    results are then those of the rounds that ended, of the variants that have one.
-    KeyboardInterrupt when there is none.
+    `progress` gets the variant's name as part of its text. Ctrl-C ends the rounds; the results then
+    cover the finished rounds, and only variants that have one. KeyboardInterrupt when no round has
+    finished.
     """
     warmups = {}
     for name, llm in llms.items():

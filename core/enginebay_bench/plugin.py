@@ -1,4 +1,4 @@
-"""What this package offers: the commands bench, tune and eval, and tables of what was tuned."""
+"""Registers the commands bench, tune and eval, and the tables of tuned configurations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_tunings(register: Register) -> None:
-    """tables."""
+    """Register tables."""
     register(
         "tables",
         "enginebay_bench.table_files:tables_of",
-        summary="tables of the fastest configurations: the user's, and those that packages bring",
+        summary="tables of the fastest configurations, of the user and of packages",
     )
 
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """bench, tune and eval."""
+    """Register bench, tune and eval."""
     register(
         "bench",
         "enginebay_bench.cli.bench:COMMAND",
@@ -26,11 +26,11 @@ def register_commands(register: Register) -> None:
     register(
         "tune",
         "enginebay_bench.cli.tune:COMMAND",
-        summary="search the fastest configurations of kernels on this machine",
+        summary="search for the fastest configurations of kernels on this machine",
     )
     register(
         "eval",
         "enginebay_bench.cli.eval:COMMAND",
-        summary="hold a configuration against a reference on a text: perplexity, KL divergence, "
+        summary="compare a configuration with a reference on a text: perplexity, KL divergence, "
         "greedy tokens",
     )

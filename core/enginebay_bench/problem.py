@@ -1,5 +1,5 @@
-"""What a benchmark of an op is made of: a problem with its inputs, its ideal cost, and a check of
-what comes out.
+"""The parts of an op's benchmark: a problem with its inputs, its ideal cost, and a check of the
+results.
 """
 
 from __future__ import annotations
@@ -26,20 +26,17 @@ from enginebay_bench.shapes import Axes, Shape
 from enginebay_bench.tables import TunedConfigs
 from enginebay_testing.exact import OpCall, errors
 
-StepFunction = Callable[..., tuple[Any, Any]]
-"""step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state`
-donated.
-"""
+Step = Callable[..., tuple[Any, Any]]
+"""step(state, *arrays) -> (out, state): an engine's call inside jit; `state` is donated."""
 
 PERIOD = 1_000_003
-"""Random values repeat after so many (a prime): drawing gigabytes would take longer than measuring.
-"""
+"""Random values repeat with this period (a prime), because drawing gigabytes takes too long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchSetting:
-    """What problems of one run share. `kv_write` puts keys into the cache for attention that does
-    not do so itself.
+    """Settings that all problems of a run share. `kv_write` writes keys and values for attention
+    kernels that do not write them.
     """
 
     env: Env
@@ -62,16 +59,16 @@ class Inputs:
     facts: Any = None
 
     def copy(self) -> Inputs:
-        """The same in memory of its own, without the facts."""
+        """Return a copy in separate memory, without the facts."""
         return Inputs(*jax.tree.map(jnp.copy, (self.state, self.arrays)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """The largest error of the compared outputs, and the same as a share of what rounding allows;
-    wrong above 1.
+    """The largest error of the compared outputs, and the same as a share of the allowed error;
+    above 1 the result is wrong.
 
-    `against` says what they were compared with and how many were.
+    `against` names the reference and the number of compared outputs.
     """
 
     error: float
@@ -80,13 +77,13 @@ class Parity:
 
     @property
     def is_right(self) -> bool:
-        """Whether every compared value is within its bound; a NaN is not."""
+        """Return whether every compared value is within its bound; NaN is not."""
         return self.share <= 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class TuningKey:
-    """What a configuration is chosen by."""
+    """The properties of a problem by which a configuration is chosen."""
 
     spec: AttnSpec
     bucket: Bucket
@@ -97,10 +94,10 @@ class TuningKey:
 class Problem:
     """One op on one shape.
 
-    `make(poison)` makes the inputs; `poison` lies wherever nobody may look. `num_bytes` is the size
-    of one set of them. `bind(impl, config)` gives the step, `check(inputs, out, state)` compares,
-    `inputs` being as they were before. An op may have several problems on one shape, each with a
-    `label`, for the implementations that it `is_for`.
+    `make(poison)` makes the inputs; `poison` fills every place that must not be read. `num_bytes`
+    is the size of one set of inputs. `bind(impl, config)` returns the step, and `check(inputs, out,
+    state)` compares its results; `inputs` are unchanged. An op may have several problems on one
+    shape, each with a `label`, for the implementations that it `is_for`.
     """
 
     name: str
@@ -118,8 +115,8 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class OpBench:
-    """An op that can be measured, which `Op.bench` names: which shapes it has, and the problems of
-    one. Engines run an implementation as in the last of the problems that are for it.
+    """The benchmark of an op, which `Op.bench` names: its shapes, and the problems of a shape.
+    Engines run an implementation as in the last problem that applies to it.
     """
 
     axes: Axes
@@ -127,17 +124,19 @@ class OpBench:
 
 
 def bench_of(op: Op[Any]) -> OpBench:
-    """The benchmark of an op; InputError when it names none."""
+    """Return the benchmark of an op; InputError when the op has none."""
     if op.bench is None:
         raise InputError(
-            f"op {op.name!r} has no benchmark", "an op whose record names one", "Leave it."
+            f"op {op.name!r} has no benchmark",
+            "an op whose record sets `bench`",
+            "Leave it out of --op.",
         )
     bench: OpBench = import_target(op.bench, f"the benchmark of op {op.name!r}")
     return bench
 
 
 def cost_of(op: Op[Any], *arguments: Any, **keywords: Any) -> Cost:
-    """The ideal cost of a call: the op's own, or the bytes of arguments and results."""
+    """Return the ideal cost of a call: the op's own, or the bytes of arguments and results."""
     if op.cost is not None:
         cost: Cost = import_target(op.cost, f"the cost of op {op.name!r}")(*arguments, **keywords)
         return cost
@@ -150,8 +149,8 @@ def cost_of(op: Op[Any], *arguments: Any, **keywords: Any) -> Cost:
     return Cost(0.0, read, written)
 
 
-def call_problem(op: Op[Any], shape: Shape, call: OpCall) -> Problem:
-    """One call of an op, checked against its float64 results within the op's tolerance."""
+def call_problem(op: Op[Any], shape: Shape, call: Call) -> Problem:
+    """Return one call of an op, checked against its float64 results within the op's tolerance."""
 
     def check(inputs: Inputs, out: Any, _: Any) -> Parity:
         try:
@@ -172,13 +171,15 @@ def call_problem(op: Op[Any], shape: Shape, call: OpCall) -> Problem:
 
 
 def with_config(impl: TunableOp, config: Any) -> Any:
-    """An implementation of an op without phases with one configuration for everything."""
+    """Return an implementation, of an op without phases, that uses one configuration for all
+    problems.
+    """
     return impl.tuned(lambda _: config)
 
 
 def asked_for(impl: TunableOp, env: Env, problem: Problem) -> OpProblem | None:
-    """What such an implementation asks a configuration for on a problem; None when it has nothing
-    to choose there.
+    """Return the problem for which an implementation requests a configuration, or None when it has
+    none to choose.
     """
     asked: list[OpProblem] = []
 
@@ -192,24 +193,24 @@ def asked_for(impl: TunableOp, env: Env, problem: Problem) -> OpProblem | None:
 
 
 def noise(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Normal values of a dtype, repeating after PERIOD."""
+    """Return normal values of a dtype, repeated after PERIOD values."""
     count = int(np.prod(shape))
     block = np.random.default_rng(seed).standard_normal(min(count, PERIOD), np.float32)
     return np.resize(block.astype(jnp.dtype(dtype)), count).reshape(shape)
 
 
 def spread(count: int, most: int) -> np.ndarray:
-    """At most `most` of `count` indices, evenly, the first and the last among them."""
+    """Return at most `most` of `count` indices, evenly spaced, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
 def compared(num: int, of: int, what: str) -> str:
-    """For Parity.against."""
+    """Return the text of Parity.against."""
     return f"f64, {num} {what}" if num == of else f"f64, {num} of {of} {what}"
 
 
 def worst(error: np.ndarray, allowed: np.ndarray | float, against: str) -> Parity:
-    """The parity of errors with what is allowed of each."""
+    """Return the parity of errors and their bounds."""
     limit = np.maximum(np.asarray(allowed, float), np.finfo(float).tiny)
     share = np.where(error == 0, 0.0, error / limit)
     largest = np.nan if np.isnan(error).any() else error.max(initial=0.0)

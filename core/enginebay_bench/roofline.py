@@ -1,5 +1,5 @@
-"""What this machine can do at most, measured: bytes read and floating-point operations in a second,
-and a launch.
+"""The measured limits of this machine: bytes read per second, floating-point operations per second,
+and the time of a launch.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ LAUNCHES = 50
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """The best of a few measurements on one device: what any kernel is compared with."""
+    """The best of a few measurements on one device; kernels are compared with it."""
 
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
     launch_s: float
-    """Seconds from one call of a compiled program that does nothing to the next."""
+    """Seconds between two calls of a compiled program that does nothing."""
 
     def ideal_s(self, cost: Cost, dtype: str) -> float:
-        """Seconds that a cost takes at these rates when arithmetic and traffic overlap fully."""
+        """Return the seconds of a cost at these rates, if arithmetic and memory traffic overlap
+        fully.
+        """
         return cost.time_s(flops_per_s=self.flops_per_s[dtype], bytes_per_s=self.bytes_per_s)
 
     def better(self, other: Roofline) -> Roofline:
-        """The best of two measurements."""
+        """Return the best values of two measurements."""
         return Roofline(
             max(self.bytes_per_s, other.bytes_per_s),
             {
@@ -45,7 +47,7 @@ class Roofline:
         )
 
     def bound(self, cost: Cost, dtype: str, measured_s: float) -> str:
-        """What keeps an op of this cost from being faster: "launch", "memory" or "arithmetic"."""
+        """Return what limits an op of this cost: "launch", "memory" or "arithmetic"."""
         if measured_s < 2 * self.launch_s:
             return "launch"
         arithmetic = cost.flops / self.flops_per_s[dtype]
@@ -60,14 +62,14 @@ def measure_roofline(
     stream_bytes: int | None = None,
     matrix: int | None = None,
 ) -> Roofline:
-    """Read rates of sums over a large array, products of square matrices by dtype, and launches of
-    a small program.
+    """Measure the read rate of sums over a large array, products of square matrices by dtype, and
+    launches of a small program.
 
-    `stream_bytes` and `matrix` are the sizes of both, STREAM_BYTES and MATRIX unless they are
-    given.
+    `stream_bytes` and `matrix` are the sizes of the array and the matrices (default: STREAM_BYTES
+    and MATRIX).
 
-    It takes a second or two, and is not kept: on a machine that others use the rates change within
-    minutes. So reports take the better of one before their measurements and one after.
+    Takes a second or two. The result is not stored, because the rates of a shared machine change
+    within minutes. So reports use the better of one measurement before and one after their own.
     """
     with jax.default_device(device):
         rows = max(1, (stream_bytes or STREAM_BYTES) // (4 * 16384))
@@ -105,7 +107,7 @@ def _launch_s(options: Mapping[str, Any]) -> float:
 
 
 def _best(run: Callable[..., Any], *arguments: Any) -> float:
-    jax.block_until_ready(run(*arguments))  # compiled, and its memory touched
+    jax.block_until_ready(run(*arguments))  # compile, and touch the memory
     return min(_timed(run, *arguments) for _ in range(REPEATS))
 
 

@@ -1,5 +1,5 @@
-"""Scoring: the logits of every token of a sequence, and of its greedy continuation, out of an
-engine's own steps.
+"""Scoring: the logits of every token of a sequence and of its greedy continuation, from an engine's
+own steps.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ REQUEST_ID = "scored"
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A sequence with what the engine made of it.
+    """A sequence and the engine's results for it.
 
-    logits f32 [tokens + new tokens - 1, vocab]: row i is what the model says of token i + 1, so
-    that the rows from len(token_ids) - 1 on are those that the new tokens were chosen from, and all
-    of these but the first were computed by decode steps.
+    logits f32 [tokens + new tokens - 1, vocab]: row i has the logits of token i + 1. The rows from
+    len(token_ids) - 1 on are those of the new tokens; decode steps computed all of them except the
+    first.
     """
 
     token_ids: tuple[int, ...]
@@ -42,23 +42,24 @@ class Scorer:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         config = llm.config
-        assert config.max_model_len is not None, "make_plan settles max_model_len"
+        assert config.max_model_len is not None, "a plan has a max_model_len"
         self.max_model_len: int = config.max_model_len
         self._chunk = config.max_num_batched_tokens
         self._decode_steps = config.decode_steps
 
     def score(self, token_ids: Sequence[int], num_new: int = 1) -> Scored:
-        """The logits of a sequence and of num_new tokens that follow it, greedily; both fit the
-        context together.
+        """Return the logits of a sequence and of num_new greedy tokens after it; together they must
+        fit the context.
 
-        RequestError when they do not, or there are none. End-of-sequence tokens end nothing.
+        RequestError when they do not fit, or the sequence is empty. End-of-sequence tokens do not
+        end it.
         """
         if not token_ids or num_new < 1 or len(token_ids) + num_new > self.max_model_len:
             raise RequestError(
                 explain(
                     f"{len(token_ids)} tokens and {num_new} new ones to score",
-                    f"at least one of each, {self.max_model_len} together",
-                    "Score a shorter piece, or raise max_model_len.",
+                    f"at least one of each, {self.max_model_len} in total",
+                    "Score a shorter text, or raise max_model_len.",
                 )
             )
         scored: Scored = self._llm.run_on_engine(lambda: self._score(tuple(token_ids), num_new))
@@ -79,10 +80,10 @@ class Scorer:
             explain(
                 f"{total} tokens to score",
                 "as many as the cache has room for",
-                "Score a shorter piece.",
+                "Score a shorter text.",
             )
         )
-        # What is found in the cache would not be computed, so that nothing were known of it.
+        # A cached prefix would not be computed, so its logits would be missing.
         key = PrefixKey(salt=secrets.token_hex(DIGEST_BYTES))
         lease = engine.ledger.admit(row, np.asarray(token_ids, np.int32), total, key)
         if lease is None:
@@ -96,7 +97,9 @@ class Scorer:
             pending = engine.step(StepPlan((plan,), num_steps))
             new = [int(token) for token in pending.read()[0] if plan.samples and token >= 0]
             engine.rows.append_tokens(row, new)
-            if any(engine.ledger.windows.values()):  # pages go back for what is committed
+            if any(
+                engine.ledger.windows.values()
+            ):  # frees the pages of committed tokens outside the window
                 num_computed = plan.num_computed + plan.num_tokens + max(0, len(new) - 1)
                 engine.ledger.commit(lease, engine.rows.token_ids[row, :num_computed])
             return new, pending.read_logits()
@@ -122,11 +125,11 @@ class Scorer:
 
 @contextlib.contextmanager
 def scoring(llm: LLM) -> Iterator[Scorer]:
-    """While the block lasts, the engine's steps tell their logits, and nothing else may use it but
-    the scorer.
+    """Within the block, the engine's steps return their logits, and only the scorer may use the
+    engine.
 
-    RequestError while requests run; UnsupportedError for an engine that cannot. Then nothing has
-    changed.
+    RequestError while requests run; UnsupportedError for an engine that cannot return logits. Both
+    leave the engine unchanged.
     """
     engine: Engine = llm.engine
 
@@ -134,9 +137,9 @@ def scoring(llm: LLM) -> Iterator[Scorer]:
         if engine.rows.num_reqs:
             raise RequestError(
                 explain(
-                    f"{engine.rows.num_reqs} requests run while logits are to be told",
+                    f"{engine.rows.num_reqs} requests run while logits are scored",
                     "none",
-                    "Let them end, or end them, and try again.",
+                    "Wait for the requests, or abort them, and try again.",
                 )
             )
         undo = engine.swap(llm.plan.swapped, returns_logits=True)
@@ -154,7 +157,7 @@ def scoring(llm: LLM) -> Iterator[Scorer]:
     finally:
         with contextlib.suppress(
             StoppedError
-        ):  # closed within the block: there is nothing to go back to
+        ):  # closed within the block: no setting is left to restore
             llm.run_on_engine(end)
 
 

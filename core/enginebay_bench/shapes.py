@@ -1,8 +1,8 @@
-"""Named shapes to measure kernels on: layers of real models, in steps that serving makes.
+"""Named shapes for kernel benchmarks: layers of real models, in steps as in serving.
 
-A shape is MODEL/MODE/bROWS/cCONTEXT, such as llama-3.1-8b/decode/b32/c4096, and for products a part
-of the layer behind it, such as .../gate_up. Leading pieces stand for the usual values of those left
-out.
+A shape is MODEL/MODE/bROWS/cCONTEXT, such as llama-3.1-8b/decode/b32/c4096; for products, a part of
+the layer follows, such as .../gate_up. The first pieces alone stand for all usual values of the
+pieces that are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 ALL = "all"
 STEP_TOKENS = 512
-"""Tokens of a mixed step: a chunk of a prompt beside the rows that decode."""
+"""Tokens of a mixed step: a chunk of a prompt, and rows that decode."""
 
 CONTEXTS = (1024, 4096, 32768)
 BATCHES: dict[Mode, tuple[int, ...]] = {
@@ -31,7 +31,7 @@ BATCHES: dict[Mode, tuple[int, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class LayerShape:
-    """One kind of layer of a model: all that the sizes of its ops follow from."""
+    """One kind of layer of a model, with all sizes that its ops need."""
 
     name: str
     hidden: int
@@ -44,12 +44,12 @@ class LayerShape:
     softcap: float | None = None
     rope_theta: float = 10000.0
     experts: tuple[int, int, int] | None = None
-    """How many, how many a token gets, and the width of each. None: of eight that share
-    `mlp`, two.
+    """Number of experts, experts per token, and width of an expert. None: eight experts that share
+    `mlp`, two per token.
     """
 
     def spec(self, dtype: str) -> AttnSpec:
-        """Its attention, cache and activations in one dtype."""
+        """Return the attention, cache and activations of the layer in one dtype."""
         return AttnSpec(
             self.num_q_heads,
             self.num_kv_heads,
@@ -78,13 +78,13 @@ LAYERS: dict[str, LayerShape] = {
         LayerShape("smollm2-135m", 576, 9, 3, 64, 1536, 49152, rope_theta=100000.0),
     )
 }
-"""Published sizes; the two kinds of layers of Gemma 2 apart."""
+"""Published sizes; Gemma 2 has two kinds of layers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A step of `batch` rows of up to `context` tokens (0: the op does not see the context) through
-    a layer.
+    """A step of `batch` rows of up to `context` tokens (0: the op does not depend on the context)
+    through a layer.
     """
 
     layer: LayerShape
@@ -95,17 +95,17 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """As it is written on the command line."""
+        """Return the name as written on the command line."""
         pieces = [self.layer.name, self.mode, f"b{self.batch}"]
         pieces += [f"c{self.context}"] if self.context else []
         return "/".join(pieces + ([self.part] if self.part else []))
 
     def lengths(self, *, ragged: bool, seed: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(q_lens, kv_lens) of its rows, sorted as steps are. Ragged ones lie between an eighth and
-        all of the context.
+        """Return (q_lens, kv_lens) of the rows, in the order of a step. Ragged lengths lie between
+        an eighth of the context and all of it.
 
-        The first row always has the whole context. A mixed step is a chunk of a prompt behind rows
-        that decode.
+        The first row always has the whole context. In a mixed step, the rows that decode come
+        before a chunk of a prompt.
         """
         rng = np.random.default_rng([seed, self.batch, self.context])
         low = max(1, self.context // 8)
@@ -124,7 +124,7 @@ class Shape:
         return (1,) * (self.batch - 1) + (chunk,), (*decoding, self.context)
 
     def num_tokens(self) -> int:
-        """New tokens of the step, for ops that see nothing else."""
+        """Return the number of new tokens of the step, for ops that depend on nothing else."""
         if self.mode == "prefill":
             return self.batch * max(1, self.context)
         return self.batch if self.mode == "decode" else STEP_TOKENS
@@ -132,8 +132,8 @@ class Shape:
     def bucket(
         self, q_lens: Sequence[int], page_size: int, min_rows: int, *, compact: bool
     ) -> Bucket:
-        """The bucket that an engine would run these rows in; `compact`: decode on a copy with a
-        page a row.
+        """Return the bucket in which an engine would run these rows; `compact`: decode on a copy
+        with one page per row.
         """
         pages = -(-self.context // page_size)
         if self.mode == "decode":
@@ -145,8 +145,8 @@ class Shape:
 
 
 def bucket_lengths(bucket: Bucket, *, seed: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(q_lens, kv_lens) of ragged rows that fill an engine's bucket, sorted as steps are; the
-    longest is as long as can be.
+    """Return (q_lens, kv_lens) of ragged rows that fill an engine's bucket, in the order of a step;
+    the longest row has the max length.
     """
     rng = np.random.default_rng([seed, bucket.tokens, bucket.seqs])
     count, longest = min(bucket.seqs, bucket.tokens), bucket.max_kv_len
@@ -164,7 +164,9 @@ def bucket_lengths(bucket: Bucket, *, seed: int = 0) -> tuple[tuple[int, ...], t
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Which values of batch, context and part the shapes of an op take when they are not named."""
+    """The values of batch, context and part that an op's shapes take when a name leaves
+    them out.
+    """
 
     batches: Mapping[Mode, tuple[int, ...]]
     contexts: Mapping[Mode, tuple[int, ...]]
@@ -172,8 +174,8 @@ class Axes:
 
 
 def parse_shapes(texts: Iterable[str], axes: Axes) -> list[Shape]:
-    """The shapes that names stand for, each once; "all" is all of them. InputError for a name that
-    has no meaning.
+    """Return the shapes that the names select, each once; "all" selects every shape. InputError for
+    an invalid name.
     """
     found: dict[Shape, None] = {}
     for text in texts:
@@ -193,11 +195,11 @@ def _expand(text: str, axes: Axes) -> list[Shape]:
     context = _number(pieces, "c", text)
     part = pieces.pop(0) if pieces else ""
     if pieces or (part and part not in axes.parts):
-        known = ", ".join(p for p in axes.parts if p) or "no part for this op"
+        known = ", ".join(p for p in axes.parts if p) or "no part, as this op has none"
         raise InputError(
             f"shape {text!r}",
-            f"MODEL/MODE/bROWS/cCONTEXT, and behind it {known}",
-            "Correct the name.",
+            f"MODEL/MODE/bROWS/cCONTEXT, followed by {known}",
+            "Pass --shapes llama-3.1-8b/decode, for example.",
         )
     shapes = []
     for one in PHASES:
@@ -217,10 +219,12 @@ def _expand(text: str, axes: Axes) -> list[Shape]:
 
 
 def _number(pieces: list[str], letter: str, text: str) -> int | None:
-    """Take the next piece when it is the letter and a number of at least one."""
+    """Take the next piece if it is the letter and a number of at least one."""
     if not pieces or re.fullmatch(rf"{letter}\d+", pieces[0]) is None:
         return None
     value = int(pieces.pop(0)[1:])
     if value < 1:
-        raise InputError(f"shape {text!r}", f"{letter} and a number of at least 1", "Correct it.")
+        raise InputError(
+            f"shape {text!r}", f"{letter} and a number of at least 1", f"Write {letter}1 or more."
+        )
     return value

@@ -1,5 +1,5 @@
-"""Finding tables of tuned kernels: the user's folder, then the folder `tuned` of each package that
-brings kernels.
+"""Finds tables of tuned kernels: the user's folder, then the folder `tuned` of each package with
+kernels.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ PACKAGE_FOLDER = "tuned"
 
 
 def tuned_folder(choice: str) -> Path:
-    """The folder of the user's own tables: one that is given, or below the user's cache."""
+    """Return the folder of the user's own tables: the given one, or one in the user's cache."""
     return cache_folder() / PACKAGE_FOLDER if choice == AUTO else Path(choice).expanduser()
 
 
 def table_name(op: str, impl: str, device_kind: str) -> str:
-    """The file of a table; its name is for people, what counts is in it."""
+    """Return the file name of a table; it is for people, because only the content is read."""
     return f"{op}.{impl}.{re.sub(r'[^A-Za-z0-9]+', '-', device_kind).strip('-')}.json"
 
 
 def load_tuned(registry: Registry, mode: TunedMode, folder: str) -> TunedConfigs:
-    """All tables, the user's first. A broken one of the user's is a ConfigError, one of a package
-    is left out.
+    """Return all tables, the user's first. A broken table of the user raises ConfigError; a broken
+    table of a package is left out.
 
-    A package's tables are those in the folder `tuned` of the top-level package that its kernels'
-    targets lie in; only tables of its own kernels count.
+    A package's tables are in the folder `tuned` of the top-level package that has the targets of
+    its kernels; only tables of its own kernels are used.
     """
     if mode == "off":
         return TunedConfigs()
@@ -50,7 +50,7 @@ def load_tuned(registry: Registry, mode: TunedMode, folder: str) -> TunedConfigs
             try:
                 table = read_table(path.read_text(encoding="utf-8"), str(path))
             except (ConfigError, OSError, UnicodeDecodeError) as error:
-                log.warning("a table of package %s is left out: %s", package, error)
+                log.warning("ignoring a table of package %s: %s", package, error)
                 continue
             if (table.op, table.impl) in own:
                 tables.append(table)
@@ -63,7 +63,7 @@ def _user_tables(choice: str) -> list[TunedTable]:
         if choice == AUTO:
             return []
         raise ConfigError(
-            f"tuned_folder = {choice!r}", "a folder that is there", "Make it, or correct the path."
+            f"tuned_folder = {choice!r}", "an existing folder", "Make the folder, or pass another."
         )
     tables = []
     for path in sorted(folder.glob("*.json")):
@@ -71,7 +71,9 @@ def _user_tables(choice: str) -> list[TunedTable]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"table of tuned kernels {path}: {error}", "a readable JSON file", "Remove it."
+                f"table of tuned kernels {path}: {error}",
+                "a readable JSON file",
+                "Remove the file.",
             ) from None
         tables.append(read_table(text, str(path)))
     return tables
@@ -83,7 +85,7 @@ def _top_package(entry: Entry) -> str:
 
 
 def _shipped(package: str) -> list[Path]:
-    """The tables of a package, found without importing it."""
+    """Return the table files of a package without importing it."""
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [
@@ -94,5 +96,5 @@ def _shipped(package: str) -> list[Path]:
 
 
 def tables_of(registry: Registry, config: EngineConfig) -> TunedConfigs:
-    """The part `tables` of kind "tuning": the tables that a configuration asks for."""
+    """Return the tables that a configuration uses; this is the part `tables` of kind "tuning"."""
     return load_tuned(registry, config.tuned, config.tuned_folder)

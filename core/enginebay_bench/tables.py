@@ -1,18 +1,17 @@
-"""Tuned configurations: tables of what was fastest where, and the rules by which a step finds its
-entry.
+"""Tables of tuned configurations, and the rules by which a step finds its entry.
 
-An entry is found by op, implementation, its version, kind of device, spec, cache layout (name and
-page size) and bucket:
+An entry is found by op, implementation, version, kind of device, spec, cache layout (name and page
+size) and bucket. A step uses, in this order:
 
 1. the entry of exactly this bucket;
-2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and
+2. the entry of the smallest larger bucket of the same mode: no fewer tokens, rows, query and
    context lengths;
-3. else the implementation's own default.
+3. the implementation's own default.
 
-Ops without phases have no bucket but their rows, and in the place of a spec the sizes and dtypes of
-their arguments, as the implementation names them; no layout. An entry whose configuration is
-neither the default nor a candidate for the bucket at hand is passed over, and so is every entry
-where the spec asks for `deterministic`: other block sizes add in another order.
+Ops without phases have no layout. Their bucket is the number of rows, and their spec is the sizes
+and dtypes of the arguments, as the implementation names them. An entry is ignored if its
+configuration is neither the default nor a candidate for the bucket. All entries are ignored if the
+spec requires `deterministic`, because other block sizes add in another order.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class _Frozen(BaseModel):
 
 
 class TunedEntry(_Frozen):
-    """What was fastest for one problem. `config` None: measured, but the implementation has nothing
-    to choose.
+    """The fastest configuration for one problem. `config` None: measured, but the implementation
+    has no choice.
 
-    `spec` has the fields of AttnSpec that are not the defaults, without `scale`, on which no speed
-    depends. `roofline` is the share of this machine's limit that was reached; `default_median_s`
-    the time of the default configuration.
+    `spec` has the fields of AttnSpec that differ from the defaults, except `scale`, which does not
+    change the speed. `roofline` is the share of this machine's limit; `default_median_s` is the
+    time of the default configuration.
     """
 
     spec: dict[str, int | float | str | bool]
@@ -73,7 +72,7 @@ class TunedTable(_Frozen):
 
 
 def read_table(text: str, name: str) -> TunedTable:
-    """A table from its JSON; ConfigError that names it when it is none."""
+    """Parse a table from JSON; ConfigError with its name when it is invalid."""
     try:
         return TunedTable.model_validate_json(text)
     except ValidationError as error:
@@ -82,21 +81,21 @@ def read_table(text: str, name: str) -> TunedTable:
 
 
 def spec_key(spec: AttnSpec) -> dict[str, int | float | str | bool]:
-    """The fields that tell one problem from another: those that differ from AttnSpec's defaults,
-    without the scale.
+    """Return the fields of a spec that identify a problem: those that differ from AttnSpec's
+    defaults, except the scale.
     """
     fields = {f.name: (f.default, getattr(spec, f.name)) for f in dataclasses.fields(spec)}
     return {n: value for n, (default, value) in fields.items() if n != "scale" and value != default}
 
 
 def bucket_key(bucket: Bucket) -> dict[str, int | str | bool]:
-    """The bucket's sizes but pages_per_seq, which follows from the context and the page size."""
+    """Return the bucket's sizes except pages_per_seq, which follows from context and page size."""
     return {n: v for n, v in dataclasses.asdict(bucket).items() if n != "pages_per_seq"}
 
 
 @dataclasses.dataclass(frozen=True)
-class TableKey:
-    """Where the entry of a problem stands in a table; `text` is the problem for people."""
+class Place:
+    """The key of a problem in a table; `text` describes the problem in messages."""
 
     spec: dict[str, int | float | str | bool]
     layout: str
@@ -105,25 +104,25 @@ class TableKey:
     text: str
 
     @staticmethod
-    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> TableKey:
-        """That of attention."""
+    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Place:
+        """Return the key of an attention problem."""
         text = f"{bucket} of {spec_key(spec)} in layout {layout.name}, page size {layout.page_size}"
         return TableKey(spec_key(spec), layout.name, layout.page_size, bucket_key(bucket), text)
 
     @staticmethod
-    def of_op(problem: OpProblem) -> TableKey:
-        """That of an op without phases."""
+    def of_op(problem: OpProblem) -> Place:
+        """Return the key of a problem of an op without phases."""
         sizes = dict(problem.sizes)
         return TableKey({**sizes}, "", 0, {"rows": problem.rows}, f"{problem.rows} rows of {sizes}")
 
 
 def device_kind(env: Env) -> str:
-    """What tables call the device."""
+    """Return the name of the device in tables."""
     return env.device_kind or env.platform
 
 
 def _is_next(entry: Mapping[str, Any], bucket: Mapping[str, Any]) -> bool:
-    """Whether an entry's bucket is of the same mode and no smaller in anything."""
+    """Return whether an entry's bucket has the same mode and is not smaller in any size."""
     same = ("mode", "rows_are_pages")
     return all(
         entry.get(n) == bucket[n] if n in same else entry.get(n, 0) >= bucket[n] for n in bucket
@@ -136,25 +135,23 @@ def _size(entry: TunedEntry) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TunedConfigs(Tuning):
-    """The tables that an engine looks configurations up in, the user's before those that packages
-    bring.
-    """
+    """The tables of an engine, the user's before those of packages."""
 
     tables: tuple[TunedTable, ...] = ()
     mode: TunedMode = "off"
 
     def of(self, op: str, impl: Any, env: Env) -> tuple[TunedTable, ...]:
-        """The tables of an implementation in its version, on this kind of device."""
+        """Return the tables of an implementation and its version on this kind of device."""
         wanted = (op, impl.name, str(impl.version), device_kind(env))
         return tuple(t for t in self.tables if (t.op, t.impl, t.version, t.device_kind) == wanted)
 
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> tuple[Any, ConfigSource]:
-        """The configuration of an implementation for a problem, by the rules of this module, and
-        where it is from.
+    ) -> tuple[Any, Source]:
+        """Return the configuration of an implementation for a problem, by the rules of this module,
+        and its source.
 
-        UnsupportedError in mode "require" when candidates are there and no table has an entry.
+        UnsupportedError in mode "require" when there are candidates but no table has an entry.
         """
         default = impl.default_config(env, spec, bucket, layout)
         choices = candidates_of(impl, env, spec, bucket, layout)
@@ -166,8 +163,8 @@ class TunedConfigs(Tuning):
 
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
-    ) -> tuple[Any, ConfigSource]:
-        """The same for an op without phases."""
+    ) -> tuple[Any, Source]:
+        """Like `config`, for an op without phases."""
         default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
         return self._choose(op, impl, env, TableKey.of_op(problem), default, choices)
 
@@ -185,18 +182,19 @@ class TunedConfigs(Tuning):
                     return found, source
         if self.mode == "require":
             raise UnsupportedError(
-                f"{op} {impl.name} {impl.version} is not tuned for {place.text}, "
+                f"{op} {impl.name} {impl.version} has no tuned configuration for {place.text}, "
                 f"on {device_kind(env)}",
                 "problems that a table of tuned kernels has",
-                'Run `enginebay tune`, or do not set tuned = "require".',
+                'Run `enginebay tune`, or set tuned = "auto".',
             )
         return default, "default"
 
     def faster_than(
         self, op: str, impls: Sequence[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
     ) -> tuple[Any, str] | None:
-        """The fastest by these tables. Another implementation than the first is compared with it by
-        the buckets of a mode that both were measured in; times are averaged geometrically.
+        """Return the fastest implementation by these tables and the reason, or None. The first is
+        compared with others by the buckets of a mode in which both were measured, with geometric
+        means of the times.
         """
         first, *others = impls
         if self.mode == "off":
@@ -233,10 +231,8 @@ class TunedConfigs(Tuning):
         return medians
 
 
-def _matching(
-    entries: Iterable[TunedEntry], place: TableKey
-) -> list[tuple[TunedEntry, ConfigSource]]:
-    """The entries that may serve a problem, the best match first."""
+def _matching(entries: Iterable[TunedEntry], place: Place) -> list[tuple[TunedEntry, Source]]:
+    """Return the entries that may serve a problem, the best match first."""
     here = (place.spec, place.layout, place.page_size)
     same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]
     exact: list[tuple[TunedEntry, ConfigSource]] = [

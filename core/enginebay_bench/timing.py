@@ -1,6 +1,4 @@
-"""Timing compiled steps against one another: in turn, each round all of them, on inputs that are
-rotated.
-"""
+"""Times compiled steps in turn: each round runs all of them, on rotating sets of inputs."""
 
 from __future__ import annotations
 
@@ -17,24 +15,23 @@ from enginebay.ops.tuning import ConfigSource
 from enginebay_bench.problem import Inputs, Problem
 
 SAMPLE_S = 0.005
-"""A sample is as many calls as take this long: one call of a small op is mostly the clock and the
-launch.
+"""Seconds of a sample, which is the mean of many calls: a single call of a small op would mostly
+measure the clock and the launch.
 """
 
 MAX_CALLS = 200
 ROTATED_BYTES = 256 << 20
 MAX_SETS = 16
-"""Inputs are rotated until together they are larger than a processor's cache."""
+"""Max number of input sets; they rotate so that together they exceed the processor's cache."""
 
 ROUNDS_BEFORE_DROPPING = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """An implementation with a configuration on a problem; `label` is unique among those timed
-    together.
+    """An implementation with a configuration on a problem; `label` is unique in a run.
 
-    Those of one `group` are alternatives, of which the slow ones need not be timed for long.
+    Contestants of one `group` are alternatives; the slow ones need not be timed for long.
     """
 
     label: str
@@ -47,7 +44,7 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds a call: median, quartiles, and every sample (the mean of several calls)."""
+    """Seconds per call: median, quartiles, and every sample (the mean of several calls)."""
 
     median_s: float
     quartiles_s: tuple[float, float]
@@ -56,7 +53,7 @@ class Timing:
 
     @staticmethod
     def of(samples: Sequence[float], calls: int) -> Timing:
-        """The statistics of samples; one alone is its own quartiles."""
+        """Return the statistics of samples; a single sample is its own quartiles."""
         if len(samples) > 1:
             first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
         else:
@@ -65,31 +62,29 @@ class Timing:
 
 
 def compile_step(contestant: Contestant, inputs: Inputs, options: Mapping[str, Any]) -> Any:
-    """The contestant's step, compiled for these inputs with the state donated, as engines do."""
+    """Compile the contestant's step for these inputs with a donated state, as engines do."""
     step = contestant.problem.bind(contestant.impl, contestant.config)
     jitted = jax.jit(step, donate_argnums=0, compiler_options=dict(options))
     return jitted.lower(inputs.state, *inputs.arrays).compile()
 
 
 def num_sets(num_bytes: int, free: int) -> int:
-    """How many sets of inputs to rotate: enough for a processor's cache to be of no help, and half
-    of what is free.
+    """Return the number of input sets to rotate: enough to exceed the processor's cache, within
+    half of the free memory.
     """
     wanted = math.ceil(ROTATED_BYTES / max(1, num_bytes))
     return max(1, min(MAX_SETS, wanted, free // (2 * max(1, num_bytes))))
 
 
 class Rotation:
-    """Sets of inputs of one problem, taken in turn; a step's donated state is replaced by what it
-    gives back.
-    """
+    """Input sets of one problem, used in turn; a step's result replaces the donated state."""
 
     def __init__(self, inputs: Inputs, count: int) -> None:
         self._sets = [inputs, *(inputs.copy() for _ in range(count - 1))]
         self._next = 0
 
     def run(self, step: Any, calls: int) -> float:
-        """Seconds of each of `calls` calls, one launched after the other and waited for at
+        """Return the seconds per call of `calls` calls, launched one after the other and awaited at
         the end.
         """
         out = None
@@ -111,11 +106,10 @@ def time_in_turn(
     drop_slower_than: float | None = None,
     groups: Mapping[str, str] | None = None,
 ) -> dict[str, Timing]:
-    """Time each step on its own rotation, all of them in every round, each round beginning with
-    another one.
+    """Time each step on its own rotation; every round runs all steps and begins with another one.
 
-    With `drop_slower_than` x, after two rounds those go whose best is slower than x times the best
-    of their group; a group's first never goes. `groups` None: all are of one.
+    With `drop_slower_than` x, a step is dropped after two rounds if its best time is more than x
+    times the best of its group; the first of a group stays. `groups` None: one group.
     """
     calls = {name: _calls(step, rotations[name]) for name, step in steps.items()}
     samples: dict[str, list[float]] = {name: [] for name in steps}
@@ -144,5 +138,5 @@ def _worth_timing(
 
 
 def _calls(step: Any, rotation: Rotation) -> int:
-    rotation.run(step, 1)  # memory touched
+    rotation.run(step, 1)  # touch the memory
     return max(1, min(MAX_CALLS, math.ceil(SAMPLE_S / rotation.run(step, 1))))

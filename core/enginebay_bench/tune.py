@@ -1,5 +1,5 @@
-"""Searching the configurations of implementations: right first, then timed in turn on rows of
-realistic lengths.
+"""Searches the configurations of implementations: first a check of the results, then timing in turn
+on rows of realistic lengths.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from enginebay_bench.tables import TableKey, TunedEntry, TunedTable, read_table
 from enginebay_bench.timing import Contestant
 
 DROP_SLOWER_THAN = 1.5
-"""Configurations whose best of two samples is slower than this many times the fastest's are not
-measured further.
-"""
+"""A configuration is dropped if its best of two samples exceeds the fastest by this factor."""
 
 WORTH = 0.98
-"""A configuration must take at most this share of the default's time to be preferred to it: less is
-noise.
+"""Max share of the default's time that a configuration may take to replace the default: a smaller
+gain is noise.
 """
 
 DEFAULT = "default"
@@ -43,10 +41,10 @@ DEFAULT = "default"
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What came of one implementation on one shape: an entry, or the reason why there is none.
+    """The result of one implementation on one shape: an entry, or the reason why there is none.
 
-    `num_tried` configurations were right and timed; `refused` are those that failed or were wrong,
-    with the reason.
+    `num_tried` configurations were right and timed; `refused` lists those that failed or were
+    wrong, with the reason.
     """
 
     op: str
@@ -61,18 +59,17 @@ class Tuned:
 
     @property
     def num_wrong(self) -> int:
-        """How many of the refused configurations gave a wrong result."""
+        """Return how many of the refused configurations gave a wrong result."""
         return sum(why.startswith(WRONG) for _, why in self.refused)
 
 
 def tune_shape(
     bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
-    """Search each implementation's candidates for a shape, all of them timed in turn with one
-    another.
+    """Search the candidates of each implementation for a shape, and time all of them in turn.
 
-    An implementation of attention that has no candidates is measured as it is, so that it can be
-    compared with the others; of other ops nothing is measured then. Each is measured on the problem
+    An attention implementation without candidates is measured too, for comparison; without
+    candidates of another op, nothing is measured. Each implementation is measured on the problem
     that engines give it.
     """
     problems = bench_of(op).problems(shape, setting)
@@ -86,23 +83,21 @@ def tune_shape(
 def tune_bucket(
     bench: Bench, key: TuningKey, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
-    """The same for a bucket of an engine's, as the engine runs it."""
+    """Like `tune_shape`, for a bucket of an engine and as the engine runs it."""
     problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
     return _tune(bench, ATTENTION, setting, [(candidate, problem) for candidate in candidates])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entrant:
-    """An implementation's configurations as contestants, the default first, and where the fastest
-    is put down.
+    """An implementation's configurations as contestants, the default first, and the key of its
+    table entry.
     """
 
     place: TableKey
     contestants: Sequence[Contestant]
     has_candidates: bool
-    """Whether it names candidates here, be it the default alone: then an engine looks for an
-    entry.
-    """
+    """Whether it has candidates here, even if only the default: then engines look for an entry."""
 
 
 def _tune(
@@ -128,7 +123,7 @@ def _tune(
 
 
 def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _Entrant | str:
-    """Of an op without phases the reason when there is nothing to choose."""
+    """Return the entrant; for an op without phases, a reason if there is nothing to choose."""
     impl, env, key = candidate.impl, setting.env, problem.key
     if key is not None:
         default = impl.default_config(env, key.spec, key.bucket, key.layout)
@@ -137,7 +132,7 @@ def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _
     else:
         asked = asked_for(impl, env, problem) if isinstance(impl, TunableOp) else None
         if asked is None:
-            return "it has nothing to choose here"
+            return "the implementation has no configurations here"
         default, others, place = (
             impl.default_config(env, asked),
             impl.candidates(env, asked),
@@ -166,7 +161,9 @@ def _text(config: Any) -> str:
 
 
 def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: Bench) -> Tuned:
-    """The fastest of an implementation's configurations, or its default when that is as fast."""
+    """Return the fastest of an implementation's configurations, or its default if that
+    is as fast.
+    """
     contestants, place = entrant.contestants, entrant.place
     default = contestants[0]
     timed = {
@@ -178,7 +175,7 @@ def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: B
     one = dataclasses.replace(one, num_tried=len(timed), refused=refused)
     if default.label not in timed:
         return dataclasses.replace(
-            one, reason=f"its default configuration: {dict(refused)[default.label]}"
+            one, reason=f"default configuration: {dict(refused)[default.label]}"
         )
     standard = timed[default.label].median_s
     best = min((c for c in contestants if c.label in timed), key=lambda c: timed[c.label].median_s)
@@ -199,8 +196,8 @@ def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: B
 
 
 def merge(path: Path, table: TunedTable) -> TunedTable:
-    """The table with the entries of an older one at a path that it does not have itself; other
-    versions are left out.
+    """Return the table with the entries of an older file that it does not have itself; entries of
+    other versions are dropped.
     """
     if not path.exists():
         return table
@@ -218,7 +215,7 @@ def _problem(entry: TunedEntry) -> tuple[Any, ...]:
 
 
 def write_table(path: Path, table: TunedTable) -> None:
-    """Put a table in place of what is there, at once: a reader finds the old one or the new one."""
+    """Replace the file of a table atomically: a reader finds either the old or the new table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.tmp")
     fresh.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""How often a compiled step reads each weight, counted from the compiled program's text.
+"""Counts how often a compiled step reads each weight, from the text of the compiled program.
 
-`python -m enginebay_bench.weight_reads v6e CONFIG.json` compares a step in which rows decode beside
-a chunk of a prompt with a prefill and a decode, for devices that are not there.
+`python -m enginebay_bench.weight_reads v6e CONFIG.json` compares a mixed step (rows decode next to
+a chunk of a prompt) with a prefill and a decode step, for devices that need not be present.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHT = re.compile(r"\[\\?'([\w.]+)\\?'\]")
 SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 SLICE = re.compile(r"slice=\{(.*?)\}")
 PASSED_ON = ("bitcast", "get-tuple-element", "opt-barrier", "tuple", "while")
-"""Operations that hand a value on without reading it."""
+"""Operations that pass a value on without reading it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """The names of what it is given."""
+        """Return the names of the operands."""
         depth, end = 1, len(self.rest)
         for at, sign in enumerate(self.rest):
             depth += (sign in "([{") - (sign in ")]}")
@@ -53,12 +53,11 @@ class Instruction:
 
 
 def count_reads(text: str) -> Mapping[str, float]:
-    """Reads of each weight by its path, in a program whose first argument is a dict of weights.
-    What a loop reads counts once: as often as one turn of it. A slice counts as the share of the
-    weight that it is.
+    """Return the reads of each weight by path, in a program whose first argument is a dict of
+    weights. Reads in a loop count for one iteration. A slice counts as its share of the weight.
 
-    A TPU's program may begin with a weight that the run before it fetched into fast memory, and
-    end with fetching that weight for the next run. This counts as one read.
+    A TPU program may begin with a weight that the run before it fetched into fast memory, and end
+    by fetching that weight for the next run. This counts as one read.
     """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", list[Instruction]()
@@ -84,8 +83,8 @@ def _walk(
     known: dict[str, Any],
     reads: dict[str, float],
 ) -> None:
-    """Count the reads of a computation; `known`: by value, the weight that it is, or those of the
-    places of a tuple.
+    """Count the reads of a computation; `known` maps each value to its weight, or to the weights of
+    a tuple's elements.
     """
     for one in computations[name]:
         given = [known.get(operand) for operand in one.operands]
@@ -95,7 +94,7 @@ def _walk(
             known[one.name] = dict(enumerate(given))
         elif one.operation == "get-tuple-element":
             index = re.search(r"index=(\d+)", one.rest)
-            assert index is not None, "an element has an index"
+            assert index is not None, "get-tuple-element has an index"
             known[one.name] = given[0].get(int(index[1])) if isinstance(given[0], dict) else None
         elif one.operation in PASSED_ON:
             known[one.name] = given[0]
@@ -111,7 +110,7 @@ def _walk(
 
 
 def _is_for_next_run(one: Instruction, others: Sequence[Instruction]) -> bool:
-    """Whether this starts a copy whose result nothing in the program uses."""
+    """Return whether this starts a copy whose result nothing in the program uses."""
     if one.operation != "copy-start":
         return False
     done = [other.name for other in others if one.name in other.operands]
@@ -119,7 +118,7 @@ def _is_for_next_run(one: Instruction, others: Sequence[Instruction]) -> bool:
 
 
 def _share(one: Instruction, others: Sequence[Instruction]) -> float:
-    """How much of its first operand an instruction reads: 1, and less for a slice."""
+    """Return the share of its first operand that an instruction reads: less than 1 for a slice."""
     limits = SLICE.search(one.rest) if one.operation in ("slice", "slice-start") else None
     if limits is None:
         return 1.0
@@ -136,7 +135,9 @@ def _share(one: Instruction, others: Sequence[Instruction]) -> float:
 def compare(
     compiler: KernelCompiler, target: str, model: Mapping[str, Any], num_tokens: int
 ) -> str:
-    """A line for a target: weights read by a mixed step, and by a prefill and a decode step."""
+    """Return a line for a target: weights read by a mixed step, and by a prefill and a
+    decode step.
+    """
     registry, shape = load_registry(), DecodeShape(num_pages=1025)
     mixed_shape = dataclasses.replace(shape, prefill_tokens=num_tokens)
     mixed = compile_decode_step(registry, model, compiler, target, shape=mixed_shape)
@@ -144,15 +145,15 @@ def compare(
     one, other = layer_reads(mixed), layer_reads(decode)
     return (
         f"{target}: {len(one)} weights of layers; a mixed step reads each {_times(one)}, a decode "
-        f"step {_times(other)}, so that a prefill and a decode step read {_sum(one, other)} "
+        f"step {_times(other)}, so a prefill step plus a decode step read {_sum(one, other)} "
         f"against {_sum(one)}; cache {mixed.cache_bytes} bytes, "
-        f"{mixed.compiled.figures['alias_bytes']} of the results lie in it, "
+        f"{mixed.compiled.figures['alias_bytes']} of the results reuse it, "
         f"working space {mixed.compiled.figures['temp_bytes']}"
     )
 
 
 def layer_reads(report: StepReport) -> Mapping[str, float]:
-    """Reads of the weights of layers: embedding and head are read in parts, or by another
+    """Return the reads of layer weights only: embedding and head are read in parts, or by another
     program.
     """
     reads = count_reads(report.compiled.text)

@@ -1,4 +1,4 @@
-"""Requests to measure with: random token ids from seeds, the same for every engine."""
+"""Requests for benchmarks: random token ids from seeds, the same for every engine."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from enginebay.types import SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Prompts and how many tokens each is to get; greedy, end-of-sequence ignored."""
+    """Prompts, and the number of tokens for each; greedy, end-of-sequence ignored."""
 
     prompts: tuple[tuple[int, ...], ...]
     new_tokens: tuple[int, ...]
 
     @property
     def params(self) -> list[SamplingParams]:
-        """Sampling parameters, one for each prompt."""
+        """Return sampling parameters, one per prompt."""
         return [
             SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in self.new_tokens
         ]
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that a run produces."""
+        """Return the number of tokens that a run generates."""
         return sum(self.new_tokens)
 
 
 def one_prompt(seed: int, vocab_size: int, prompt_len: int, new_tokens: int) -> Workload:
-    """A single request."""
+    """Return a single request."""
     rng = np.random.default_rng(seed)
     return Workload(
         (tuple(int(t) for t in rng.integers(0, vocab_size, prompt_len)),), (new_tokens,)
@@ -40,7 +40,7 @@ def one_prompt(seed: int, vocab_size: int, prompt_len: int, new_tokens: int) -> 
 def mixed_batch(
     seed: int, vocab_size: int, num_requests: int, longest_prompt: int, longest_output: int
 ) -> Workload:
-    """Requests of uniformly random lengths, from a sixteenth of the longest."""
+    """Return requests of uniformly random lengths, from a sixteenth of the max length."""
     rng = np.random.default_rng(seed)
 
     def lengths(longest: int) -> list[int]:

@@ -1,5 +1,5 @@
-"""chat: a conversation on the terminal, one line a turn; with messages or piped input it answers
-and ends.
+"""chat: a conversation on the terminal, one message per line. With messages as arguments or on a
+pipe, the command answers each message and exits.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from enginebay_cli.options import add_engine_arguments, add_profile_argument, co
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """Messages, the sampling flags and the engine's."""
+    """Declare the messages, the sampling flags and the engine flags."""
     parser.add_argument(
         "message",
         nargs="*",
         metavar="MESSAGE",
-        help="say these, one turn each, and end; none: read turns from stdin",
+        help="answer these messages in turn, then exit; without messages, read them from stdin",
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
@@ -52,12 +52,10 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Hold the conversation."""
     params = sampling_from(args)
     if params.n != 1:
-        raise InputError(f"-n {params.n} in a conversation", "1", "Leave it out.")
+        raise InputError(f"-n {params.n} in a conversation", "1", "Leave -n out.")
     if params.best_of not in (None, 1):
-        given = (
-            f"--best-of {params.best_of} in a conversation, whose answers are printed as they come"
-        )
-        raise InputError(given, "1", "Leave it out.")
+        given = f"--best-of {params.best_of} in a conversation, which streams its answers"
+        raise InputError(given, "1", "Leave --best-of out.")
     config = config_from(args)
     history = [{"role": "system", "content": args.system}] if args.system else []
     is_terminal = not args.message and not args.json and sys.stdin.isatty() and sys.stdout.isatty()
@@ -90,8 +88,8 @@ def _turns(given: list[str], *, show_prompt: bool) -> Iterator[str]:
 
 @dataclasses.dataclass
 class Conversation:
-    """The messages so far, and the engine that answers. `bars` show what is waited for until the
-    first answer begins.
+    """The messages so far, and the engine that answers them. `bars` show progress until the first
+    answer begins.
     """
 
     llm: LLM
@@ -100,14 +98,12 @@ class Conversation:
     bars: ExitStack
 
     def answer(self, message: str) -> RequestMetrics | None:
-        """Print the answer as it comes; an answer that ends early stays in the conversation as it
-        is.
-        """
+        """Stream the answer to stdout. The history keeps the text of an interrupted answer."""
         self.history.append({"role": "user", "content": message})
         try:
             chunks = self.llm.chat_stream(self.history, self.params)
         except EnginebayError:
-            self.history.pop()  # the message was refused, and another one may not be
+            self.history.pop()  # the engine refused this message, but may accept the next one
             raise
         text, metrics = "", None
         try:
@@ -121,7 +117,7 @@ class Conversation:
         return metrics
 
     def answer_json(self, message: str) -> None:
-        """Print the answer as one JSON object."""
+        """Print the answer as one JSON object when it is complete."""
         self.history.append({"role": "user", "content": message})
         prompt_ids = self.llm.tokenizer.apply_chat_template(self.history)
         chunks = after_first(self.llm.stream(prompt_ids, self.params), self.bars.close)
@@ -132,12 +128,10 @@ class Conversation:
         self.history.append({"role": "assistant", "content": one.output.text})
 
     def talk(self) -> None:
-        """Turns at a terminal, with the editing and the history of its lines, until /exit or
-        Ctrl-D.
-        """
+        """Read messages from a terminal until /exit or Ctrl-D; lines can be edited and recalled."""
         with contextlib.suppress(
             ImportError
-        ):  # where there is no readline lines are read without editing
+        ):  # a Python without readline still reads lines, without editing
             importlib.import_module("readline")
         config = self.llm.config
         print(
@@ -165,10 +159,10 @@ class Conversation:
     def _command(self, line: str) -> None:
         if line == "/clear":
             self.history[:] = [one for one in self.history if one["role"] == "system"]
-            print("The conversation begins anew.")
+            print("The conversation starts again.")
         elif line == "/help":
             print("\n".join(f"{name:8} {what}" for name, what in COMMANDS.items()))
-            print("Arrow up and Ctrl-R find former lines.")
+            print("Arrow up and Ctrl-R find earlier lines.")
         else:
             print(unknown_name("command", line, COMMANDS, "/help lists them."))
 
@@ -179,25 +173,25 @@ class Conversation:
             go_on()
             print("[interrupted]")
         except RequestError as error:
-            print(f"{error} /clear begins anew.")
+            print(f"{error} /clear starts the conversation again.")
         else:
             if metrics is not None:
-                print(f"[{_told(metrics)}]")
+                print(f"[{_speed(metrics)}]")
 
 
 COMMANDS = {
     "/help": "list these commands",
-    "/clear": "forget the conversation, but not the system message",
-    "/exit": "end, as Ctrl-D does",
+    "/clear": "forget the conversation except the system message",
+    "/exit": "end the conversation, like Ctrl-D",
 }
 
 
-def _told(metrics: RequestMetrics) -> str:
-    """How fast an answer was."""
+def _speed(metrics: RequestMetrics) -> str:
+    """Format the number of tokens, the rate and the time to the first token of an answer."""
     rate = metrics.tokens_per_second
     parts = [f"{metrics.num_generated_tokens} tokens"]
     parts += [] if math.isnan(rate) else [f"{rate:.1f} tokens/s"]
-    return ", ".join([*parts, f"the first after {metrics.time_to_first_token_s:.2f} s"])
+    return ", ".join([*parts, f"first token after {metrics.time_to_first_token_s:.2f} s"])
 
 
 COMMAND = Command(add_arguments, run)

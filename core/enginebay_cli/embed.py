@@ -23,15 +23,19 @@ POOLINGS: tuple[str, ...] = typing.get_args(Pooling)
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The texts, how their hidden states are pooled, and the engine's flags."""
+    """Declare the texts, the pooling flags and the engine flags."""
     parser.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help="a text; - reads one text a line from stdin"
+        "prompts",
+        nargs="*",
+        metavar="PROMPT",
+        help="text to embed; - reads one text per line of stdin",
     )
     parser.add_argument(
         "--pooling",
         choices=POOLINGS,
         default=POOLINGS[0],
-        help=f"the mean over a text's tokens, or its last token (default: {POOLINGS[0]})",
+        help="the mean over all tokens of a text, or the hidden state of its last token "
+        f"(default: {POOLINGS[0]})",
     )
     parser.add_argument(
         "--normalize", action="store_true", help="divide each embedding by its Euclidean length"
@@ -42,7 +46,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Print a line for each text: its numbers, or an object with text and embedding."""
+    """Print one line per text: its numbers, or with --json an object with text and embedding."""
     given: list[str] = args.prompts
     prompts = read_stdin(sys.stdin.read).splitlines() if given == ["-"] else given
     if not prompts:

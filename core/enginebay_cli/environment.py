@@ -1,6 +1,4 @@
-"""Where a figure was taken: versions, system, processor and devices, for a bug report or beside a
-measurement.
-"""
+"""Versions, system, processor and devices, for bug reports and next to measurements."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """The record that `enginebay env --json` prints."""
+    """Return the record that `enginebay env --json` prints."""
     return {
         "enginebay": __version__,
         "python": host.python_version(),
@@ -48,8 +46,8 @@ def _version(package: str) -> str:
 
 
 def free_bytes(device: jax.Device, total: int) -> int:
-    """Bytes that may still be allocated on a device; `total` where nobody tells how much is
-    in use.
+    """Return the bytes that can still be allocated on a device, or `total` where the device does
+    not report its memory use.
     """
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
@@ -60,5 +58,5 @@ def free_bytes(device: jax.Device, total: int) -> int:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         (available,) = [line for line in lines if line.startswith("MemAvailable:")]
         return int(available.split()[1]) * 1024
-    except (OSError, ValueError):  # not Linux
+    except (OSError, ValueError):  # /proc exists on Linux only
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

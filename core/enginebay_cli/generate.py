@@ -1,4 +1,4 @@
-"""generate: complete one prompt, printed as it comes, or as JSON."""
+"""generate: complete one prompt and print the completion as it is generated, or as JSON."""
 
 from __future__ import annotations
 
@@ -34,17 +34,25 @@ DEFAULT_PROMPT = "Once upon a time"
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The prompt, the sampling flags and the engine's."""
+    """Declare the prompt, the sampling flags and the engine flags."""
     parser.add_argument(
         "prompt",
         nargs="?",
         metavar="PROMPT",
         help=f"text to complete (default: {DEFAULT_PROMPT!r}); - reads stdin",
     )
-    parser.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of a text")
+    parser.add_argument(
+        "--prompt-ids", metavar="1,2,3", help="token ids of the prompt, instead of a text"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per completion")
-    group = parser.add_argument_group("order of requests, for schedulers that use it")
-    group.add_argument("--priority", type=int, default=0, metavar="N", help="larger is more urgent")
+    group = parser.add_argument_group("scheduling; only some schedulers use these flags")
+    group.add_argument(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="priority of the request; a larger number is more urgent",
+    )
     group.add_argument("--tenant", metavar="NAME", help="tenant that the request is charged to")
     add_sampling_arguments(parser)
     add_profile_argument(parser)
@@ -52,11 +60,13 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 BY_HAND = ("n", "logprobs", "prompt_logprobs", "json_object")
-"""Scalar fields of SamplingParams whose flags are not made from the field alone."""
+"""Scalar fields of SamplingParams whose flags are declared one by one."""
 
 
 def scalar_fields() -> dict[str, type]:
-    """Fields of SamplingParams that a flag of their own name sets, with the type of a value."""
+    """Return each SamplingParams field that has a flag of the same name, with the type of its
+    value.
+    """
     found = {}
     for name, field in SamplingParams.model_fields.items():
         kinds = set(typing.get_args(field.annotation) or (field.annotation,)) - {type(None)}
@@ -66,8 +76,8 @@ def scalar_fields() -> dict[str, type]:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for SamplingParams: those of its scalar fields are made from what the fields
-    declare.
+    """Declare the flags of SamplingParams. Flags of scalar fields use the description and default
+    of the field.
     """
     group = parser.add_argument_group("sampling")
     in_checkpoint = declared(SamplingParams, FromCheckpoint)
@@ -77,7 +87,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         default = "none" if field.default is None else field.default
         text = f"{field.description} (default: {usual}{default})".replace("%", "%%")
         flag = f"--{name.replace('_', '-')}"
-        # None where a flag is left out: the checkpoint may have a value for the field.
+        # None where a flag is left out: the checkpoint may set a default for this field.
         if kind is bool:
             action = argparse.BooleanOptionalAction if field.default else "store_true"
             group.add_argument(flag, action=action, default=None, help=text)
@@ -89,14 +99,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="text that ends the completion; may be repeated",
+        help="end the completion at this text; may be repeated",
     )
     group.add_argument(
         "--stop-words-ids",
         action="append",
         default=[],
         metavar="1,2,3",
-        help="token ids that end the completion together; may be repeated",
+        help="end the completion at this sequence of token ids; may be repeated",
     )
     group.add_argument(
         "--processor",
@@ -114,35 +124,39 @@ def _add_logprobs_arguments(group: argparse._ArgumentGroup) -> None:
         "--logprobs",
         type=int,
         metavar="K",
-        help="with --json: log-probabilities of each new token and the K best, "
-        f"0 to {MAX_LOGPROBS}; -1: of all",
+        help="with --json: log-probabilities of each new token and of the K likeliest tokens, "
+        f"0 to {MAX_LOGPROBS}; -1: of the whole vocabulary",
     )
     group.add_argument(
         "--prompt-logprobs",
         type=int,
         metavar="K",
-        help=f"with --json: the same of each token of the prompt, 0 to {MAX_LOGPROBS}",
+        help=f"with --json: the same for each token of the prompt, 0 to {MAX_LOGPROBS}",
     )
 
 
 def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for what the output must be."""
-    group = parser.add_argument_group("structure of the output; at most one of these")
+    """Declare the flags that constrain the output."""
+    group = parser.add_argument_group("form of the output; at most one of these flags")
     group.add_argument(
-        "--json-schema", metavar="FILE|TEXT", help="JSON of this schema; text begins with {"
+        "--json-schema",
+        metavar="FILE|TEXT",
+        help="JSON of this schema, a file or a text that begins with {",
     )
-    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument("--json-object", action="store_true", help="any one JSON object")
     group.add_argument(
-        "--regex", metavar="EXPRESSION", help="text that this expression matches as a whole"
+        "--regex", metavar="EXPRESSION", help="text that this regular expression matches in full"
     )
     group.add_argument(
         "--choice",
         action="append",
         default=[],
         metavar="TEXT",
-        help="one of these texts; may be repeated",
+        help="one of the texts given; repeat the flag for each text",
     )
-    group.add_argument("--grammar", metavar="FILE", help="text of this grammar, in Lark's notation")
+    group.add_argument(
+        "--grammar", metavar="FILE", help="text that this grammar in Lark's notation accepts"
+    )
 
 
 def _read_text(path: str, flag: str) -> str:
@@ -150,26 +164,30 @@ def _read_text(path: str, flag: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(
-            explain(f"{flag} {path}: {error}", "a readable text file", "Correct it.")
+            explain(
+                f"{flag} {path}: {error}",
+                "a readable text file",
+                "Pass the path of a text file in UTF-8.",
+            )
         ) from None
 
 
 def _schema(given: str | None) -> str | None:
-    """The schema of --json-schema, which is a text or the path of a file."""
+    """Return the schema of --json-schema, whose value is a JSON text or the path of a file."""
     is_text = given is None or given.lstrip().startswith("{")
     return given if is_text else _read_text(str(given), "--json-schema")
 
 
 def read_stdin(read: Callable[[], str]) -> str:
-    """What `read` gets of standard input; InputError when it is no text."""
+    """Return what `read` reads from standard input; InputError when it is not valid text."""
     try:
         return read()
     except UnicodeDecodeError as error:
-        raise InputError(explain(f"standard input: {error}", "text", "Convert it first.")) from None
+        raise InputError(explain(f"standard input: {error}", "UTF-8 text", "Convert it.")) from None
 
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
-    """SamplingParams of the flags; InputError for a wrong value."""
+    """Make SamplingParams from the flags; InputError for a wrong value."""
     for flag, value in (("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)):
         if value is not None and not args.json:
             raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
@@ -198,11 +216,12 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Complete the prompt."""
+    """Complete the prompt and print the completions."""
     prompt, params = _prompt(args), sampling_from(args)
     config = config_from(args)
     with ExitStack() as bars, load(bars, config) as llm, traced(args):
-        # Before anything is printed: the prompt may be refused.
+        # The first chunk comes before anything is printed, because the engine may refuse the
+        # prompt.
         chunks: Iterable[StreamChunk]
         if BestOf.of(params) is None:
             chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
@@ -231,12 +250,12 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def load(bars: ExitStack, config: EngineConfig) -> LLM:
-    """The engine; progress is shown until `bars` is closed."""
+    """Load the engine; progress is shown until `bars` is closed."""
     return LLM(config=config, progress=bars.enter_context(progress()))
 
 
 def after_first(chunks: Iterable[StreamChunk], call: Callable[[], None]) -> Iterator[StreamChunk]:
-    """The same chunks; `call` is called when the first is there, before it is shown."""
+    """Yield the same chunks, and call `call` once, just before the first chunk is yielded."""
     waits_for_first = True
     for chunk in chunks:
         if waits_for_first:
@@ -262,12 +281,12 @@ def _ids(flag: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(
-            explain(f"{flag} {text}", "numbers with commas between", "Correct them.")
+            explain(f"{flag} {text}", "whole numbers separated by commas", f"Pass {flag} 1,2,3.")
         ) from None
 
 
 def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
-    """A finished output as a chunk of each completion; its metrics are the first one's."""
+    """Yield a finished output as one chunk per completion; the first chunk has the metrics."""
     for one in output.outputs:
         told = None if one.logprobs is None else tuple(one.logprobs)
         yield StreamChunk(
@@ -284,8 +303,8 @@ def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
 
 @dataclasses.dataclass
 class Completion:
-    """What has come of one completion; metrics come with its end. The first one has the prompt's
-    log-probabilities.
+    """The parts of one completion that have arrived. Metrics arrive with the last chunk. Only the
+    first completion has the log-probabilities of the prompt.
     """
 
     output: CompletionOutput
@@ -293,7 +312,7 @@ class Completion:
     prompt_logprobs: tuple[dict[int, float] | None, ...] | None = None
 
     def add_logprobs(self, chunk: StreamChunk) -> None:
-        """Take in those of a chunk, if it was asked for them."""
+        """Append the log-probabilities of a chunk, if the request asked for any."""
         self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
         if chunk.logprobs is not None:
             output, told = self.output, zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
@@ -306,8 +325,8 @@ class Completion:
 def print_whole(
     chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]
 ) -> list[Completion]:
-    """Print a line for each completion, and return them; interrupted, print what there is and pass
-    that on.
+    """Print one line per completion and return the completions. After Ctrl-C, print what has
+    arrived and raise KeyboardInterrupt again.
     """
     completions = [Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
     interrupt: KeyboardInterrupt | None = None
@@ -331,11 +350,11 @@ def print_whole(
 def completion_record(
     one: Completion, prompt_token_ids: list[int], sampling_defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes
-    texts of ids that are keys.
+    """Return the record of a completion that `--json` prints. JSON has no infinite numbers, so they
+    become null; token ids that are keys become strings.
 
-    `sampling_defaults`: fields that the checkpoint's generation_config.json set; without any the
-    record has no such key.
+    `sampling_defaults`: the fields that the checkpoint's generation_config.json set. The record has
+    no such key when there are none.
     """
     output = one.output
     told: dict[str, Any] = (
@@ -367,7 +386,7 @@ def _finite(value: float) -> float | None:
 
 
 def metrics_record(metrics: RequestMetrics | None) -> dict[str, Any] | None:
-    """Metrics with rates, nan as null."""
+    """Return the metrics with their rates; NaN becomes None."""
     if metrics is None:
         return None
     values = dataclasses.asdict(metrics) | {

@@ -1,4 +1,4 @@
-"""explain, config and env: commands that show something and run no model."""
+"""explain, config and env: commands that print information and run no model."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ if TYPE_CHECKING:
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The flags of the three commands."""
+    """Declare the flags of the command `name`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     if name in ("explain", "config"):
         add_engine_arguments(parser)
     else:
         parser.add_argument(
-            "--config", metavar="FILE", help="TOML file to check; it changes nothing here"
+            "--config",
+            metavar="FILE",
+            help="TOML file to check; its values are not used",
         )
     if name == "explain":
         parser.add_argument(
-            "-v", "--verbose", action="store_true", help="also why others were not taken"
+            "-v",
+            "--verbose",
+            action="store_true",
+            help="also print the candidates that were refused, and why",
         )
     if name == "config":
         parser.add_argument(
-            "--schema", action="store_true", help="print the JSON schema of configurations"
+            "--schema", action="store_true", help="print the JSON schema of a configuration instead"
         )
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Show it."""
+    """Print what the command `name` shows."""
     if name == "env" and args.config:
         make_config(read_toml(args.config))
     {"explain": _explain, "config": _config, "env": _env}[name](args)
@@ -92,7 +97,7 @@ def _explain(args: argparse.Namespace) -> None:
     )
     print_table(("setting", "chosen", "why"), rows, notes)
     if not args.verbose:
-        print("`enginebay explain -v` says why others were not taken.")
+        print("`enginebay explain -v` lists the candidates that were refused, and why.")
     _print_configs(configs)
     mib = {
         name.removesuffix("_bytes"): value / 2**20
@@ -106,9 +111,7 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _print_configs(configs: Sequence[BucketConfig]) -> None:
-    """A line for each phase whose kernel has something to choose, and one for each bucket that is
-    tuned.
-    """
+    """Print one line per phase whose kernel has a configuration, and one per tuned bucket."""
     for phase in dict.fromkeys(c.phase for c in configs):
         mine = [c for c in configs if c.phase == phase and c.source is not None]
         tuned = [c for c in mine if c.source != "default"]

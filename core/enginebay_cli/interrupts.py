@@ -1,4 +1,4 @@
-"""Ctrl-C: the first lets a command end in order, the second ends the process at once."""
+"""Ctrl-C: the first one ends a command in order, the second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
+"""Exit code of a command that was ended by Ctrl-C."""
 
 
 def _first(number: int, frame: FrameType | None) -> None:
@@ -18,19 +18,21 @@ def _first(number: int, frame: FrameType | None) -> None:
 
 
 def go_on() -> None:
-    """A command has answered a Ctrl-C and goes on: the next one is a first one again."""
+    """Reset after a command has handled a Ctrl-C and continues: the next Ctrl-C counts as the
+    first.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # _first set it: a Ctrl-C was raised
         signal.signal(signal.SIGINT, _first)
 
 
 @contextlib.contextmanager
 def second_ends() -> Iterator[None]:
-    """Within the block the first Ctrl-C raises KeyboardInterrupt, as ever; a second one, then or
-    later, ends the process, unless go_on() was called in between.
+    """Within the block, the first Ctrl-C raises KeyboardInterrupt as usual. A second Ctrl-C, then
+    or later, ends the process, unless go_on() was called in between.
 
-    So a command that was interrupted may wait for a program that is being compiled, and no second
-    Ctrl-C becomes a traceback. Another handler, and a block on another thread than the main one,
-    are left as they are.
+    An interrupted command may wait for a program that is being compiled; a second Ctrl-C then ends
+    it without a traceback. Nothing changes where another SIGINT handler is installed, or outside
+    the main thread.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""Dispatch: one parser for the commands, which plugins bring."""
+"""Finds and runs the command of a command line; plugins register the commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with second_ends():
             code = _dispatch(arguments)
-        # so that a reader that went away is found here and not while Python ends
+        # Flush here, so that a closed pipe raises BrokenPipeError below and not while Python exits.
         sys.stdout.flush()
         return code
     except EnginebayError as error:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -51,7 +51,8 @@ def _dispatch(arguments: list[str]) -> int:
             start_jax()
     command = None if name is None else load_command(name, registry)
     parser = Parser(
-        prog="enginebay", description="Serve language models with JAX out of replaceable parts."
+        prog="enginebay",
+        description="Run language models in JAX; every part can be replaced by a plugin.",
     )
     parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -62,7 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
             "--log-level",
             default="warning",
             choices=["debug", "info", "warning", "error"],
-            help="least severe messages that are written to stderr",
+            help="lowest severity of messages that are written to stderr",
         )
         if command is not None and listed == name:
             command.add_arguments(listed, sub)
@@ -79,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def find_commands(name: str | None = None) -> Registry:
-    """The commands of all plugins; where `name` is one of enginebay's own, no other plugin is
+    """Return the commands of all plugins. If `name` is a built-in command, no other plugin is
     loaded.
     """
     own = load_registry([PLUGIN])
@@ -90,7 +91,7 @@ def find_commands(name: str | None = None) -> Registry:
 
 
 def load_command(name: str, registry: Registry | None = None) -> Command:
-    """The command of a name; UnknownNameError names the nearest."""
+    """Load the command of a name; UnknownNameError suggests the nearest name."""
     registry = find_commands(name) if registry is None else registry
     if name not in registry.names("command"):
         raise unknown_name("command", name, list(summaries(registry)), "See `enginebay --help`.")
@@ -99,22 +100,22 @@ def load_command(name: str, registry: Registry | None = None) -> Command:
         raise PluginError(
             f"command {name} is a {type(command).__name__}",
             "an enginebay.cli.command.Command",
-            "Ask the plugin's author to register one.",
+            "Report this to the author of the plugin.",
         )
     return command
 
 
 def summaries(registry: Registry | None = None) -> dict[str, str]:
-    """Names and summaries of all commands."""
+    """Return the names and summaries of all commands."""
     entries = (find_commands() if registry is None else registry).entries
     ready = [e.declaration for e in entries if (e.kind, e.state) == ("command", "ready")]
     return {declared.name: declared.summary for declared in ready if declared is not None}
 
 
 def _refuse_flags_before(arguments: list[str]) -> None:
-    """InputError for a flag before the command: the program itself has two."""
+    """Raise InputError for a flag before the command, except --help and --version."""
     first = arguments[0] if arguments else ""
     command = next((a for a in arguments if not a.startswith("-")), None)
     if first.startswith("-") and first not in ("-h", "--help", "--version") and command is not None:
-        todo = f"Put it behind the command: enginebay {command} {first}"
+        todo = f"Put it after the command: enginebay {command} {first}"
         raise InputError(f"{first} before the command", "--help or --version", todo)

@@ -1,5 +1,5 @@
-"""new: writes a plugin in a folder of its own, which installs and keeps its contract as it
-stands.
+"""new: writes a plugin into a folder of its own. The plugin installs and passes its conformance
+suite without any change.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ KINDS: Mapping[str, str] = {
     "platform": "platform:",
     "engine": "engine:",
 }
-"""What can be written, and what stands before the part's name where conformance suites are asked
-for.
-"""
+"""What can be written, with the prefix of its name in `enginebay check`."""
 
 HOW_TO_CHOOSE: Mapping[str, str] = {
     "kernel": "enginebay generate --attention {name}",
@@ -38,26 +36,26 @@ HOW_TO_CHOOSE: Mapping[str, str] = {
     "platform": "enginebay generate --platform {name}",
     "engine": "enginebay generate --engine {name}",
 }
-"""The command that uses the part; a logits processor is asked for by requests."""
+"""The command that uses the part. Logits processors are absent: requests name them."""
 
 MAX_CHARACTERS = 24
-"""Of a name: the lines of what is written stay as short as they are laid out."""
+"""Max length of a name, so that the lines of the templates stay within 100 columns."""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """What to write, its name, and where."""
+    """Declare the kind, the name and the folder."""
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("name", metavar="NAME", help="by which the part will be chosen")
+    parser.add_argument("name", metavar="NAME", help="name that the part is registered under")
     parser.add_argument(
         "--path",
         metavar="DIR",
         type=Path,
-        help="the plugin's folder, which must not exist (enginebay-NAME)",
+        help="folder of the plugin, which must not exist (default: enginebay-NAME)",
     )
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Write it, and tell what to do next."""
+    """Write the plugin and print the next steps."""
     folder = write_plugin(args.kind, args.name, args.path)
     print(f"wrote a {args.kind} to {folder}:")
     for path in sorted(folder.iterdir()):
@@ -78,10 +76,11 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
-    """The folder of a new plugin with a part of this name: pyproject.toml, one module and its test.
+    """Write a plugin with one part of this name, and return its folder: pyproject.toml, one module
+    and its test.
 
-    InputError for a kind that cannot be written, a name that is none or is taken, and a folder that
-    exists.
+    Raises InputError for an unknown kind, a name that is invalid or taken, or a folder that exists
+    or cannot be written.
     """
     if kind not in KINDS:
         raise unknown_name("kind of plugin", kind, KINDS)
@@ -89,7 +88,9 @@ def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     folder = Path(f"enginebay-{name.replace('_', '-')}") if path is None else path
     if folder.exists():
         raise InputError(
-            f"{folder} exists", "a folder that does not exist yet", "Choose another --path."
+            f"{folder} exists",
+            "a folder that does not exist yet",
+            "Pass another folder with --path.",
         )
     files = render(kind, name)
     try:
@@ -99,13 +100,13 @@ def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            f"{folder}: {reason}", "a place that can be written to", "Choose another --path."
+            f"{folder}: {reason}", "a folder that can be written to", "Pass another with --path."
         ) from None
     return folder
 
 
 def render(kind: str, name: str) -> dict[str, str]:
-    """File name to text, for a kind of KINDS and a name that was checked."""
+    """Return the text of each file, by file name, for a valid kind and name."""
     module = f"enginebay_{name}"
     words = {
         "kind": kind,
@@ -128,8 +129,8 @@ def render(kind: str, name: str) -> dict[str, str]:
 
 
 def _check_name(name: str) -> None:
-    """InputError unless the name can be that of a part, a module and a distribution, and nobody has
-    it.
+    """Raise InputError unless the name is valid for a part, a module and a distribution, and is
+    free.
     """
     is_right = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and len(name) <= MAX_CHARACTERS
     if not is_right or name == AUTO or keyword.iskeyword(name):
@@ -145,9 +146,9 @@ def _check_name(name: str) -> None:
     if has_it or importlib.util.find_spec(f"enginebay_{name}") is not None:
         owner = has_it[0] if has_it else f"module enginebay_{name}"
         raise InputError(
-            f"the name {name!r} is taken by {owner}",
+            f"name {name!r}, which {owner} has already",
             "a name that no installed part, plugin or module has",
-            "Choose another; `enginebay plugins` lists what is installed.",
+            "Choose another name; `enginebay plugins` lists the installed parts.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The flags that choose an engine's parts, shared by every command that makes one."""
+"""The flags that choose the parts of an engine, shared by every command that makes one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from enginebay.errors import InputError
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """--config and a flag for each choice; flags win over the file."""
+    """Declare --config and one flag per setting; a flag overrides the file."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--config", metavar="FILE", help="TOML file with any of the choices below")
+    group.add_argument(
+        "--config", metavar="FILE", help="TOML file with settings; flags override it"
+    )
     for name, metavar, what in (
-        ("model", "DIR|ID", "folder, hub id, or demo: the embedded model"),
+        ("model", "DIR|ID", "model: a folder, a hub id, or demo (the built-in model)"),
         ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
-        ("dtype", "T", "of the computation: float32, bfloat16, float16 or auto"),
-        ("weight_dtype", "T", "of weights, likewise; auto: that of --dtype"),
-        ("kv_cache_dtype", "T", "of keys and values in the cache, likewise; auto: that of --dtype"),
+        ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
+        ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),
+        ("kv_cache_dtype", "T", "dtype of keys and values in the cache; auto: as --dtype"),
         ("quantization", "NAME", "method that stores weights in fewer bits, such as int8"),
-        ("engine", "NAME", "engine that runs the steps"),
+        ("engine", "NAME", "engine, which owns the cache and runs the steps"),
         ("scheduler", "NAME", "policy that decides which requests run next"),
-        ("sampler", "NAME", "part that chooses each next token"),
-        ("proposer", "NAME", "part that drafts tokens, which the next step verifies"),
+        ("sampler", "NAME", "sampler, which chooses each next token"),
+        ("proposer", "NAME", "proposer, which drafts tokens for the next step to verify"),
     ):
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, metavar=metavar, help=with_default(what, name))
@@ -37,13 +39,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--generation-config",
         choices=["auto", "none"],
         help=with_default(
-            "sampling of the checkpoint's generation_config.json", "generation_config"
+            "use of sampling defaults in the checkpoint's generation_config.json",
+            "generation_config",
         ),
     )
     group.add_argument(
         "--tuned",
         choices=["auto", "off", "require"],
-        help=with_default("use of tuned kernel configurations", "tuned"),
+        help=with_default("whether tuned kernel configurations are used or required", "tuned"),
     )
     group.add_argument(
         "--tuned-folder",
@@ -58,12 +61,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="devices along a mesh axis, such as tensor=2 (default: one device)",
     )
     for name, what in (
-        ("max_model_len", "longest prompt plus output, in tokens"),
-        ("max_num_seqs", "most requests that run together"),
-        ("max_num_batched_tokens", "most prompt tokens in one step"),
-        ("decode_steps", "most tokens a row gets in one compiled call"),
-        ("stream_chunk_tokens", "most tokens in a chunk of a stream, while few requests stream"),
-        ("draft_tokens", "most tokens of a row that are drafted for one pass of the model"),
+        ("max_model_len", "max length of prompt plus output, in tokens"),
+        ("max_num_seqs", "max number of requests that run at once"),
+        ("max_num_batched_tokens", "max number of prompt tokens in one step"),
+        ("decode_steps", "max tokens that a row decodes in one compiled call"),
+        ("draft_tokens", "max draft tokens per row and step"),
     ):
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=int, metavar="N", help=with_default(what, name))
@@ -71,34 +73,34 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
-    """How steps are run and compiled, and --set."""
+    """Declare the flags for how steps run and compile, and --set."""
     group.add_argument(
         "--no-overlap",
         dest="overlap_execution",
         action="store_false",
         default=None,
-        help="read each step before the next is launched",
+        help="read the tokens of each step before the next step is launched",
     )
     group.add_argument(
         "--mixed-steps",
         choices=["auto", "on", "off"],
-        help=with_default("decode beside prompts in one program", "mixed_steps"),
+        help=with_default("decode rows and prefill prompts in the same step", "mixed_steps"),
     )
     group.add_argument(
         "--verify-weights",
         action="store_true",
         default=None,
-        help="refuse NaN and infinity while loading",
+        help="refuse weights that hold NaN or infinity",
     )
     group.add_argument(
         "--compile-cache",
         metavar="DIR",
-        help=with_default('folder of compiled programs, auto, or "off"', "compile_cache"),
+        help=with_default("folder of compiled programs, or auto or off", "compile_cache"),
     )
     group.add_argument(
         "--dump-step",
         metavar="DIR",
-        help="write text and memory use of every compiled program into a folder",
+        help="write the text and memory use of every compiled program to this folder",
     )
     group.add_argument(
         "--set",
@@ -106,31 +108,31 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="any setting by its name in a configuration file, "
+        help="any setting, by its name in a configuration file, "
         "such as engine.page_size=32 or seed=3; may be repeated",
     )
 
 
 def with_default(what: str, field: str) -> str:
-    """A help text with the default of a field of EngineConfig."""
+    """Return a help text with the default of a field of EngineConfig."""
     found = EngineConfig.model_fields[field]
     default = found.default.name if isinstance(found.default, Choice) else found.default
-    if default is None:  # the description says what stands for it
+    if default is None:  # the description says what an unset field means
         default = str(found.description).partition("unset: ")[2] or "none"
     return f"{what} (default: {default})".replace("%", "%%")
 
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
-    """--profile, for the commands that run an engine; `traced` does it."""
+    """Declare --profile, for commands that run an engine; `traced` implements it."""
     parser.add_argument(
-        "--profile", metavar="DIR", help="write a trace of JAX's profiler into a folder"
+        "--profile", metavar="DIR", help="write a trace of JAX's profiler to this folder"
     )
 
 
 @contextlib.contextmanager
 def traced(args: argparse.Namespace) -> Iterator[None]:
-    """While the block lasts, trace into the folder of --profile, if it is given; InputError when it
-    cannot be written.
+    """Within the block, write a profiler trace to the folder of --profile, if it was passed.
+    InputError when the folder cannot be written.
     """
     if args.profile is None:
         yield
@@ -144,13 +146,13 @@ def traced(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
-    """What computes each op."""
+    """Declare the flags that choose kernels."""
     group.add_argument(
         "--attention",
         metavar="[PHASE=]NAME",
         action="append",
         default=[],
-        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill "
+        help="attention kernel, by name or module:attribute, for all phases or for decode, prefill "
         "or mixed; may be repeated (default: auto)",
     )
     group.add_argument(
@@ -158,33 +160,33 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="OP[.PHASE]=NAME",
         action="append",
         default=[],
-        help="kernel of an op; may be repeated (default: auto for each)",
+        help="kernel of an op, such as linear=xla; may be repeated (default: auto for each)",
     )
     group.add_argument(
         "--interpret",
         action="store_true",
         default=None,
-        help="a kernel for another platform that is chosen by name is interpreted",
+        help="interpret kernels that are chosen by name and made for another platform",
     )
     group.add_argument(
         "--shadow",
         metavar="OP=NAME[@SHARE]",
         action="append",
         default=[],
-        help="compare a candidate with the chosen kernel on a share of the steps (0.05 unless "
-        "SHARE is given; default: no candidate)",
+        help="compare a candidate with the chosen kernel on a share of the steps "
+        "(default: no candidate; default SHARE: 0.05)",
     )
     group.add_argument(
         "--no-verify-kernels",
         dest="verify_kernels",
         action="store_false",
         default=None,
-        help="use kernels given by import path without a check",
+        help="use kernels from import paths without checking them first",
     )
 
 
 def _plain_flags() -> list[str]:
-    """Flags whose values are configuration values as they are, by the names of their fields."""
+    """Return the fields of EngineConfig that a flag of the same name sets without conversion."""
     parser = argparse.ArgumentParser(add_help=False)
     add_engine_arguments(parser)
     fields = EngineConfig.model_fields
@@ -192,18 +194,18 @@ def _plain_flags() -> list[str]:
 
 
 OWN_SAMPLING = {"generation_config": "none"}
-"""What commands that measure set below file and flags: their requests say how they are sampled,
-whatever the checkpoint.
+"""Defaults of commands that measure, below file and flags: sampling never depends on the
+generation_config.json of a checkpoint.
 """
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:
-    """The configuration of file and flags."""
+    """Make the configuration from the file and the flags."""
     return make_config(read_toml(args.config) if args.config else {}, flag_values(args))
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, as configuration values."""
+    """Return the flags that were passed, as configuration values."""
     values: dict[str, Any] = {
         name: getattr(args, name) for name in _plain_flags() if getattr(args, name) is not None
     }
@@ -231,7 +233,7 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def setting(text: str) -> dict[str, Any]:
-    """The section that --set KEY=VALUE stands for; a value that is no TOML is a text."""
+    """Return the section that --set KEY=VALUE sets; a value that is not TOML becomes a string."""
     key, written = split_pair(text, "--set", "KEY=VALUE")
     try:
         value: Any = tomllib.loads(f"value = {written}")["value"]
@@ -243,10 +245,10 @@ def setting(text: str) -> dict[str, Any]:
 
 
 def attention_by_phase(given: list[str]) -> dict[str, str]:
-    """The kernel of each phase that is named, out of NAME, which is for all, and PHASE=NAME, which
-    goes before that.
+    """Return the kernel of each phase. NAME sets every phase; PHASE=NAME overrides it for one
+    phase.
 
-    InputError for a phase that is named twice. An unknown one is refused with the configuration.
+    Raises InputError for a phase that is set twice. The configuration refuses unknown phases.
     """
     everywhere: dict[str, str] = {}
     by_phase: dict[str, str] = {}
@@ -265,10 +267,10 @@ def attention_by_phase(given: list[str]) -> dict[str, str]:
 
 
 def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
-    """The two sides of a=b; InputError naming the flag otherwise."""
+    """Split a=b; InputError, which names the flag, where a side is missing."""
     left, equals, right = text.partition("=")
     if not (left and equals and right):
-        raise InputError(f"{flag} {text}", form, "Write both sides.")
+        raise InputError(f"{flag} {text}", form, f"Write {flag} {form}.")
     return left, right
 
 

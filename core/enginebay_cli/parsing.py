@@ -1,5 +1,5 @@
-"""The program's argument parser: flags in full, a default in every help text, errors of one line
-that say what to do.
+"""The program's argument parser: no abbreviated flags, a default in every help text, and errors of
+one line that say what to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_VALUE = re.compile(r"argument (?P<name>.+?): expected (one|at least one) argu
 
 
 class HelpWithDefaults(argparse.HelpFormatter):
-    """Help in which every flag has its default: the one that its text says, or the parser's own."""
+    """Help in which every flag has its default, from its help text or from the parser."""
 
     def add_usage(
         self,
@@ -33,8 +33,8 @@ class HelpWithDefaults(argparse.HelpFormatter):
         groups: Iterable[argparse._MutuallyExclusiveGroup],
         prefix: str | None = None,
     ) -> None:
-        """The words and the flags that must be given; all flags are listed below with what
-        they do.
+        """Add a short usage line: positional words and required flags. The list below has all
+        flags.
         """
         listed = list(actions)
         needed = [action for action in listed if action.required or not action.option_strings]
@@ -55,9 +55,7 @@ class HelpWithDefaults(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are InputErrors, so that all wrong input ends the same way, and whose
-    flags are not abbreviated.
-    """
+    """A parser that raises InputError for wrong arguments and accepts no abbreviated flags."""
 
     def __init__(self, *, prog: str, description: str | None = None) -> None:
         super().__init__(
@@ -71,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 def refuse_rest(
     parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]
 ) -> None:
-    """InputError for words that a command's parser left over, flags first."""
+    """Raise InputError for words that a command's parser did not consume, flags first."""
     flags = [word for word in rest if word.startswith("-") and word not in ("-", "--")]
     if flags:
         raise InputError(_unknown_flag(parser, flags[0].partition("=")[0]))
@@ -85,7 +83,7 @@ def _unknown_flag(parser: argparse.ArgumentParser, name: str) -> str:
     near = nearest(name, known, cutoff=0.65)
     if longer:
         return explain(
-            f"{name}, which is no whole flag", " or ".join(longer[:6]), "Write the flag in full."
+            f"incomplete flag {name}", " or ".join(longer[:6]), "Write the flag in full."
         )
     todo = other_program_hint(name, is_flag=True) or (
         f"Did you mean {near}?" if near else "Leave it out."
@@ -102,32 +100,32 @@ def _second_word(
     first = None if positional is None else getattr(args, positional.dest, None)
     if positional is None or first is None:
         return explain(
-            f"the word {shown(rest[0])}", f"flags alone after `{parser.prog}`", "Leave it out."
+            f"the word {shown(rest[0])}", f"only flags after `{parser.prog}`", "Leave it out."
         )
     quoted = shlex.quote(" ".join([str(first), *rest]))
     return explain(
         f"a second word {shown(rest[0])} after {shown(first)}",
         f"one {positional.metavar or positional.dest}",
-        f"Quote a text of several words: {parser.prog} "
+        f"Put quotes around a text of several words: {parser.prog} "
         f"{shown(quoted)[1:-1] if len(quoted) > 100 else quoted}",
     )
 
 
 def _reworded(message: str, prog: str) -> str:
-    """A message of argparse in our three parts."""
+    """Rewrite a message of argparse in three parts."""
     if found := WRONG_VALUE.fullmatch(message):
         allowed = NUMBERS.get(found["kind"], found["kind"])
         return explain(f"{found['name']} {found['value']}", allowed, f"See `{prog} --help`.")
     if found := WRONG_CHOICE.fullmatch(message):
         choices = [choice.strip().strip("'\"") for choice in found["choices"].split(",")]
         near = nearest(found["value"].strip("'\""), choices)
-        todo = f"Did you mean {near!r}?" if near else "Choose one of these."
+        todo = f"Did you mean {near!r}?" if near else f"See `{prog} --help`."
         return explain(f"{found['name']} {found['value']}", ", ".join(choices), todo)
     if found := NO_VALUE.fullmatch(message):
         flag = found["name"]
         return explain(
             f"{flag} without a value",
             f"{flag} VALUE",
-            f"Write {flag}=VALUE where it begins with -.",
+            f"Write {flag}=VALUE if the value begins with -.",
         )
     return f"{message}. See `{prog} --help`."

@@ -1,6 +1,4 @@
-"""What this package offers: the program's dispatch, and the commands that users and plugin authors
-begin with.
-"""
+"""Registers the program and the commands that users and plugin authors need first."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from enginebay.hooks import Register, hookimpl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program, for `enginebay.cli.main`: run a command line and return its exit code."""
+    """Run a command line and return its exit code; `enginebay.cli.main` calls this function."""
     from enginebay_cli.main import main as run
 
     return run(argv)
@@ -18,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """generate, embed, chat, plugins, explain, config, env and new."""
+    """Register generate, embed, chat, plugins, explain, config, env and new."""
     register("generate", "enginebay_cli.generate:COMMAND", summary="complete a prompt")
     register(
         "embed",
@@ -29,7 +27,7 @@ def register_commands(register: Register) -> None:
     register(
         "plugins",
         "enginebay_cli.plugins:COMMAND",
-        summary="list every part that is installed, and why one cannot be used",
+        summary="list all installed parts, and why a part cannot be used",
         capabilities={"without_jax": True},
     )
     register(
@@ -51,6 +49,6 @@ def register_commands(register: Register) -> None:
     register(
         "new",
         "enginebay_cli.new:COMMAND",
-        summary="write a plugin to begin with: a kernel, scheduler, sampler, processor, platform "
+        summary="write a plugin to start from: a kernel, scheduler, sampler, processor, platform "
         "or engine",
     )

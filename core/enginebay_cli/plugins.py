@@ -1,6 +1,4 @@
-"""plugins: every part that is installed, which of them can be used here, and why the others
-cannot.
-"""
+"""plugins: lists all installed parts, whether they can be used here, and if not, why not."""
 
 from __future__ import annotations
 
@@ -22,32 +20,32 @@ DEVICE_MODULES = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("l
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The filters, and how much is shown."""
+    """Declare the filters and the output flags."""
     parser.add_argument(
-        "--kind", metavar="KIND", help="parts of this kind alone, such as kernel (default: all)"
+        "--kind", metavar="KIND", help="only parts of this kind, such as kernel (default: all)"
     )
     parser.add_argument(
-        "--platform", metavar="NAME", help="parts that run on this platform alone (default: all)"
+        "--platform", metavar="NAME", help="only parts that run on this platform (default: all)"
     )
     parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
-        help="also why a part cannot be used, and its distribution",
+        help="also print why a part cannot be used, and its distribution",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file to check; it changes nothing here"
+        "--config", metavar="FILE", help="TOML file to check; its values are not used"
     )
     parser.add_argument(
         "--timings",
         action="store_true",
-        help="seconds that the import of each plugin took, slowest first",
+        help="print the import time of each plugin in seconds, slowest first",
     )
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """List the parts."""
+    """Print the parts."""
     if args.config:
         make_config(read_toml(args.config))
     registry = load_registry()
@@ -82,11 +80,10 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def has_device(platform: str) -> bool:
-    """Whether a platform may have a device here, by files and installed modules, without importing
-    JAX.
+    """Return whether this machine may have a device of a platform, without importing JAX.
 
-    The CPU always has, and platforms of plugins that are unknown here are taken at their word;
-    `enginebay env` asks JAX.
+    Device files and installed modules decide. The CPU always has a device, and so has any platform
+    of a plugin that this function does not know; `enginebay env` asks JAX.
     """
     if platform not in DEVICE_FILES:
         return True
@@ -105,7 +102,7 @@ def _fits(entry: Entry, platform: str | None) -> bool:
 
 
 def _record(entry: Entry, here: set[str]) -> dict[str, str]:
-    """The entry's record, in which what needs a device that is not here is unavailable."""
+    """Return the entry's record; a part whose device is missing here is unavailable."""
     record, needs = entry.record(), _needs(entry)
     if record["state"] == "ready" and needs and not here & set(needs):
         record["state"] = "unavailable"

@@ -1,6 +1,4 @@
-"""A table whose rows are printed as they come: columns are as wide as their title or what is given
-for them.
-"""
+"""A table whose rows are printed as they arrive; column widths are fixed in advance."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass
 class Rows:
-    """Prints the titles before the first row. `widths` are the least widths of the first columns; a
-    longer cell pushes its row.
+    """Prints the titles before the first row. `widths` are the minimum widths of the first columns;
+    a longer cell shifts the rest of its row to the right.
     """
 
     titles: Sequence[str]
@@ -19,7 +17,7 @@ class Rows:
     is_begun: bool = False
 
     def add(self, *cells: str) -> None:
-        """Print a row, at once."""
+        """Print a row at once."""
         if not self.is_begun:
             self.is_begun = True
             self._print(self.titles)

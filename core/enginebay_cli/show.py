@@ -1,4 +1,4 @@
-"""What commands show: tables, progress on stderr, and what a shadow found."""
+"""Output that commands share: tables, progress on stderr, and reports of shadow mode."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C ends the block and sets the event, so that what was done until then is printed."""
+    """Ctrl-C ends the block and sets the event, so that the caller prints the results so far."""
     stop = threading.Event()
     try:
         yield stop
     except KeyboardInterrupt:
         stop.set()
-        print("\ninterrupted: this is what there was", file=sys.stderr)
+        print("\ninterrupted: these are the results so far", file=sys.stderr)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (what, done, total): a bar on a terminal, elsewhere lines on stderr for what takes
-    longer than PATIENCE_S.
+    """Yield a callback (what, done, total). A terminal shows progress bars; elsewhere work that
+    takes longer than PATIENCE_S is reported as lines on stderr.
 
-    On a terminal waits (enginebay.waits) are bars without an end, too.
+    On a terminal, waits (enginebay.waits) are shown as bars without an end.
     """
     if not sys.stderr.isatty():
         yield PlainProgress().report
@@ -68,14 +68,14 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @dataclasses.dataclass
 class PlainProgress:
-    """Progress where no terminal is: a line for what takes longer than PATIENCE_S, and again every
-    REPEAT_S.
+    """Progress without a terminal: one line for work that takes longer than PATIENCE_S, repeated
+    every REPEAT_S.
     """
 
     next_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def report(self, what: str, done: int, total: int) -> None:
-        """What is done, and how much of it."""
+        """Print the progress of `what`, if a line is due."""
         now_s = time.monotonic()
         if now_s > self.next_s.setdefault(what, now_s + waits.PATIENCE_S):
             self.next_s[what] = now_s + waits.REPEAT_S
@@ -83,7 +83,7 @@ class PlainProgress:
 
 
 class WaitBars(logging.Handler):
-    """Shows the records of waits as bars without an end, each until its wait ends."""
+    """Shows waits as bars without an end, each until its wait ends."""
 
     def __init__(self, bars: Progress) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class WaitBars(logging.Handler):
         self._tasks: dict[object, TaskID] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Begin or end a bar."""
+        """Start or end a bar."""
         key, ended = record.__dict__.get("wait_key"), record.__dict__.get("wait_ended")
         if ended and key in self._tasks:
             self._bars.remove_task(self._tasks.pop(key))
@@ -102,7 +102,7 @@ class WaitBars(logging.Handler):
 
 
 MAX_PLAIN_COLUMN = 40
-"""Plain tables pad no column to more: a longer cell pushes what follows it to the right."""
+"""Max width to which plain tables pad a column; a longer cell shifts the rest of its row."""
 
 
 def print_table(
@@ -110,10 +110,10 @@ def print_table(
     rows: Sequence[Sequence[str]],
     notes: Sequence[Sequence[str]] | None = None,
 ) -> None:
-    """A table on stdout; `notes` are lines below each row. On a terminal it fits the width, and no
-    word is cut.
+    """Print a table on stdout; `notes` are lines below each row.
 
-    Elsewhere it is plain text, a line for each row, for `grep`, `awk` and `head`.
+    On a terminal the table fits the width and no word is cut. Elsewhere each row is one plain line,
+    for `grep`, `awk` and `head`.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     widths = _column_widths([columns, *rows], width)
@@ -132,9 +132,7 @@ def print_table(
 
 
 def _column_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    """Columns as wide as their cells, or narrower to fit into `width`, but none narrower than its
-    longest word.
-    """
+    """Return column widths that fit into `width`; no column is narrower than its longest word."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is None:
         return [min(one, MAX_PLAIN_COLUMN) for one in widths]
@@ -146,8 +144,8 @@ def _column_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int
         spare = [i for i in range(len(widths)) if widths[i] > least[i]]
         if not spare:
             break  # a table that is too wide is better than a name that is cut
-        # A column that one long cell makes wide goes before one in which every row would be
-        # wrapped.
+        # Narrow a column that one long cell makes wide before a column in which every row would
+        # wrap.
         widths[
             min(spare, key=lambda i: (sum(len(row[i]) >= widths[i] for row in rows), -widths[i]))
         ] -= 1
@@ -161,8 +159,8 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def print_shadow(report: ShadowReport | None, where: str = "") -> None:
-    """The report of shadow mode on stderr, where JSON on stdout is left alone; nothing without a
-    shadow.
+    """Print the report of shadow mode on stderr, so that JSON on stdout stays valid. Print nothing
+    without a shadow.
     """
     if report is None:
         return
@@ -178,11 +176,13 @@ def print_shadow(report: ShadowReport | None, where: str = "") -> None:
             took, its = phase.candidate_s * 1e3, phase.chosen_s * 1e3
             lines.append(f"    largest difference {off:.3g}, relative {relative:.3g}")
             what = "layer" if report.op == "attention" else "call"
-            lines.append(f"    furthest off is {what} {worst.layer} of {worst.group}")
-            lines.append(f"    values that are not finite: {sum(m.num_nonfinite for m in mine)}")
-            lines.append(f"    tokens with other keys or values: {others}")
+            lines.append(f"    largest difference in {what} {worst.layer} of {worst.group}")
+            lines.append(
+                f"    values that are NaN or infinite: {sum(m.num_nonfinite for m in mine)}"
+            )
+            lines.append(f"    tokens whose keys or values differ: {others}")
             timed = "attention" if report.op == "attention" else "all layers"
-            lines.append(f"    {timed} of a step: {took:.3g} ms, the chosen one {its:.3g} ms")
+            lines.append(f"    {timed} of a step: {took:.3g} ms, chosen kernel {its:.3g} ms")
     if report.error is not None:
-        lines.append(f"  failed on {report.num_failed} programs, first {report.error}")
+        lines.append(f"  failed in {report.num_failed} programs; first error: {report.error}")
     print("\n".join(lines), file=sys.stderr)

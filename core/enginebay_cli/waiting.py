@@ -1,4 +1,4 @@
-"""How the program shows waits (enginebay.waits): plain lines on stderr, or as a handler does."""
+"""How commands show waits (enginebay.waits): as plain lines on stderr, or with a handler."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from enginebay import waits
 
 @contextmanager
 def plain_waits(log_level: str) -> Iterator[None]:
-    """While the block lasts, waits (enginebay.waits) are plain lines on stderr, from `log_level`
-    on.
-    """
+    """Within the block, report waits as plain lines on stderr if `log_level` allows it."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("enginebay: %(message)s"))
     handler.setLevel(log_level.upper())
@@ -24,14 +22,12 @@ def plain_waits(log_level: str) -> Iterator[None]:
 
 @contextmanager
 def shown_by(handler: logging.Handler) -> Iterator[None]:
-    """While the block lasts, a handler of its own shows the waits."""
+    """Within the block, show waits with this handler only."""
     log = waits.log
     before, log.handlers = log.handlers, [handler]
     propagates, log.propagate = log.propagate, False
     level = log.level
-    log.setLevel(
-        logging.INFO
-    )  # bars need the records of ends; the handler of lines has a level of its own
+    log.setLevel(logging.INFO)  # bars need the records of ends, which have a lower level
     try:
         yield
     finally:

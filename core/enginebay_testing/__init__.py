@@ -1,8 +1,8 @@
-"""The conformance kit: what every part of a kind must do, for plugin authors as for our own tests.
+"""The conformance kit: checks that every part of a kind must pass, for plugins and built-in parts.
 
-One module per contract, each with checks that raise AssertionError and need no test runner;
-`suites` finds those of a registered part, `plugin` makes pytest run them. Nothing is imported until
-it is asked for, so that
+Each contract has a module of checks, which raise AssertionError and need no test runner. `suites`
+finds the checks of a registered part, and `pytest_plugin` runs them under pytest. The package
+imports nothing until it is used, so that
 
     pytest -p enginebay_testing --enginebay-check scheduler:fcfs
 

@@ -1,5 +1,5 @@
-"""Cases of attention by construction: a covering array inside what a kernel declares, lengths from
-its own configuration.
+"""Builds attention cases: a covering array of the values that a kernel declares, with lengths that
+suit the kernel's own configuration.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from enginebay_testing.covering import (
 from enginebay_testing.op_kit import numbers_of
 
 WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
-"""A window shorter than a page, of more than two pages, of more than a block of the kernel's,
-longer than any context.
+"""Kinds of windows: shorter than a page, longer than two pages, longer than a block of the kernel,
+and longer than any context.
 """
 
 ATTENTION = OpAxes(
@@ -71,17 +71,18 @@ ATTENTION = OpAxes(
         ("rows", "one", "sharing", True),
     ),
 )
-"""phase: Bucket.mode. page: tokens of a page, or "row" where a page holds a whole row. kv_shared: a
-layer that reads the cache of another. latent: values are a prefix of the keys, eight ninths of
-their width. context: lengths around a page's borders; of at least three
-blocks; one more than powers of two. config: the kernel's default, its candidates of the smallest
-and of the largest numbers. scores: of about +200, of -200, one key of +200. sharing: rows whose
-first pages are the same. padding: rows and tokens that are none, "holes" between rows of a decode
-step.
+"""Meaning of the axes.
+
+phase: Bucket.mode. page: tokens per page, or "row" where one page holds a whole row. kv_shared: a
+layer that reads the cache of another layer. latent: values are a prefix of the keys, eight ninths
+of their width. context: lengths near page borders; of at least three blocks; powers of two plus
+one. config: the kernel's default, or its candidates with the smallest or largest numbers. scores:
+about +200, about -200, or one key at +200. sharing: rows whose first pages are the same. padding:
+unused rows and tokens; "holes" lie between the rows of a decode step.
 """
 
 OTHER_SIZES = (96, 112, 192, 48, 32, 16, 8, 160, 512, 576, 1024)
-"""What a kernel is asked for that claims none of an axis' own sizes."""
+"""Sizes for a kernel that claims none of the sizes of an axis."""
 
 FEATURES = {
     "window": "window",
@@ -93,33 +94,33 @@ FEATURES = {
     "latent": "mla",
     "deterministic": "deterministic",
 }
-"""Axes of which a kernel claims other values than the first by a feature."""
+"""Axes on which a kernel claims the values after the first one by a feature."""
 
 SHORTER_CONTEXTS = (2048, 1024, 512, 256, 128, 64)
-"""For a kernel that claims contexts up to some length only."""
+"""Contexts to try, longest first, for a kernel that limits the context length."""
 
 SMALLEST_SIZE, MANY_ROWS = 8, 17
 
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """How long the rows of cases may be: what is interpreted costs time for each token."""
+    """Bounds on the rows of cases: an interpreted kernel takes time for each token."""
 
     context: int
     new_tokens: int
     block: int
-    """Taken for the block of a kernel that has no configuration."""
+    """Block size assumed for a kernel without a configuration."""
 
 
 DEVICE = Reach(1750, 800, 128)
 INTERPRETED = Reach(580, 160, 32)
 
 STEP_ROWS = {"one": 6, "few": 14, "many": 2 * MANY_ROWS + 4}
-"""The most rows that a step of this value has, with those that are none."""
+"""Max rows of a step for each value, unused rows included."""
 
 
 def claimed_axes(caps: Caps, layouts: Mapping[str, type[KVLayout]]) -> OpAxes:
-    """The axes of attention with the values that a kernel declares and that `layouts` have."""
+    """Return the attention axes, reduced to the values that a kernel and `layouts` support."""
     claims: dict[str, Any] = {
         "phase": lambda v: v in caps.modes,
         "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
@@ -158,9 +159,10 @@ def covering_cases(
     *,
     triples: bool,
 ) -> Iterator[tuple[AttentionCase, type[KVLayout]]]:
-    """Cases with every pair, or triple, of values that the kernel declares, each in its layout.
+    """Return cases that cover every pair, or triple, of values that the kernel declares, each in
+    its layout.
 
-    The axis `config` is left out for kernels that have nothing to choose.
+    The axis `config` is left out for kernels without a choice of configurations.
     """
     axes = claimed_axes(kernel.caps, layouts)
     longest = next((n for n in SHORTER_CONTEXTS if kernel.caps.context(n)), SHORTER_CONTEXTS[-1])
@@ -181,14 +183,14 @@ def _has_choices(
         layout = case.layout(layouts[str(ordinary["layout"])])
         with contextlib.suppress(
             Exception
-        ):  # what a kernel raises when it is asked is the verdict of a case
+        ):  # the case calls the kernel again and reports what it raises
             if len(candidates_of(kernel, env, case.spec, case.bucket, layout)) > 1:
                 return True
     return False
 
 
-def spec_of(row: Combination) -> AttnSpec:
-    """The layer kind of a row of values, its window not yet known."""
+def spec_of(row: Row) -> AttnSpec:
+    """Return the AttnSpec of a row of values, before its window is chosen."""
     heads, group, dtype = (
         int(cast("int", row["kv_heads"])),
         int(cast("int", row["group"])),
@@ -217,26 +219,26 @@ def spec_of(row: Combination) -> AttnSpec:
 def case_of(
     row: Combination, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: Reach
 ) -> AttentionCase:
-    """The case of a row of values: its lengths are those of the configuration that the kernel has
-    for as long a context.
+    """Return the case of a row of values, with lengths that suit the configuration which the kernel
+    chooses for a context of that size.
     """
     limit = reach.context
     largest = _sized(row, limit, min(limit, reach.new_tokens))
     try:
         config = chosen_config(kernel, env, largest, largest.layout(layout_type))
-    except Exception:  # noqa: BLE001  # what a kernel raises when it is asked is the verdict of the case, which asks again
+    except Exception:  # noqa: BLE001  # the case calls the kernel again and reports what it raises
         config = None
     sizes = [size for size in sizes_of(config) if 3 * size < limit] or [reach.block]
     return _with_lengths(row, max(sizes), sizes, reach)
 
 
 def sizes_of(config: Any) -> list[int]:
-    """The numbers of a configuration that may count tokens: blocks, tiles, chunks."""
+    """Return the numbers of a configuration that may count tokens: blocks, tiles, chunks."""
     return sorted({n for n in numbers_of(config) if n >= SMALLEST_SIZE})
 
 
-def _sized(row: Combination, context: int, new_tokens: int) -> AttentionCase:
-    """One row of a context, to ask the kernel for its configuration."""
+def _sized(row: Row, context: int, new_tokens: int) -> AttentionCase:
+    """Return a one-row case of this context length, to ask the kernel for its configuration."""
     phase = cast("Mode", row["phase"])
     new = {"decode": 1, "prefill": new_tokens, "mixed": min(new_tokens, context - 1)}[phase]
     total = new if phase == "prefill" else context
@@ -250,11 +252,11 @@ def _with_lengths(
     phase = cast("Mode", row["phase"])
     room = reach.context - (
         page if reach.context > 2 * page else 1
-    )  # what holds the longest row is whole pages
+    )  # round the capacity up to whole pages
     room = min(room, reach.new_tokens) if phase == "prefill" else room
     kind = (
         "pages" if (row["page"], row["rows"]) == ("row", "many") else str(row["context"])
-    )  # the cache would be large
+    )  # limit the size of the cache
     totals = [n for n in _contexts(kind, page, block, room) if 0 < n <= room]
     if row["rows"] == "one":
         totals = [max(totals)]
@@ -274,23 +276,23 @@ def _page(row: Combination) -> int:
 
 
 def _contexts(kind: str, page: int, block: int, room: int) -> list[int]:
-    """Lengths of contexts; the longest of "blocks" is more than three blocks and ends within
-    one.
+    """Return context lengths. The longest of kind "blocks" has more than three blocks and ends
+    inside a block.
     """
     if kind == "pages":
         return [2 * page + 1, 1, page - 1, page, page + 1]
     if kind == "powers":
         return [2**power + 1 for power in range(4, 12) if 2**power < room][::-1][:6]
     ragged = 3 * block + page // 2 + 1
-    while ragged > room:  # prompts may be too many tokens
+    while ragged > room:  # keep the prompts within `room` tokens
         block //= 2
         ragged = 3 * block + page // 2 + 1
     return [ragged, block + 1, 1, 2 * block, block - 1]
 
 
 def _mixed(totals: Sequence[int], block: int, room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(new tokens, contexts) of rows in the order of a mixed step: a third decodes, a third is new,
-    the others are chunks.
+    """Return (new tokens, contexts) of the rows of a mixed step, in order: one third decodes, one
+    third is new, the rest are chunks.
     """
     longest, *others = totals
     decode = [n for n in others[::3] if n > 1]
@@ -346,8 +348,8 @@ def _case(
     )
 
 
-def _name(row: Combination) -> str:
-    """The row's values that are not the ordinary ones, after its phase, dtype and sizes."""
+def _name(row: Row) -> str:
+    """Return a name with phase, dtype, sizes, and the values that differ from the usual ones."""
     heads = f"d{row['head_dim']}-{row['kv_heads']}x{row['group']}"
     sizes = f"{row['phase']}-{row['dtype']}-{heads}-page_{row['page']}"
     plain = ("phase", "dtype", "head_dim", "kv_heads", "group", "page", "layout")

@@ -1,4 +1,4 @@
-"""Problems for attention implementations: named cases, and their arrays with poisoned places."""
+"""Attention problems for the checks: named cases, and their arrays with poison in unused places."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from enginebay_testing.score_ranges import directions, random_keys
 SPARE_PAGES = 2
 
 MANY_PAGES = 66
-"""A cache of more has no page for the unused entries of its rows' tables."""
+"""A cache with more pages has no spare page for the unused entries of the page tables."""
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
-"""What a case may be rounded up to for a kernel that does not claim its own sizes."""
+"""Sizes that a case may be rounded up to, for a kernel that does not claim the case's own sizes."""
 
 REPRESENTATIVE = frozenset(
     {
@@ -48,20 +48,20 @@ REPRESENTATIVE = frozenset(
         "mixed_finite_poison",
     }
 )
-"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, large
-heads and groups, and each feature in decode steps, which some kernels alone serve, and in another
+"""Representative cases for a quick check: each mode, cache and narrow dtype once, large heads and
+groups, and each feature both in decode steps, which some kernels support alone, and in another
 mode.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCase:
-    """One step's rows for one layer kind. Rows must be sorted as derive_batch wants them.
+    """The rows of one step for one kind of layer, sorted as derive_batch requires.
 
-    `contiguous` gives each row one page of `capacity` tokens; with `rows_are_pages` row i's is page
-    i. `poison` is what lies in every place that holds no key or value. `max_kv_len` 0 means the
-    capacity. `scores` and `config` are the values of these axes (see `attention_axes`). With
-    `shares_pages` rows begin with the same full pages as far as they can.
+    With `contiguous`, each row has one page of `capacity` tokens; with `rows_are_pages`, row i has
+    page i. `poison` fills every place without a key or value. `max_kv_len` 0 means the capacity.
+    `scores` and `config` are values of these axes (see `attention_axes`). With `shares_pages`, rows
+    begin with the same full pages, as many as possible.
     """
 
     name: str
@@ -84,7 +84,7 @@ class AttentionCase:
 
     @property
     def bucket(self) -> Bucket:
-        """The static shapes of the step."""
+        """Return the static shapes of the step."""
         seqs = len(self.q_lens) + self.padding_rows
         decode = self.mode == "decode"
         return Bucket(
@@ -99,11 +99,11 @@ class AttentionCase:
 
     @property
     def actual_page_size(self) -> int:
-        """Tokens in a page of the layout."""
+        """Return the number of tokens per page of the layout."""
         return self.capacity if self.contiguous or self.rows_are_pages else self.page_size
 
     def layout(self, layout_type: type[KVLayout]) -> KVLayout:
-        """The cache layout of this case, with pages to spare unless rows are pages."""
+        """Return the cache layout of this case, with spare pages unless rows are pages."""
         bucket, size = self.bucket, self.actual_page_size
         num_pages = (
             bucket.seqs if self.rows_are_pages else bucket.seqs * bucket.pages_per_seq + SPARE_PAGES
@@ -114,12 +114,12 @@ class AttentionCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionInputs:
-    """A case's arrays. `keys[i]`, `values[i]` [kv_len, Hkv, D] are row i's whole context in the
-    cache's dtype.
+class AttentionProblem:
+    """The arrays of a case. `keys[i]` and `values[i]` [kv_len, Hkv, D] are the whole context of row
+    i in the cache's dtype.
 
-    q, k, v are packed and poisoned on padding. `cache` holds everything before this step; `slots`
-    are the new places.
+    q, k and v are packed, with poison on padding. `cache` holds all keys and values before this
+    step; `slots` are the places of the new ones.
     """
 
     case: AttentionCase
@@ -134,17 +134,18 @@ class AttentionInputs:
     sinks: jax.Array | None
     slopes: jax.Array | None
     token_rows: np.ndarray
-    """int [T], the row of each packed token, -1 on padding."""
+    """int [T], the row of each packed token; -1 on padding."""
     before: tuple[jax.Array, jax.Array]
-    """`contents` of the cache."""
+    """Keys and values of `cache`, see `contents`."""
 
 
 def make_problem(
     case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
-) -> AttentionInputs:
-    """Random arrays of a case; rows and page tables depend on the case's name and `seed` alone.
+) -> AttentionProblem:
+    """Make random arrays for a case; rows and page tables depend only on the case's name and
+    `seed`.
 
-    An empty step has the case's static shapes and cache, and no row that takes part.
+    An empty step has the static shapes and the cache of the case, but no active row.
     """
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     spec, bucket, layout = case.spec, case.bucket, case.layout(layout_type)
@@ -190,7 +191,7 @@ def make_problem(
 
 
 def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Poison everywhere: the case's, or the largest number that the dtype has."""
+    """Return an array full of poison: the case's value, or the largest number of the dtype."""
     largest = float(jnp.finfo(dtype).max)
     return np.full(
         shape, case.poison if np.isnan(case.poison) else min(case.poison, largest), jnp.dtype(dtype)
@@ -200,7 +201,7 @@ def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.nda
 def _tables(
     case: AttentionCase, layout: KVLayout, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(page_table [S, P] with 0 where unused, q_lens [S], kv_lens [S])."""
+    """Return (page_table [S, P] with 0 where unused, q_lens [S], kv_lens [S])."""
     bucket = case.bucket
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     pages = rng.permutation(layout.num_pages).astype(np.int32)
@@ -222,7 +223,9 @@ def _share_pages(
     keys: tuple[np.ndarray, ...],
     values: tuple[np.ndarray, ...],
 ) -> None:
-    """Let every row begin with the longest prefix's full pages, its keys and values, read-only."""
+    """Let every row begin with the full pages of the longest prefix; keys and values
+    are read-only.
+    """
     prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
     source = int(np.argmax(prefixes))
     for row, prefix in enumerate(prefixes):
@@ -250,7 +253,9 @@ def _on_device(
     kv_lens: jax.Array,
     table: jax.Array,
 ) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
-    """The cache with `places`, slot by slot, the batch record, and what is read from the cache."""
+    """Return the cache with `places` written slot by slot, the batch, and the contents of the
+    cache.
+    """
     slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), slots, *places)
     batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
@@ -258,7 +263,7 @@ def _on_device(
 
 
 def contents(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
-    """k and v of every slot, as the layout reads them: [slots, kv_heads, head_dim] each."""
+    """Return k and v of every slot as the layout reads them: [slots, kv_heads, head_dim] each."""
     k, v = layout.read(cache, jnp.arange(layout.num_pages))
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads)
     return k.reshape(*shape, k.shape[-1]), v.reshape(*shape, v.shape[-1])
@@ -271,7 +276,9 @@ def _places_before(
     values: tuple[np.ndarray, ...],
     table: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """k, v of every slot: poison but at tokens of earlier steps (all tokens of a shared cache)."""
+    """Return k, v of every slot: poison except at tokens of earlier steps (all tokens if
+    kv_shared).
+    """
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
     k, v = _poisoned(case, (2, *shape), layout.dtype)
     v = v[..., : case.spec.v_dim]
@@ -293,14 +300,16 @@ def _spec(
 
 
 def attention_cases() -> Iterator[AttentionCase]:
-    """Every case of the suite; names are unique and stable."""
+    """Yield every case of the suite; names are unique and stable."""
     yield from _mode_cases()
     yield from _shape_cases()
     yield from _feature_cases()
 
 
 def _mode_cases() -> Iterator[AttentionCase]:
-    """The three modes over paged, contiguous and row-is-page caches, lengths near page borders."""
+    """Yield the three modes with paged, contiguous and row-is-page caches, lengths near page
+    borders.
+    """
     border = (1, 15, 16, 17, 64)
     ones = (1,) * len(border)
     homes: dict[str, dict[str, Any]] = {
@@ -347,7 +356,7 @@ def _mode_cases() -> Iterator[AttentionCase]:
 
 
 def _shape_cases() -> Iterator[AttentionCase]:
-    """Query groups of 1 to 16, usual and small heads, in f32 and bf16."""
+    """Yield query groups of 1 to 16, usual and small heads, in f32 and bf16."""
     shapes = {1: (3, 64), 3: (4, 64), 4: (1, 128), 7: (2, 8), 8: (1, 64), 16: (1, 16)}
     for group, (heads, head_dim) in shapes.items():
         for dtype in ("float32", "bfloat16"):
@@ -361,7 +370,9 @@ def _shape_cases() -> Iterator[AttentionCase]:
 
 
 def _feature_cases() -> Iterator[AttentionCase]:
-    """What only some layers have: windows, soft caps, sinks, shared caches, lse, constants."""
+    """Yield what only some layers have: windows, soft caps, sinks, shared caches, lse,
+    constants.
+    """
     features: dict[str, dict[str, Any]] = {
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},

@@ -1,4 +1,4 @@
-"""One attention kernel compiled for one case: called with the arrays of any of its problems."""
+"""One attention kernel, compiled for one case and called with the arrays of any of its problems."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from enginebay_testing.attention_cases import AttentionCase, AttentionInputs, co
 from enginebay_testing.op_kit import numbers_of
 
 
-class AttentionResult(NamedTuple):
-    """out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and what is read from the cache (see
-    `contents`).
+class Result(NamedTuple):
+    """The results of a step: out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and the
+    contents of the cache (see `contents`).
     """
 
     out: np.ndarray
@@ -27,8 +27,8 @@ class AttentionResult(NamedTuple):
 
 
 class AttentionProgram:
-    """The step of a case, jitted with its cache donated. Problems of the case in other seeds run
-    without compiling again.
+    """The jitted step of a case, which donates its cache. Problems of the case with other seeds
+    need no compilation.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class AttentionProgram:
 
         self._call = jax.jit(step, donate_argnums=3)
 
-    def __call__(self, problem: AttentionInputs) -> AttentionResult:
-        """Run a problem; its cache is copied first."""
+    def __call__(self, problem: AttentionProblem) -> Result:
+        """Run a problem on a copy of its cache."""
         cache = {name: np.asarray(array) for name, array in problem.cache.items()}
         per_head = {"sinks": problem.sinks, "slopes": problem.slopes}
         given = {name: array for name, array in per_head.items() if array is not None}
@@ -63,7 +63,7 @@ class AttentionProgram:
 
 
 def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:
-    """The kernel's default configuration for a case, or that of its candidates with the smallest or
+    """Return the kernel's default configuration for a case, or the candidate with the smallest or
     largest numbers.
     """
     default = impl.default_config(env, case.spec, case.bucket, layout)

@@ -1,5 +1,5 @@
-"""What one compiled case is run with: arrays of several kinds, an empty step, other neighbours, and
-the same step often.
+"""The runs of one compiled case: arrays with several score ranges, an empty step, other neighbours,
+and repeats of the same step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from enginebay_testing.attention_program import AttentionProgram, AttentionResul
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionRuns:
-    """How often a case's program runs. `repeats` of one step must give the same bits; `all_scores`
-    adds the other score ranges.
+class Runs:
+    """How often the program of a case runs. All `repeats` of a step must give the same bits;
+    `all_scores` adds the other score ranges.
     """
 
     repeats: int = 20
@@ -31,16 +31,16 @@ class AttentionRuns:
     num_seeds: int = 1
 
 
-DEVICE_RUNS = AttentionRuns()
-INTERPRETED_RUNS = AttentionRuns(repeats=1, all_scores=False, neighbours=False)
-OFTEN_INTERPRETED = AttentionRuns(all_scores=False)
-"""For the shortest case alone: interpreting takes about as long each time."""
+DEVICE_RUNS = Runs()
+INTERPRETED_RUNS = Runs(repeats=1, all_scores=False, neighbours=False)
+OFTEN_INTERPRETED = Runs(all_scores=False)
+"""Runs of the shortest case only, because each repeat is interpreted again."""
 
 HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
-"""Operations of a step, and size of its cache, from which it runs with its own scores alone."""
+"""Operations of a step, and bytes of its cache, above which it runs with its own scores only."""
 
 REPEATED_WORK, REPEATED_BYTES = 2e8, 1 << 24
-"""Those from which a step takes a tenth of a second."""
+"""Operations and bytes above which a step takes a tenth of a second."""
 
 FEW_REPEATS = 3
 
@@ -52,9 +52,7 @@ def check_case(
     env: Env,
     runs: AttentionRuns,
 ) -> None:
-    """Raise AssertionError where a result of the case, in any of its runs, is not what the contract
-    says.
-    """
+    """Raise AssertionError where a result of the case breaks the contract in any run."""
     program = AttentionProgram(impl, case, layout_type, env)
     light = _work(case) < HEAVY_WORK and case.layout(layout_type).num_bytes() < HEAVY_BYTES
     for seed in range(runs.num_seeds):
@@ -75,8 +73,8 @@ def check_case(
         _check_neighbours(program, case, layout_type)
 
 
-def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: AttentionRuns) -> int:
-    """How often the step of a case runs with the same arrays."""
+def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: Runs) -> int:
+    """Return how often the step of a case runs with the same arrays."""
     num_bytes = case.layout(layout_type).num_bytes()
     is_heavy = _work(case) >= REPEATED_WORK or num_bytes >= REPEATED_BYTES
     return FEW_REPEATS if is_heavy and runs.spares_heavy else runs.repeats
@@ -93,7 +91,7 @@ def _check_repeated(
     for turn in range(1, repeats):
         same = _bits(problem, program(problem)) == wanted
         assert same, (
-            f"{problem.case.name}: run {turn + 1} of the same step gives other bits than the first"
+            f"{problem.case.name}: run {turn + 1} of the same step returned other bits than run 1"
         )
 
 
@@ -110,7 +108,7 @@ def _check_neighbours(
     mine = problem.token_rows == 0
     first, second = (program(each).out[mine] for each in (problem, mixed))
     assert first.tobytes() == second.tobytes(), (
-        f"{case.name}: the first row changes with its neighbours"
+        f"{case.name}: the output of row 0 depends on the other rows"
     )
 
 

@@ -1,5 +1,5 @@
-"""The checks of one attention kernel: which cases it is held to, in which of its layouts, at shapes
-that it can do.
+"""The checks of one attention kernel: its cases, each in a layout and at shapes that it
+supports.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from enginebay_testing.traits import traits_of
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCheck:
-    """A case in a layout, and the function that holds the kernel to it; SkipTest says why the
-    kernel does not do it.
+    """A case in a layout, and the function that checks the kernel on it. SkipTest gives the reason
+    why the kernel does not support the case.
 
-    `representative` cases have every pair of values of different axes (see `attention_axes`).
+    The `representative` cases cover every pair of values of different axes (see `attention_axes`).
     """
 
     name: str
@@ -49,9 +49,10 @@ def attention_checks(
     triples: bool = True,
     num_seeds: int = 1,
 ) -> Iterator[AttentionCheck]:
-    """All pairs first; then all triples, unless they are left out, and the cases by name.
+    """Return the checks of a kernel: all pairs first, then all triples if requested, and the named
+    cases.
 
-    With several seeds each constructed case runs with as many sets of arrays.
+    With several seeds, each constructed case runs with that many sets of arrays.
     """
     found = set()
     for strength in (False, True) if triples else (False,):
@@ -73,8 +74,8 @@ def constructed_checks(
     triples: bool = False,
     num_seeds: int = 1,
 ) -> Iterator[AttentionCheck]:
-    """The cases with every pair, or triple, of values that the kernel declares, and the kernel's
-    own lengths.
+    """Return the cases that cover every pair, or triple, of values that the kernel declares, with
+    lengths that suit the kernel.
     """
     kinds = {layout.__name__: layout for layout in layouts}
     reach = INTERPRETED if interpreted else DEVICE
@@ -98,7 +99,7 @@ def constructed_checks(
 
 
 def _shortest(cases: Sequence[AttentionCase]) -> set[str]:
-    """The name of the case of the fewest tokens, if there is any."""
+    """Return the name of the case with the fewest tokens, or an empty set without cases."""
     return {min(cases, key=lambda c: sum(c.kv_lens) + 10 * sum(c.q_lens)).name} if cases else set()
 
 
@@ -116,11 +117,11 @@ def _run_constructed(
 def named_checks(
     kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[AttentionCheck]:
-    """Every case of `attention_cases` in the first layout, the plain ones in all; rows alone and
-    among others in each mode.
+    """Return the cases of `attention_cases` in the first layout, the plain ones in every layout,
+    and rows alone and with neighbours in each mode.
 
-    A case whose head_dim or page size the kernel does not claim is given the next larger one that
-    it does, and bears it in its name: what the case is about can be seen at any size.
+    A case whose head_dim or page size the kernel does not claim gets the next larger size that the
+    kernel claims, and its name says so.
     """
     from enginebay_testing import kernels
 
@@ -151,7 +152,7 @@ def _run(
 
 
 def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env) -> None:
-    """SkipTest with the kernel's reason where it does not do a case."""
+    """Raise SkipTest with the kernel's reason if it does not support a case."""
     from enginebay_testing import kernels
 
     reason = kernels.why_not(kernel, case, layout, env)
@@ -160,8 +161,8 @@ def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], 
 
 
 def fitted(case: AttentionCase, caps: Caps) -> AttentionCase:
-    """The case with the next larger head_dim and page size that a kernel claims; as it is where it
-    claims its own, or none.
+    """Return the case with the next larger head_dim and page size that a kernel claims. A size that
+    the kernel claims, or has no replacement, stays.
     """
     head_dim = _next(case.spec.head_dim, HEAD_DIMS, caps.head_dim)
     if head_dim != case.spec.head_dim:

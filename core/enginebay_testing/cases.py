@@ -1,5 +1,5 @@
-"""The cases of a registered part at each level: what `enginebay check` and
-`--enginebay-level` run.
+"""The cases of a registered part at each level, which `enginebay check` and `--enginebay-level`
+run.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ Level = Literal["interpret", "compile", "run"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 HOST = Env("cpu")
-"""Where interpreted kernels run."""
+"""Target name of cases whose kernel is interpreted."""
 
 ENGINES_IN_SHORT = ("greedy", "nothing_compiles", "released", "penalised", "ledger")
-"""Of an engine's checks, by a part of their names, those that stand for all; the others compile a
-lot.
-"""
+"""Parts of the names of an engine's representative checks; other checks compile many programs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One check of one part at one level.
 
-    `target` is where: the platform whose devices run it, "interpreter", or the architecture that is
-    compiled for. `traits` are what the case is about, by axis ("dtype": "bfloat16", "mode":
-    "decode"), for the support matrix.
+    `target` is the platform whose devices run the case, "interpreter", or the architecture to
+    compile for. `traits` are the case's values on the axes of the support matrix, such as "dtype":
+    "bfloat16" and "mode": "decode".
     """
 
     level: Level
@@ -51,12 +49,12 @@ class Case:
 
 
 def select_parts(registry: Registry, selector: str) -> list[Entry]:
-    """As `suites.select`, and a bare name stands for every part of that name. UnknownNameError
-    names the nearest.
+    """Like `suites.select`, but a bare name selects every part with that name. UnknownNameError
+    suggests the nearest name.
     """
     try:
         return suites.select(registry, selector)
-    except PluginError:  # broken or not installed: its only case says so
+    except PluginError:  # broken or not installed: the part's only case reports it
         named = [e for e in registry.entries if suites.label(e) == selector]
         if not named:
             raise
@@ -78,11 +76,11 @@ def select_parts(registry: Registry, selector: str) -> list[Entry]:
 def part_cases(
     registry: Registry, entry: Entry, level: Level | None = None, choices: Choices | None = None
 ) -> list[Case]:
-    """The cases of a part at a level; None stands for every level that it can do here.
+    """Return the cases of a part at a level; None means every level that this machine can run.
 
-    Without a platform in `choices` cases run where `suites.platform_of` chooses. A kernel that it
-    serves is run, another is interpreted and compiled as far as it has these forms. A part that has
-    nothing at a level gives one case, which says why.
+    Without a platform in `choices`, cases run on the platform that `suites.platform_of` chooses. A
+    kernel that serves this platform is run; any other kernel is interpreted and compiled if it
+    declares how. A part without cases at a level gets one case that gives the reason.
     """
     if entry.state != "ready":
         broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")
@@ -115,7 +113,7 @@ def _loaded(registry: Registry, entry: Entry, contract: type) -> bool:
     try:
         return isinstance(registry.load(entry), contract)
     except PluginError:
-        return False  # the case of its declaration tells
+        return False  # the case that checks the declaration reports it
 
 
 def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[Case]:
@@ -123,11 +121,9 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
     target = platform.name
     try:
         checks = suites.part_checks(registry, entry, choices)
-    except (
-        ModuleNotFoundError
-    ) as error:  # the suites of some kinds generate their cases with a library of the extra
+    except ModuleNotFoundError as error:  # some suites need a library of the extra `test`
         todo = explain(
-            f"the suite needs {error.name}", "the extra test", "Install enginebay[test]."
+            f"{error.name} is not installed", "the extra test", "Install enginebay[test]."
         )
         yield _unsupported("run", todo)
         return
@@ -140,7 +136,9 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
 
 
 def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Iterator[Case]:
-    """The cases of a kernel on a platform; none of a part that is another or cannot be had."""
+    """Return the cases of a kernel on a platform; none for other parts and kernels that fail to
+    load.
+    """
     if entry.kind != "kernel" or entry.why_not_on(platform.name) is not None:
         return
     try:
@@ -155,18 +153,20 @@ def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Itera
 
 
 def _plain_traits(name: str) -> Mapping[str, str]:
-    """The dtype of a check whose name bears one between brackets."""
+    """Return the dtype of a check whose name has a dtype in brackets."""
     inside = name.partition("[")[2].rstrip("]").split("-")
     return {"dtype": next((d for d in suites.DTYPES if d in inside), "")} if inside else {}
 
 
 def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
     if entry.kind != "kernel":
-        yield _unsupported("interpret", f"only kernels can be interpreted, this is a {entry.kind}")
+        yield _unsupported(
+            "interpret", f"only kernels can be interpreted; this part is a {entry.kind}"
+        )
         return
     kernel = registry.load(entry)
     if not isinstance(kernel, Interpretable):
-        yield _unsupported("interpret", "it declares no interpreted form (a method `interpreted`)")
+        yield _unsupported("interpret", "the kernel has no method `interpreted`")
         return
     try:
         interpreted = kernel.interpreted()
@@ -194,7 +194,7 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         what = (
             "the capability `compiler`"
             if entry.kind == "kernel"
-            else f"a kernel, this is a {entry.kind}"
+            else f"a kernel; this part is a {entry.kind}"
         )
         yield _unsupported("compile", f"compiling for other devices needs {what}")
         return
@@ -210,7 +210,7 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
             "compile", check.target, check.name, check.run, check.representative, check.traits
         )
     if not found:
-        yield _unsupported("compile", f"there are no problems of op {entry.op} to compile")
+        yield _unsupported("compile", f"op {entry.op} has no programs to compile")
 
 
 _LEVELS: dict[Level, Callable[[Registry, Entry], Iterator[Case]]] = {
@@ -220,5 +220,5 @@ _LEVELS: dict[Level, Callable[[Registry, Entry], Iterator[Case]]] = {
 
 
 def chosen(cases: Sequence[Case], *, everything: bool) -> list[Case]:
-    """All cases, or those that stand for them."""
+    """Return all cases, or the representative ones."""
     return [case for case in cases if everything or case.representative]

@@ -1,5 +1,5 @@
-"""check: the conformance suites of registered parts, each case under a time limit in a worker
-process.
+"""check: runs the conformance suites of registered parts. Each case runs in a worker process with a
+time limit.
 """
 
 from __future__ import annotations
@@ -32,49 +32,51 @@ DECLARATION = "declaration_holds"
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
+    """Declare the flags of the command."""
     parser.add_argument(
         "parts",
         nargs="+",
         metavar="NAME",
-        help="KIND:NAME, kernel:OP:NAME, KIND, kernel:OP, all, or the bare name of parts",
+        help="KIND:NAME, kernel:OP:NAME, a bare NAME, or KIND, kernel:OP or all",
     )
     parser.add_argument(
-        "--all", action="store_true", help="every case (default: the representative ones)"
+        "--all", action="store_true", help="run every case (default: representative cases only)"
     )
     parser.add_argument(
         "--case",
         metavar="TEXT",
         action="append",
         default=[],
-        help="only cases with TEXT in their names, * for any characters; may be repeated "
+        help="only cases with TEXT in their names; * matches any characters; may be repeated "
         "(default: all)",
     )
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help="only cases at a target: a platform, interpreter, or an architecture (default: all)",
+        help="only cases for this target: a platform, interpreter, or an architecture "
+        "(default: all)",
     )
     parser.add_argument(
         "--platform",
         metavar="NAME",
-        help="run on this platform (default: the best one with a device that the part declares)",
+        help="run on this platform (default: the best one that the part declares and that has a "
+        "device)",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="config.json of a small model to check model families with "
-        "(default: a tiny one by the usual names)",
+        help="config.json of a small model, to check model families with "
+        "(default: a tiny model with the usual field names)",
     )
     parser.add_argument(
         "--level",
         choices=LEVELS,
-        help="how kernels are checked (default: every level that can be done here)",
+        help="interpret, compile or run kernels (default: every level that works here)",
     )
     parser.add_argument(
         "--interpret",
         action="store_true",
-        help="kernels are interpreted, as --level interpret (default: off)",
+        help="the same as --level interpret (default: off)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -82,7 +84,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         type=float,
         default=TIMEOUT_S,
         metavar="S",
-        help=f"seconds for a case (default: {TIMEOUT_S:g})",
+        help=f"max seconds per case (default: {TIMEOUT_S:g})",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)"
@@ -93,13 +95,13 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Check, report, and return 1 when a case is INCORRECT, ERROR or TIMEOUT."""
+    """Run the checks, print the results, and return 1 if a case is INCORRECT, ERROR or TIMEOUT."""
     if args.timeout <= 0 or args.jobs < 1:
         given = f"--timeout {args.timeout:g} --jobs {args.jobs}"
-        raise InputError(given, "a positive time and at least one job", "Correct it.")
+        raise InputError(given, "S > 0 and N >= 1", "Pass --timeout 60 --jobs 1.")
     if args.interpret and args.level not in (None, "interpret"):
         given = f"--interpret with --level {args.level}"
-        raise InputError(given, "one of them", "Leave one out.")
+        raise InputError(given, "one of the two flags", "Leave one out.")
     registry = load_registry()
     entries = _selected(registry, args.parts)
     wanted = Filter(args.all, args.case, args.target)
@@ -118,7 +120,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             timeout_s=args.timeout,
             jobs=args.jobs,
             choices=Choices(args.platform, args.config),
-            tell=_tell_nobody if args.json else functools.partial(_print, rows),
+            tell=_print_nothing if args.json else functools.partial(_print, rows),
             watch=watch,
         )
     wanted.refuse_unmatched()
@@ -137,8 +139,8 @@ def run(name: str, args: argparse.Namespace) -> int:
 def _is_faulty(
     entries: Mapping[PartName, Entry], records: Sequence[CheckRecord], selectors: Sequence[str]
 ) -> bool:
-    """Whether a case failed, or nothing was checked of a part that was named itself; that is said
-    on stderr.
+    """Return whether a case failed, or a part that was named itself had no case that could run; the
+    latter is reported on stderr.
     """
     is_faulty = any(record.verdict in FAULTS for record in records)
     for name, entry in entries.items():
@@ -147,7 +149,7 @@ def _is_faulty(
         named = {entry.name, name.label} & set(selectors)
         if named and about and all(record.verdict == "UNSUPPORTED" for record in about):
             reason = " ".join(about[0].detail.split())
-            print(f"enginebay: nothing of {name.label} was checked: {reason}", file=sys.stderr)
+            print(f"enginebay: no case of {name.label} could run: {reason}", file=sys.stderr)
             is_faulty = True
     return is_faulty
 
@@ -160,13 +162,13 @@ def _selected(registry: Registry, selectors: Sequence[str]) -> dict[PartName, En
     return {PartName(label(entry), entry.package): entry for entry in found}
 
 
-def _tell_nobody(record: CheckRecord) -> None:
-    """JSON is printed when all cases have ended."""
+def _print_nothing(record: CheckRecord) -> None:
+    """Print nothing: JSON is printed when all cases have ended."""
 
 
 def _print(rows: Rows, record: CheckRecord) -> None:
     r = record
-    rows.add(r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _told(r))
+    rows.add(r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _detail(r))
 
 
 def _print_counts(records: Sequence[CheckRecord]) -> None:
@@ -177,12 +179,12 @@ def _print_counts(records: Sequence[CheckRecord]) -> None:
         print(f"{where}: {', '.join(f'{n} {verdict}' for verdict, n in sorted(verdicts.items()))}")
 
 
-def _told(record: CheckRecord) -> str:
-    """The detail in a line, the error against its bound first, or the compiler's figures."""
+def _detail(record: CheckRecord) -> str:
+    """Return the detail as one line: error and bound first, if known, or the compiler's figures."""
     detail = " ".join(record.detail.split())
     if record.bound is not None:
         error = "not a number" if record.error is None else f"{record.error:.3g}"
-        return f"{error} of allowed {record.bound:.3g}; {detail}"
+        return f"error {error}, allowed {record.bound:.3g}; {detail}"
     return detail or ", ".join(f"{name} {value}" for name, value in record.figures.items())
 
 

@@ -1,5 +1,5 @@
-"""The checks of one kernel away from its device: programs at the shapes of real models that its
-compiler must take.
+"""Checks that a kernel compiles for devices which are absent: programs at the shapes of real
+models.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from enginebay_testing.traits import traits_of
 
 @dataclasses.dataclass(frozen=True)
 class CompileCheck:
-    """A program for a target, and the function that compiles it: figures, or SkipTest with the
-    reason not to.
+    """A program for a target, and the function that compiles it. The function returns figures, or
+    raises SkipTest with the reason.
     """
 
     target: str
@@ -37,8 +37,10 @@ class CompileCheck:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadShape:
-    """The heads of a model: query heads, KV heads, head_dim, and what its layers have beside."""
+class Shape:
+    """The attention shape of a model: query heads, KV heads, head_dim, and features of
+    its layers.
+    """
 
     heads: int
     kv_heads: int
@@ -46,7 +48,7 @@ class HeadShape:
     window: int | None = None
     softcap: float | None = None
     v_head_dim: int | None = None
-    """Of values that are a prefix of their keys."""
+    """Width of values that are a prefix of their keys."""
 
 
 SHAPES: dict[str, HeadShape] = {
@@ -56,12 +58,12 @@ SHAPES: dict[str, HeadShape] = {
     "wide": HeadShape(16, 8, 256),
     "latent": HeadShape(16, 1, 576, v_head_dim=512),
 }
-"""Llama 3.1 8B, Qwen3 0.6B, Qwen2.5 0.5B, Gemma 2's wide heads, and DeepSeek-V2-Lite."""
+"""Llama 3.1 8B, Qwen3 0.6B, Qwen2.5 0.5B, the wide heads of Gemma 2, and DeepSeek-V2-Lite."""
 
 EVERYWHERE = "decode_8b"
 BY_TURNS = (("prefill_8b",), ("mixed_8b", "decode_latent"), ("decode_small",))
-"""The programs that stand for all: one is compiled for every target, each of the others, which take
-some compilers half a minute, for one.
+"""Representative programs: the first is compiled for every target, each other one for one target,
+because some compilers need half a minute for a program.
 """
 
 MODES: tuple[Mode, ...] = ("decode", "prefill", "mixed")
@@ -71,13 +73,13 @@ BUCKETS: dict[Mode, tuple[int, int, int, int]] = {
     "prefill": (2048, 4, 2048, 2048),
     "mixed": (512, 32, 512, 4096),
 }
-"""Tokens, rows, longest query and longest context of the compiled steps."""
+"""Tokens, rows, longest query and longest context of the compiled steps, by mode."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileProblem:
     """One attention problem to compile. A page size that the kernel does not claim is replaced by
-    the nearest that it does.
+    the nearest claimed one.
     """
 
     name: str
@@ -86,22 +88,22 @@ class CompileProblem:
     page_size: int = 64
 
     def bucket(self) -> Bucket:
-        """The step's static shapes."""
+        """Return the static shapes of the step."""
         tokens, seqs, max_q_len, max_kv_len = BUCKETS[self.mode]
         return Bucket(
             tokens, seqs, -(-max_kv_len // self.page_size), max_q_len, max_kv_len, self.mode
         )
 
     def layout(self, layout_type: type[KVLayout]) -> KVLayout:
-        """A cache in which every row has its longest context."""
+        """Return a cache layout in which every row has its longest context."""
         bucket, spec = self.bucket(), self.spec
         pages = bucket.seqs * bucket.pages_per_seq
         return spec.make_layout(layout_type, pages, self.page_size)
 
 
 def programs() -> Iterator[CompileProblem]:
-    """Every model in every mode; of the first one also other dtypes, page sizes, windows and soft
-    caps.
+    """Yield every model in every mode; the first model also with other dtypes, page sizes, windows
+    and soft caps.
     """
     for model, shape in SHAPES.items():
         for mode in MODES:
@@ -134,8 +136,8 @@ def _spec(shape: HeadShape, dtype: str = "bfloat16") -> AttnSpec:
 def attention_programs(
     kernel: AttentionImpl, env: Env, number: int, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[OpProgram]:
-    """The programs of attention in the first layout, none without one; a few stand for all, other
-    ones for each target's number.
+    """Return the programs of attention in the first layout, or none without a layout. The
+    representative programs depend on the number of the target.
     """
     stands = {EVERYWHERE, *itertools.chain(*BY_TURNS[number : number + 1])}
     for program in programs() if layouts else ():
@@ -146,8 +148,8 @@ def attention_programs(
 def compile_checks(
     kit: OpKit, kernel: Any, compiler: KernelCompiler, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[CompileCheck]:
-    """Every program of an op for every target of a compiler; `layouts` are those that a kernel says
-    it knows.
+    """Return every program of an op for every target of a compiler; `layouts` are the ones that a
+    kernel declares.
     """
     for number, target in enumerate(compiler.targets):
         env = Env(compiler.platform, target)
@@ -157,7 +159,7 @@ def compile_checks(
 
 
 def _with_claimed_page(program: CompileProblem, kernel: AttentionImpl) -> CompileProblem:
-    """Programs that are about a page size keep it."""
+    """Return the program with a claimed page size, unless the program is about a page size."""
     if "_page_" in program.name or kernel.caps.page_size(program.page_size):
         return program
     claimed = [size for size in (128, 32, 256, 16) if kernel.caps.page_size(size)]
@@ -172,7 +174,7 @@ def attention_program(
     *,
     stands: bool = False,
 ) -> OpProgram:
-    """One step of one layer with the cache donated, which stays where it is."""
+    """Return one step of one layer, which donates the cache and must update it in place."""
     spec, bucket, layout = problem.spec, problem.bucket(), problem.layout(layout_type)
 
     def step(q: Any, k: Any, v: Any, cache: Any, batch: AttnBatch) -> Any:
@@ -201,7 +203,7 @@ def attention_program(
 
 
 def batch_of(bucket: Bucket) -> AttnBatch:
-    """AttnBatch of a bucket, without arrays."""
+    """Return the AttnBatch of a bucket, with shapes in place of arrays."""
 
     def ints(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -220,8 +222,8 @@ def batch_of(bucket: Bucket) -> AttnBatch:
 
 
 def compile_program(program: OpProgram, compiler: KernelCompiler, target: str) -> Mapping[str, int]:
-    """Compile a program for a target; AssertionError when its results have a copy of what was
-    donated.
+    """Compile a program for a target and return the compiler's figures; AssertionError if the
+    results copy a donated argument.
     """
     reason = program.why_not or compiler.why_not(target)
     if reason is not None:
@@ -232,7 +234,7 @@ def compile_program(program: OpProgram, compiler: KernelCompiler, target: str) -
     aliased, needed = made.figures.get("alias_bytes"), program.kept_bytes
     if aliased is not None and aliased < needed:
         raise AssertionError(
-            f"{program.name}: {aliased} bytes of the results lie in donated arguments, the cache "
-            f"alone has {needed}: the program copies it"
+            f"{program.name}: {aliased} bytes of the results share memory with donated arguments, "
+            f"expected {needed}: the program copies the cache"
         )
     return made.figures

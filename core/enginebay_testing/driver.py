@@ -1,4 +1,4 @@
-"""RequestDriver: one request run on an engine by hand, without loop and scheduler."""
+"""RequestDriver runs one request on an engine directly, without loop and scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay.types import FrozenSampling, Request, SamplingParams
 
 @dataclasses.dataclass
 class RequestDriver:
-    """Runs one request on an engine by hand, on the engine's thread."""
+    """Runs one request on an engine. Call it on the engine's thread."""
 
     engine: Engine
     request: Request
@@ -31,8 +31,8 @@ class RequestDriver:
         self._reserve(lease.num_cached)
 
     def prefill(self, end: int | None = None) -> list[int]:
-        """Process the tokens that the row has, up to number `end` or all, but for the num_computed
-        first ones. Only the last token gives a new one.
+        """Prefill the row's tokens from num_computed up to `end` (None: all). Return the new
+        tokens: one if the last token was reached, else none.
         """
         start, total = self.num_computed, int(self.engine.rows.num_tokens[self.row])
         self.num_computed = end = total if end is None else end
@@ -41,18 +41,18 @@ class RequestDriver:
         return self._commit(self.engine.step(StepPlan((row,))).read()[0])
 
     def decode(self, num_steps: int) -> list[int]:
-        """Up to num_steps more tokens."""
+        """Decode and return up to num_steps more tokens."""
         cached = int(self.engine.rows.num_tokens[self.row]) - 1
         self._reserve(cached)
         plan = StepPlan((RowPlan(self.row, self.lease, cached, 1, samples=True),), num_steps)
         return self._commit(self.engine.step(plan).read()[0])
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Take note of tokens that were produced before, here or in another engine."""
+        """Append tokens that were generated before, by this engine or another one."""
         self.engine.rows.append_tokens(self.row, token_ids)
 
     def close(self) -> None:
-        """Give row and lease back."""
+        """Release the row and its lease."""
         self.engine.ledger.release(self.lease)
         self.engine.rows.remove_request(self.request.request_id)
 
@@ -70,7 +70,7 @@ class RequestDriver:
 
 
 def request_of(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
-    """A request without stop tokens."""
-    assert params.max_tokens is not None, "nothing here knows what room a request has"
+    """Make a request without stop tokens."""
+    assert params.max_tokens is not None, "a driven request needs max_tokens"
     sampling = FrozenSampling(params.max_tokens, params, num_logprobs=params.logprobs)
     return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)

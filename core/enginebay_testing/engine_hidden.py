@@ -1,4 +1,4 @@
-"""Hidden states of an engine, and prompts with embeddings, held against a single forward pass."""
+"""Compares hidden states, and prompts with embeddings, with a single forward pass of the model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from enginebay.llm.segments import Segments
 from enginebay_testing.subject import EngineSubject, greedy, prompts_of
 
 TOLERANCE = 1e-4
-"""How far a value of a pooled hidden state may be from the reference's, in f32."""
+"""Max difference between a value of a pooled hidden state and the reference, in f32."""
 
 LENGTHS = (3, 41)
 
 
 def hidden_states_are_the_models(subject: EngineSubject) -> None:
-    """`embed` returns the mean and the last of the model's final hidden states. A prompt with
-    embeddings gives the same tokens whatever the cache has of it.
+    """`embed` returns the mean or the last of the model's final hidden states. A prompt with
+    embeddings gives the same tokens whether or not the cache has a prefix of it.
 
-    An engine that does not declare hidden_states, or prompt_embeds, refuses them.
+    An engine that does not declare hidden_states, or prompt_embeds, refuses such requests.
     """
     prompts, reference = prompts_of(subject.vocab_size, LENGTHS, seed=17), subject.reference()
     with subject.shared() as llm:
@@ -37,12 +37,12 @@ def hidden_states_are_the_models(subject: EngineSubject) -> None:
                     expected = states.mean(axis=0) if pooling == "mean" else states[-1]
                     off = float(np.abs(found - expected).max())
                     case = f"a prompt of {len(prompt)} tokens, {pooling}"
-                    assert off <= TOLERANCE, f"{case}: {off} from the reference"
-        if "prompt_embeds" not in capabilities:
+                    assert off <= TOLERANCE, f"{case}: off by {off} from the reference"
+        if not abilities.takes_embeds:
             _check_refused(lambda: llm.generate(segments, greedy(2)))
             return
         first, second = (llm.generate(segments, greedy(6))[0].outputs[0] for _ in range(2))
-        assert first.token_ids == second.token_ids, "the same embeddings gave other tokens"
+        assert first.token_ids == second.token_ids, "the same embeddings gave different tokens"
 
 
 def _segments(llm: LLM) -> Segments:
@@ -56,4 +56,4 @@ def _check_refused(call: Callable[[], object]) -> None:
         call()
     except RequestError:
         return
-    raise AssertionError("an engine accepts what it does not declare")
+    raise AssertionError("the engine accepted a request of a kind that it does not declare")

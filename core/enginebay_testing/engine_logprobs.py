@@ -1,4 +1,4 @@
-"""Log-probabilities of an engine, held against log_softmax of a single forward pass over all
+"""Compares the log-probabilities of an engine with log_softmax of a single forward pass over all
 tokens.
 """
 
@@ -17,19 +17,19 @@ from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import LENGTHS, EngineSubject, greedy, penalised, prompts_of, seeded
 
 TOLERANCE = 1e-4
-"""How far an engine's log-probability may be from the reference's, in nats, in f32."""
+"""Max difference between an engine's log-probability and the reference, in nats, in f32."""
 
 ASKED = (None, 0, 5, None, MAX_LOGPROBS, 1)
-"""What the rows of a batch ask for, by LENGTHS."""
+"""`logprobs` of the rows of a batch, in the order of LENGTHS."""
 
 
 def logprobs_are_the_models(subject: EngineSubject) -> None:
-    """Rows that ask are told log_softmax of the model's own logits, alone and in a batch in which
-    others do not ask.
+    """Log-probabilities are log_softmax of the model's own logits, alone and in a batch with
+    requests that want none.
 
-    Their prompts are cut into chunks, and whatever chooses the tokens changes nothing of it. An
-    engine that does not declare log-probabilities refuses them. One that declares
-    full_vocab_logprobs tells those of prompts, which the cache may have, and of the whole
+    Prompts are cut into chunks, and sampling parameters change nothing. An engine that does not
+    declare log-probabilities refuses such requests. An engine that declares full_vocab_logprobs
+    also returns log-probabilities of prompts, even from a cached prefix, and of the whole
     vocabulary.
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=13)
@@ -51,7 +51,7 @@ def logprobs_are_the_models(subject: EngineSubject) -> None:
 
 
 def asking(params: SamplingParams, num_best: int | None) -> SamplingParams:
-    """The same parameters with log-probabilities."""
+    """Return the same parameters with log-probabilities."""
     return params.model_copy(update={"logprobs": num_best})
 
 
@@ -61,24 +61,28 @@ def check_logprobs(
     completion: CompletionOutput,
     num_best: int | None,
 ) -> None:
-    """What a completion tells is what `num_best` asks for, and the reference's log_softmax within
-    TOLERANCE.
+    """Check a completion: `num_best` entries per token, each within TOLERANCE of the reference's
+    log_softmax.
     """
     told, token_ids = completion.logprobs, completion.token_ids
     case = f"a prompt of {len(prompt)} tokens, logprobs = {num_best}"
     if num_best is None:
-        assert told is None, f"{case}: told without being asked"
-        assert completion.cumulative_logprob is None, f"{case}: summed without being asked"
+        assert told is None, f"{case}: log-probabilities came without a request for them"
+        assert completion.cumulative_logprob is None, (
+            f"{case}: cumulative_logprob came without a request for it"
+        )
         return
-    assert told is not None, f"{case}: nothing is told"
+    assert told is not None, f"{case}: no log-probabilities"
     assert len(told) == len(token_ids), f"{case}: {len(told)} entries for {len(token_ids)} tokens"
     expected = log_softmax(reference.logits([*prompt, *token_ids])[len(prompt) - 1 : -1])
     for at, (token_id, one) in enumerate(zip(token_ids, told, strict=True)):
         here = f"{case}, token {at}"
         _check_entry(expected[at], token_id, one, min(num_best, expected.shape[1]), here)
     total = sum(one[token_id] for one, token_id in zip(told, token_ids, strict=True))
-    assert completion.cumulative_logprob is not None, f"{case}: no sum"
-    assert abs(completion.cumulative_logprob - total) < 1e-9, f"{case}: the sum is another"
+    assert completion.cumulative_logprob is not None, f"{case}: no cumulative_logprob"
+    assert abs(completion.cumulative_logprob - total) < 1e-9, (
+        f"{case}: cumulative_logprob is not the sum of the tokens' log-probabilities"
+    )
 
 
 def check_prompt_logprobs(
@@ -87,16 +91,16 @@ def check_prompt_logprobs(
     told: Sequence[dict[int, float] | None] | None,
     num_best: int,
 ) -> None:
-    """Nothing of the first token, and of the others what `num_best` asks for, the reference's
-    log_softmax within TOLERANCE.
+    """Check a prompt: None for the first token, then `num_best` entries per token, each within
+    TOLERANCE of the reference's log_softmax.
     """
     case = f"a prompt of {len(prompt)} tokens, prompt_logprobs = {num_best}"
-    assert told is not None, f"{case}: nothing is told"
+    assert told is not None, f"{case}: no prompt log-probabilities"
     assert len(told) == len(prompt), f"{case}: {len(told)} entries"
-    assert told[0] is None, f"{case}: the first token follows nothing"
+    assert told[0] is None, f"{case}: the first token has log-probabilities, expected None"
     expected = log_softmax(reference.logits(prompt))
     for at, (token_id, one) in enumerate(zip(prompt[1:], told[1:], strict=True)):
-        assert one is not None, f"{case}, token {at + 1}: nothing is told"
+        assert one is not None, f"{case}, token {at + 1}: no log-probabilities"
         _check_entry(
             expected[at], token_id, one, min(num_best, expected.shape[1]), f"{case}, token {at + 1}"
         )
@@ -104,7 +108,7 @@ def check_prompt_logprobs(
 
 def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
     params = greedy(3).model_copy(update={"prompt_logprobs": 5, "logprobs": ALL_LOGPROBS})
-    for _ in range(2):  # the cache may have the prompt by then
+    for _ in range(2):  # the second time, the cache may have the prompt
         [output] = llm.generate([prompt], params)
         check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 5)
         check_logprobs(reference, prompt, output.outputs[0], llm.plan.model.info.vocab_size)
@@ -113,24 +117,26 @@ def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
 def _check_entry(
     expected: np.ndarray, token_id: int, told: dict[int, float], num_best: int, case: str
 ) -> None:
-    assert token_id in told, f"{case}: the sampled token is not told"
+    assert token_id in told, f"{case}: no entry for the sampled token"
     values = list(told.values())
-    assert values == sorted(values, reverse=True), f"{case}: not best first"
+    assert values == sorted(values, reverse=True), (
+        f"{case}: entries are not sorted from best to worst"
+    )
     wrong = {t: v for t, v in told.items() if abs(v - expected[t]) > TOLERANCE}
-    assert not wrong, f"{case}: {wrong}, the reference has {[float(expected[t]) for t in wrong]}"
+    assert not wrong, f"{case}: {wrong}, expected {[float(expected[t]) for t in wrong]}"
     assert len(told) - num_best in (0, 1), f"{case}: {len(told)} entries"
     best = np.sort(expected)[::-1][:num_best]
     assert np.abs(np.asarray(values[:num_best]) - best).max(initial=0.0) <= TOLERANCE, (
-        f"{case}: not the best"
+        f"{case}: the entries are not the best tokens"
     )
     if len(told) > num_best:
         assert list(told)[-1] == token_id, (
-            f"{case}: a token that is neither sampled nor among the best"
+            f"{case}: an entry for a token that is neither sampled nor among the best"
         )
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """f64 [..., vocab]."""
+    """Return log_softmax over the last axis, f64 [..., vocab]."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
     result: np.ndarray = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
@@ -143,4 +149,6 @@ def _check_refused(llm: LLM, prompt: list[int]) -> None:
             llm.generate([prompt], asking(greedy(2), num_best))
         except RequestError:
             continue
-        raise AssertionError(f"logprobs = {num_best} is accepted by an engine that tells none")
+        raise AssertionError(
+            f"logprobs = {num_best} is accepted by an engine that declares no log-probabilities"
+        )

@@ -1,4 +1,4 @@
-"""Conformance checks of engines: a row that is taken out of one and put into another."""
+"""Conformance checks of engines: a row is taken out of one engine and put into another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, greedy, penalised, prompts_of, seeded
 
 MID_PROMPT = 16
-"""Tokens of the first chunk of a prompt whose row is moved before the next chunk."""
+"""Tokens in the first chunk of a prompt, after which the row is moved."""
 
 
 def state_moves_to_another_engine(subject: EngineSubject) -> None:
-    """Taken out and put into another row of another engine, a request has the same tokens: taken in
-    the middle of its prompt, or of its output.
+    """A request gets the same tokens after it moves to another row of another engine, in the middle
+    of its prompt or of its output.
     """
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
     cases = (*dict.fromkeys((greedy, seeded, penalised)).items(), (penalised, MID_PROMPT))
@@ -37,31 +37,33 @@ def state_moves_to_another_engine(subject: EngineSubject) -> None:
 def moves_between(
     first: LLM, second: LLM, prompt: list[int], cases: Sequence[tuple[SamplingParams, int | None]]
 ) -> None:
-    """`state_moves_to_another_engine` of two engines, of a prompt with parameters that give 12
-    tokens; taken after so many tokens of the prompt, None: after four new ones.
+    """Check `state_moves_to_another_engine` for two engines and a prompt whose parameters give 12
+    tokens. The row moves after `end` tokens of the prompt; None: after four new tokens.
     """
     for params, end in cases:
         begin = functools.partial(_begin_and_take, first.engine, prompt, params, end)
         state, before, after = first.run_on_engine(begin)
         assert state.constants == first.plan.model.info.constants, (
-            "RowState.constants are not those of the model"
+            "RowState.constants differ from the model's constants"
         )
         go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
-        assert second.run_on_engine(go_on) == after, "a moved request goes on differently"
+        assert second.run_on_engine(go_on) == after, (
+            "a moved request continues with different tokens"
+        )
 
 
 def _begin_and_take(
     engine: Engine, prompt: list[int], params: SamplingParams, end: int | None
 ) -> tuple[RowState, list[int], list[int]]:
-    """A request's state after four tokens, or after `end` tokens of its prompt; the tokens until
-    then, and those after it.
+    """Run four tokens, or `end` tokens of the prompt, then take the row. Return its state, the
+    tokens before and the tokens after.
     """
     driver = RequestDriver(engine, request_of(prompt, params))
     before = driver.prefill(end) + (driver.decode(3) if end is None else [])
     state = engine.take(driver.lease)
     wanted = len(prompt) + 3 if end is None else end
     assert state.num_cached == wanted, (
-        f"{wanted} tokens are in the cache, the row that is taken says {state.num_cached}"
+        f"{wanted} tokens are in the cache, the state of the taken row has {state.num_cached}"
     )
     after = [] if end is None else driver.prefill()
     after += driver.decode(4) + driver.decode(4)
@@ -72,20 +74,22 @@ def _begin_and_take(
 def _put_and_go_on(
     engine: Engine, prompt: list[int], params: SamplingParams, state: RowState, before: list[int]
 ) -> list[int]:
-    """The tokens after a state, in a row that is not the one it came from."""
+    """Return the tokens after a state, continued in another row than the original one."""
     other = RequestDriver(engine, request_of(prompt[::-1], params, "in the way"))
     driver = RequestDriver(engine, request_of(prompt, params))
     engine.put(driver.lease, state)
     again = engine.take(driver.lease)
     assert again.num_cached == state.num_cached, (
-        f"{state.num_cached} tokens were put in, {again.num_cached} are taken out again"
+        f"put() got {state.num_cached} tokens, take() then returns {again.num_cached}"
     )
     for group, held in state.groups.items():
         found = again.groups[group]
-        assert found.first == held.first, f"group {group!r} is taken from {found.first} on"
+        assert found.first == held.first, (
+            f"group {group!r} starts at {found.first}, expected {held.first}"
+        )
         for name, array in held.arrays.items():
             assert np.array_equal(found.arrays[name], array), (
-                f"{name} of group {group!r}: what was put in is not what is taken out again"
+                f"{name} of group {group!r}: take() after put() returns other values"
             )
     driver.resume(before)
     driver.num_computed = state.num_cached
@@ -97,8 +101,8 @@ def _put_and_go_on(
 
 
 def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) -> None:
-    """`put` after `take` leaves the same bytes in every array of the cache, in the pages of another
-    row. `layout` names the cache layout, None stands for the subject's own.
+    """`put` after `take` leaves the same bytes in every cache array, in the pages of another row.
+    `layout` names the cache layout; None means the subject's own.
     """
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
     if layout is None:
@@ -116,11 +120,11 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
 
 
 def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -> None:
-    """`put_restores_the_bytes` of an engine, on its thread: of a row taken after `end` tokens of
-    its prompt, None: after its first four new tokens.
+    """Check `put_restores_the_bytes` on an engine's thread: take a row after `end` tokens of its
+    prompt (None: after its first four new tokens).
     """
     if not isinstance(engine, StepEngine):
-        raise unittest.SkipTest("an engine that runs no commands does not tell the bytes of pages")
+        raise unittest.SkipTest("bytes of pages are only readable in an engine that runs commands")
     driver = RequestDriver(engine, request_of(prompt, greedy(12)))
     driver.prefill(end)
     if end is None:
@@ -133,20 +137,20 @@ def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -
     other = RequestDriver(engine, request_of(prompt[::-1], greedy(12), "in the way"))
     driver = RequestDriver(engine, request_of(prompt, greedy(12)))
     engine.put(driver.lease, state)
-    engine.take(driver.lease)  # what `put` has left to do is done
+    engine.take(driver.lease)  # completes the copies that `put` has queued
     after = _stored(engine, driver.lease, state)
     driver.close()
     other.close()
-    assert set(before) == set(after), "arrays have other names"
+    assert set(before) == set(after), "put() after take() changed the names of the arrays"
     for name, array in before.items():
-        assert array.any(), f"{name} of the cache holds nothing of a row of {len(prompt)} tokens"
+        assert array.any(), f"{name} of the cache is all zeros for a row of {len(prompt)} tokens"
         assert array.tobytes() == after[name].tobytes(), (
             f"{name} of the cache: put() after take() changed the bytes of the row"
         )
 
 
 def _stored(engine: StepEngine, lease: Lease, state: RowState) -> dict[str, np.ndarray]:
-    """What the device stores of a row's cached tokens, by "group/layer/array"."""
+    """Return what the device stores of a row's cached tokens, by "group/layer/array"."""
     stored = {}
     for group, layout in runner_of(engine).layouts.items():
         table = np.zeros((1, pages_for(lease.capacity, layout.page_size)), np.int32)

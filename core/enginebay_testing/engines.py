@@ -1,9 +1,8 @@
-"""Conformance suite of the engine contract: any registered engine, on a tiny random model by
-default.
+"""Conformance suite of the engine contract, by default on a tiny random model.
 
-Comparisons of tokens stop at a near-tie: where two batches or chunk sizes choose different tokens,
-and the sampler gives both for the reference's logits moved by no more than TOLERANCE. Such rows are
-counted, and few may be; see `ties`.
+Token comparisons stop at a near-tie: two batches or chunk sizes choose different tokens, and the
+sampler gives both when logits of the reference move by at most TOLERANCE. Few rows may end this
+way; see `ties`.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from enginebay_testing.waits import watching_for_waits
 
 
 def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[Check]:
-    """Every check of the suite, by name. `layouts` names cache layouts besides the engine's own in
-    which it takes rows out and puts them in: those that are quantised.
+    """Return every check of the suite, by name. `layouts` names cache layouts, besides the engine's
+    own, in which rows are taken out and put in: the quantised ones.
     """
     checks = (
-        nothing_compiles_after_warmup,  # leaves a warm engine to the others
+        nothing_compiles_after_warmup,  # first, so that the other checks share a warm engine
         greedy_tokens_are_the_models,
         seeded_tokens_are_the_samplers,
         penalised_tokens_are_the_models,
@@ -75,19 +74,21 @@ def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[C
 
 
 def greedy_tokens_are_the_models(subject: EngineSubject) -> None:
-    """Each greedy token is the best one of a single forward pass over all before it."""
+    """Each greedy token is the best token of a single forward pass over all tokens before it."""
     reference = subject.reference()
     with subject.make() as llm:
         prompts = prompts_of(subject.vocab_size, LENGTHS)
         for prompt, output in zip(prompts, generate(llm, prompts, greedy()), strict=True):
             wrong = reference.first_wrong_token(prompt, output, TOLERANCE)
             assert wrong is None, (
-                f"a prompt of {len(prompt)} tokens: token {wrong} is not the best one"
+                f"a prompt of {len(prompt)} tokens: token {wrong} is not the best token"
             )
 
 
 def seeded_tokens_are_the_samplers(subject: EngineSubject) -> None:
-    """Each token is the plan's sampler's, for the logits of one forward pass over all before it."""
+    """Each token is what the plan's sampler draws from the logits of a forward pass over all before
+    it.
+    """
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
     penalties = penalised().model_dump(
         include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -99,16 +100,15 @@ def seeded_tokens_are_the_samplers(subject: EngineSubject) -> None:
         for prompt, output in zip(prompts, of_all, strict=True):
             wrong = first_impossible_token(subject.reference(), prompt, output, params)
             assert wrong is None, (
-                f"a prompt of {len(prompt)} tokens: token {wrong} is not the sampler's"
+                f"a prompt of {len(prompt)} tokens: token {wrong} is not what the sampler draws"
             )
 
 
 def penalised_tokens_are_the_models(subject: EngineSubject) -> None:
-    """Each token is the best one after penalties counted on the host, whatever becomes of batches
-    and prompts.
+    """Each token is the best one after penalties that the host counts, however rows are batched.
 
-    The batch is of unequal requests, their prompts are cut into chunks, and the engine may have
-    them in its cache.
+    The requests of the batch differ, their prompts are cut into chunks, and the cache may have a
+    prefix of them.
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS * 2, seed=11)
     params = [penalised(kind=i) for i in range(len(prompts))]
@@ -118,7 +118,7 @@ def penalised_tokens_are_the_models(subject: EngineSubject) -> None:
             outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
             different = sum(a != b for a, b in zip(plain, outputs, strict=True))
             assert different > len(prompts) // 2, (
-                f"penalties change {different} of {len(prompts)} outputs"
+                f"penalties change only {different} of {len(prompts)} outputs"
             )
             for prompt, output, own in zip(prompts, outputs, params, strict=True):
                 wrong = subject.reference().first_wrong_token(prompt, output, TOLERANCE, own)
@@ -128,7 +128,9 @@ def penalised_tokens_are_the_models(subject: EngineSubject) -> None:
 
 
 def recomputed_rows_keep_their_counts(subject: EngineSubject) -> None:
-    """A row whose output is prefilled again, as after a preemption, counts it as output."""
+    """A row whose output is prefilled again, as after a preemption, counts these tokens
+    as output.
+    """
     prompt = prompts_of(subject.vocab_size, (15,), seed=12)[0]
     with subject.shared() as llm:
         for params in (penalised(24, kind) for kind in range(3)):
@@ -143,7 +145,7 @@ def recomputed_rows_keep_their_counts(subject: EngineSubject) -> None:
 def _interrupt_and_recompute(
     engine: Engine, prompt: list[int], params: SamplingParams
 ) -> list[int]:
-    """24 tokens, of which the first twelve are prefilled again in another row."""
+    """Generate 24 tokens; the first twelve are prefilled again in another row."""
     first = RequestDriver(engine, request_of(prompt, params))
     tokens = first.prefill() + first.decode(4) + first.decode(4) + first.decode(3)
     first.close()
@@ -157,12 +159,12 @@ def _interrupt_and_recompute(
 
 
 def alone_equals_batch(subject: EngineSubject) -> None:
-    """A request's greedy tokens are the same alone and among others of other lengths."""
+    """A request's greedy tokens are the same alone and in a batch of other lengths."""
     _compare_alone_with_batch(subject, prompts_of(subject.vocab_size, LENGTHS), greedy())
 
 
 def seeded_alone_equals_batch(subject: EngineSubject) -> None:
-    """So are its sampled tokens, when it has a seed."""
+    """A seeded request's sampled tokens are the same alone and in a batch of other lengths."""
     _compare_alone_with_batch(
         subject, prompts_of(subject.vocab_size, LENGTHS * 2, seed=1), seeded()
     )
@@ -178,14 +180,16 @@ def _compare_alone_with_batch(
 
 
 def same_buckets_give_equal_bits(subject: EngineSubject) -> None:
-    """Where all sizes are equal no tie is forgiven: neighbours and row change no token."""
+    """With equal bucket sizes, neighbours and row number change no token, not even at a
+    near-tie.
+    """
     target, *others = prompts_of(subject.vocab_size, (16,) * 7, seed=10)
     with subject.shared() as llm:
         for params in (greedy(), seeded()):
             first = generate(llm, [target, *others[:3]], params)[0]
             last = generate(llm, [*others[3:], target], params)[-1]
             assert first == last, (
-                f"{first} in the first row, {last} in the last one with other neighbours"
+                f"{first} in the first row, but {last} in the last row with other neighbours"
             )
 
 
@@ -196,10 +200,10 @@ def chunk_sizes_do_not_matter(subject: EngineSubject) -> None:
 
 
 def decode_steps_do_not_matter(subject: EngineSubject) -> None:
-    """1, 3 and 16 steps in a call give the same tokens, overlapping with the host's work or not."""
+    """Decoding 1, 3 or 16 steps per call gives the same tokens, with and without overlap."""
     prompts = prompts_of(
         subject.vocab_size, (*LENGTHS[:4], 5), seed=3
-    )  # more than rows, so that one waits
+    )  # one prompt more than rows, so that a request waits
     choices = [(1, True), (1, False), (3, True), (16, False)]
     _compare_choices(
         subject,
@@ -211,7 +215,7 @@ def decode_steps_do_not_matter(subject: EngineSubject) -> None:
 def _compare_choices(
     subject: EngineSubject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]
 ) -> None:
-    """Greedy and sampled tokens are the same with all of these choices."""
+    """Check that greedy and sampled tokens are the same under all of these choices."""
     both = (greedy(), seeded())
     outputs = []
     for choice in choices:
@@ -223,7 +227,7 @@ def _compare_choices(
 
 
 def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
-    """A row ends with its stop token, or at max_tokens, and never after."""
+    """A row ends with its stop token or at max_tokens, and not later."""
     with subject.shared() as llm:
         prompts = prompts_of(subject.vocab_size, (5, 40), seed=4)
         for prompt, whole in zip(prompts, generate(llm, prompts, greedy(20)), strict=True):
@@ -233,7 +237,7 @@ def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
             )
             found = llm.generate([prompt], params)[0].outputs[0]
             assert found.token_ids == whole[: whole.index(stop) + 1], (
-                "the row did not end with its stop token"
+                "the last token of the row is not its stop token"
             )
             assert found.finish_reason == "stop"
             cut = llm.generate([prompt], greedy(7))[0].outputs[0]
@@ -241,7 +245,7 @@ def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
 
 
 def steps_do_not_wait(subject: EngineSubject) -> None:
-    """step() returns before its tokens are there: only Pending.read() reads from the device."""
+    """step() returns before its tokens are computed; only Pending.read() reads from the device."""
     prompt = prompts_of(subject.vocab_size, (21,), seed=13)[0]
     with subject.shared() as llm:
         waits = llm.run_on_engine(functools.partial(_waits_of_steps, llm.engine, prompt))
@@ -249,7 +253,7 @@ def steps_do_not_wait(subject: EngineSubject) -> None:
 
 
 def _waits_of_steps(engine: Engine, prompt: list[int]) -> list[str]:
-    """How a prefill and a decode, whose programs are compiled before, wait."""
+    """Return how a prefill and a decode wait, once their programs are compiled."""
     waits: list[str] = []
     for watched in (False, True):
         driver = RequestDriver(engine, request_of(prompt, greedy(12)))
@@ -274,7 +278,9 @@ def _watched(engine: Engine, waits: list[str]) -> Callable[[StepPlan], Pending]:
 
 
 def everything_is_released(subject: EngineSubject) -> None:
-    """After more requests than rows, with some left early, ledger and row table are as new."""
+    """After more requests than rows, some of them cancelled, ledger and row table are
+    empty again.
+    """
     with subject.shared() as llm:
         free = llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens)
         prompts = prompts_of(subject.vocab_size, LENGTHS * 3, seed=6)
@@ -298,7 +304,7 @@ def _left_early(llm: LLM, prompts: list[list[int]]) -> Iterator[Iterator[Any]]:
 def ledger_keeps_its_contract(subject: EngineSubject) -> None:
     """The engine's own ledger passes the suite of the ledger contract."""
     with subject.shared() as llm:
-        assert llm.config.max_model_len is not None, "make_plan settles max_model_len"
+        assert llm.config.max_model_len is not None, "a plan has a max_model_len"
         rows, tokens = llm.config.max_num_seqs, llm.config.max_model_len
         page_size = llm.engine.rows.page_sizes[0]
         for _, check in ledger_checks(lambda: llm.engine.ledger, rows, tokens, page_size):
@@ -306,7 +312,7 @@ def ledger_keeps_its_contract(subject: EngineSubject) -> None:
 
 
 def arrays_can_be_dropped(subject: EngineSubject) -> None:
-    """Dropping and making the arrays anew changes no tokens."""
+    """Dropping the arrays and making new ones changes no tokens."""
     with subject.shared() as llm:
         prompts = prompts_of(subject.vocab_size, (9, 70), seed=7)
         before = generate(llm, prompts, greedy(8))
@@ -316,14 +322,14 @@ def arrays_can_be_dropped(subject: EngineSubject) -> None:
 
 
 def nothing_compiles_after_warmup(subject: EngineSubject) -> None:
-    """With compiling forbidden, requests of all kinds run on what warmup() compiled, and the engine
-    counts no more.
+    """With compiling forbidden, requests of all kinds run on the programs that warmup() compiled,
+    and the count of compiled programs stays the same.
     """
     with subject.shared(subject.make()) as llm:
         assert llm.warmup() > 0
         _forbid_compiling(llm, forbidden=True)
         before = _num_compiled(llm)
-        assert before > 0, "warmup() compiles, and the engine counts nothing"
+        assert before > 0, "warmup() compiled no program, or the engine did not count it"
         prompts = prompts_of(subject.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
         lengths = (1, 9, 20, 24, 10, 4)
         for kind in (greedy, penalised):
@@ -335,7 +341,7 @@ def nothing_compiles_after_warmup(subject: EngineSubject) -> None:
 
 
 def dropped_arrays_come_back_warm(subject: EngineSubject) -> None:
-    """What warmup() compiled serves arrays that were dropped and made anew, too."""
+    """Programs from warmup() also serve arrays that were dropped and made again."""
     with subject.shared() as llm:
         llm.warmup()
         _forbid_compiling(llm, forbidden=True)
@@ -347,7 +353,7 @@ def dropped_arrays_come_back_warm(subject: EngineSubject) -> None:
 
 
 def compiling_can_be_forbidden(subject: EngineSubject) -> None:
-    """A request that needs a new program fails with CompilationError; the service goes on."""
+    """A request that needs a new program fails with CompilationError; later requests are served."""
     with subject.make() as llm:
         prompts = prompts_of(subject.vocab_size, (5,), seed=8)
         _forbid_compiling(llm, forbidden=True)
@@ -356,11 +362,11 @@ def compiling_can_be_forbidden(subject: EngineSubject) -> None:
         except CompilationError:
             pass
         else:
-            raise AssertionError("a program was compiled that had been forbidden")
+            raise AssertionError("a program was compiled while compiling was forbidden")
         assert _num_compiled(llm) == 0, "a forbidden program was counted as compiled"
         _forbid_compiling(llm, forbidden=False)
         assert len(generate(llm, prompts, greedy(3))[0]) == 3
-        assert _num_compiled(llm) > 0, "a program was compiled, and the engine counts nothing"
+        assert _num_compiled(llm) > 0, "the engine did not count a compiled program"
 
 
 def _forbid_compiling(llm: LLM, *, forbidden: bool) -> None:

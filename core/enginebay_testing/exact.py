@@ -1,5 +1,5 @@
-"""One call of an op beside its float64 results: how ops are checked and measured that need no check
-of their own.
+"""Compares one call of an op with float64 results: for checks and measurements of ops without a
+check of their own.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from enginebay_testing.verdicts import InexactError
 
 
 @dataclasses.dataclass(frozen=True)
-class OpCall:
-    """The arguments of one call of an op: NumPy arrays, and what is given by name."""
+class Call:
+    """The arguments of one call of an op: NumPy arrays, and keyword arguments."""
 
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None = None) -> None:
-    """Raise InexactError where an error exceeds what is allowed, or the root mean square of error /
+    """Raise InexactError where an error exceeds its bound, or where the root mean square of error /
     allowed exceeds `rms`.
     """
     error, allowed = np.broadcast_arrays(error, allowed)
@@ -54,8 +54,8 @@ def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None
         raise InexactError(text, share, bound)
 
 
-def exact_results(op: Op[Any], call: OpCall) -> list[np.ndarray]:
-    """The results of a call by the op's float64 oracle, or by its reference in float64."""
+def exact_results(op: Op[Any], call: Call) -> list[np.ndarray]:
+    """Return the results of a call by the op's float64 oracle, or by its reference in float64."""
     if op.oracle is not None:
         oracle = import_target(op.oracle, f"the oracle of op {op.name!r}")
         found = oracle(*call.arguments, **call.keywords)
@@ -74,9 +74,9 @@ def _widened(array: np.ndarray) -> Any:
     return jnp.asarray(array, jnp.float64) if is_real else array
 
 
-def errors(op: Op[Any], call: OpCall, got: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(error, allowed) of each row of each result of a call; AssertionError where a result has
-    another shape or dtype than the reference's.
+def errors(op: Op[Any], call: Call, got: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (error, allowed) for each row of each result of a call; AssertionError where a result
+    differs from the reference in shape or dtype.
     """
     step = functools.partial(_reference(op), **call.keywords)
     wanted = jax.tree.leaves(jax.eval_shape(step, *call.arguments))
@@ -93,8 +93,8 @@ def errors(op: Op[Any], call: OpCall, got: Any) -> list[tuple[np.ndarray, np.nda
 def within_tolerance(
     op: Op[Any], call_of: Callable[[PlainCase], OpCall]
 ) -> Callable[[Any, PlainCase], None]:
-    """A check of an implementation of an op in a case: every row of its results is within the op's
-    tolerance of the float64 results, and repeated calls give the same bits.
+    """Return a check of an implementation: every row of its results is within the op's tolerance of
+    the float64 results, and repeated calls give the same bits.
     """
 
     def check(kernel: Any, case: PlainCase) -> None:

@@ -1,6 +1,4 @@
-"""Conformance suite for fused ops, against the float64 versions of the ops that they are
-made of.
-"""
+"""Conformance suite for fused ops, which are compared with the float64 versions of their parts."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ __all__ = ["check_add_rms_norm", "check_rope_kv_write", "rope_kv_write_checks"]
 
 POSITIONS = (0, 1, 7, 100, 1000, 4095)
 SLOTS = (5, -1, 17, 3, 23, 0)
-"""Where tokens of these positions go, in three pages of eight; one goes nowhere."""
+"""Slots of the tokens at these positions, in three pages of eight; -1: the token is dropped."""
 
 
 def check_add_rms_norm(op: Callable[..., Any], dtype: str) -> None:
-    """Raise AssertionError unless the sum is the dtype's own, bit by bit, and its norm within two
-    roundings.
+    """Raise AssertionError unless the sum equals the dtype's own sum bit by bit and the norm is
+    within two roundings.
     """
     rng = np.random.default_rng(0)
     for shape in ((5, 64), (3, 40)):
@@ -55,11 +53,11 @@ def check_add_rms_norm(op: Callable[..., Any], dtype: str) -> None:
 def check_rope_kv_write(
     op: RopeKvWriteOp, layout_type: type[KVLayout], spec: RopeSpec, dtype: str, *, group: int = 3
 ) -> None:
-    """Raise AssertionError unless q and the written k are rotated, v lies as it came, and nothing
-    else has changed.
+    """Raise AssertionError unless q and the written k are rotated, v is written unchanged, and no
+    other place changes.
 
-    Six tokens, and one alone; one of them goes nowhere, and every place that is not written holds
-    NaN.
+    Runs six tokens, and one token alone. One token has no slot, and every place that is not written
+    holds NaN.
     """
     layout = layout_type(3, 8, 2, 64, dtype)
     rng = np.random.default_rng(0)
@@ -73,7 +71,7 @@ def check_rope_kv_write(
     poisoned = [
         {n: np.full(s.shape, np.nan, s.dtype) for n, s in layout.shapes().items()} for _ in steps
     ]
-    # One program for all: it donates the caches, and reads them for us.
+    # One program for all steps: it donates the caches, and then reads them.
     run = jax.jit(functools.partial(_turn_and_read, op, spec, layout), donate_argnums=0)
     for step, found in zip(steps, run(poisoned, steps), strict=True):
         _check_step(layout, spec, step, found)
@@ -82,7 +80,7 @@ def check_rope_kv_write(
 def _turn_and_read(
     op: RopeKvWriteOp, spec: RopeSpec, layout: KVLayout, caches: Any, steps: Any
 ) -> Any:
-    """For each step the turned q, the cache, and k and v of all its places."""
+    """Return for each step the rotated q, the cache, and k and v of all places."""
     found = []
     for cache, (q, k, v, positions, slots) in zip(caches, steps, strict=True):
         turned, after = op(q, k, v, cache, positions, slots, spec=spec, layout=layout)
@@ -102,7 +100,7 @@ def _check_step(layout: KVLayout, spec: RopeSpec, step: Any, found: Any) -> None
     others = np.delete(np.arange(keys.shape[0]), places)
     for name, array in (("k", keys), ("v", values)):
         assert np.isnan(array[others].astype(np.float64)).all(), (
-            f"{name} of {what}: other places have changed"
+            f"{name} of {what}: a place that was not written changed"
         )
 
 
@@ -115,10 +113,10 @@ def _check_turned(
     if not x.size:
         return
     assert (got[..., spec.rotary_dim :] == x[..., spec.rotary_dim :]).all(), (
-        f"{what}: features past rotary_dim have changed"
+        f"{what}: features past rotary_dim changed"
     )
     factor = oracle.rope_frequencies(spec)[1]
-    # An f32 angle of a radians is off by its own rounding and that of its frequency.
+    # An f32 angle in radians is off by its own rounding and by that of its frequency.
     unit = oracle.EPS["float32"] * (2.0 + positions) + oracle.EPS[str(x.dtype)]
     allowed = unit * factor * np.abs(x.astype(np.float64)).max() * 2
     error = np.abs(got.astype(np.float64) - oracle.rope(x, positions, spec)).max(axis=(1, 2))
@@ -128,8 +126,8 @@ def _check_turned(
 def rope_kv_write_checks(
     op: RopeKvWriteOp, layouts: Iterable[type[KVLayout]], dtypes: Iterable[str]
 ) -> Iterable[tuple[str, Callable[[], None]]]:
-    """Every check by name: each layout, each dtype in the first layout, each rule of
-    frequencies.
+    """Return every check by name: each layout, each dtype in the first layout, each frequency
+    scaling.
     """
     run: Any = functools.partial(functools.partial, check_rope_kv_write, op)
     kinds = list(layouts)

@@ -1,5 +1,5 @@
-"""Conformance suite of the contract of grammar libraries: masks against every text that a structure
-allows, constraints of their own, and refusals.
+"""Conformance suite of grammar libraries: masks match every text that a structure allows,
+constraints are independent, and bad structures are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEXTS: Mapping[Structure, tuple[str, ...]] = {
     Structure("json_schema", '{"enum": ["red", 12, true]}'): ('"red"', "12", "true"),
     Structure("grammar", 'start: "up" | "down" "!"'): ("up", "down!"),
 }
-"""Structures, and every text that each allows."""
+"""Structures, and all texts that each structure allows."""
 
 MALFORMED = (
     Structure("regex", "(a"),
@@ -43,14 +43,14 @@ HOSTILE = (
     Structure("json_schema", '{"$ref": "#"}'),
     Structure("grammar", "start: start"),
 )
-"""Structures that may be refused, and must not do anything worse."""
+"""Structures that a library may refuse, but that must cause no harm."""
 
 THREADS = 4
 DEADLOCK_S = 120.0
 
 
-def grammar_checks(make: MakeLibrary) -> list[tuple[str, Callable[[], None]]]:
-    """Every check of the suite, by name; `make` makes the library over a vocabulary."""
+def grammar_checks(make: Make) -> list[tuple[str, Callable[[], None]]]:
+    """Return every check of the suite, by name; `make` makes the library over a vocabulary."""
     checks = (
         masks_allow_the_texts_and_nothing_else,
         each_constraint_goes_its_own_way,
@@ -69,13 +69,14 @@ def _run(check: Callable[[GrammarLibrary], None], make: MakeLibrary) -> None:
 
 @functools.cache
 def token_texts() -> TokenTexts:
-    """The texts of the tokens of the checks' vocabulary."""
+    """Return the token texts of the vocabulary that the checks use."""
     return TokenTexts(example_vocabulary())
 
 
 def masks_allow_the_texts_and_nothing_else(library: GrammarLibrary) -> None:
-    """At every place of every text the mask has exactly the tokens that go on to one of the texts,
-    and a text may end where it is one. A library may refuse a form that it does not serve.
+    """At every place of every text, the mask allows exactly the tokens that continue towards one of
+    the texts, and may_end is set where a text is complete. A library may refuse a form of structure
+    that it does not support.
     """
     served = 0
     for structure, texts in TEXTS.items():
@@ -85,11 +86,11 @@ def masks_allow_the_texts_and_nothing_else(library: GrammarLibrary) -> None:
             continue
         served += 1
         check_texts(grammar, texts, structure.text)
-    assert served, f"none of {', '.join(one.form for one in TEXTS)} is served"
+    assert served, f"the library supports none of {', '.join(one.form for one in TEXTS)}"
 
 
 def check_texts(grammar: Grammar, texts: tuple[str, ...], case: str) -> None:
-    """Follow every text of a grammar, cut into tokens in two ways."""
+    """Follow every text of a grammar, split into tokens in two ways."""
     for seed in range(2):
         for text in texts:
             follow(grammar.start(), text, texts, case, seed)
@@ -98,7 +99,7 @@ def check_texts(grammar: Grammar, texts: tuple[str, ...], case: str) -> None:
 def follow(
     constraint: Constraint, text: str, texts: tuple[str, ...], case: str, seed: int = 0
 ) -> list[np.ndarray]:
-    """Take tokens of the masks, chosen at random, until `text` is there; the masks on the way."""
+    """Accept random allowed tokens until `text` is complete, and return the masks of the way."""
     reference, rng = token_texts(), np.random.default_rng(seed)
     begun, masks = "", list[np.ndarray]()
     check_place(constraint, texts, begun, case)
@@ -113,51 +114,57 @@ def follow(
 
 
 def check_place(constraint: Constraint, texts: tuple[str, ...], begun: str, case: str) -> None:
-    """A constraint behind the text `begun`, against the texts of its grammar.
+    """Check a constraint after the text `begun` against the texts of its grammar.
 
-    Where the next character can be one of several, every token that goes on to a text is allowed.
-    Where it is given, a library may choose how the text is cut into tokens.
+    Where several characters can come next, every token towards a text must be allowed. Where only
+    one character can come next, the library may choose how the text is split into tokens.
     """
     reference, case = token_texts(), f"{case} after {begun!r}"
     bits = constraint.bits()
-    assert isinstance(bits, np.ndarray), f"{case}: a mask of type {type(bits).__name__}"
+    assert isinstance(bits, np.ndarray), (
+        f"{case}: the mask is a {type(bits).__name__}, expected a NumPy array"
+    )
     shape = (num_words(reference.size),)
-    assert bits.dtype == np.uint32, f"{case}: a mask of {bits.dtype}"
-    assert bits.shape == shape, f"{case}: a mask of shape {bits.shape}"
+    assert bits.dtype == np.uint32, f"{case}: the mask has dtype {bits.dtype}, expected uint32"
+    assert bits.shape == shape, f"{case}: the mask has shape {bits.shape}, expected {shape}"
     found, expected = token_ids_of(bits), reference.allowed(texts, begun)
     ends = set(example_vocabulary().eos_token_ids)
-    assert not found & ends, f"{case}: an end of sequence is in the mask"
-    assert found <= expected, f"{case}: tokens {sorted(found - expected)[:5]} are allowed"
+    assert not found & ends, f"{case}: the mask allows an end-of-sequence token"
+    assert found <= expected, (
+        f"{case}: the mask allows tokens {sorted(found - expected)[:5]}, which fit no text"
+    )
     left = [text for text in texts if text.startswith(begun) and text != begun]
     for text in left:
-        assert found & reference.allowed([text], begun), f"{case}: no token goes on to {text!r}"
+        assert found & reference.allowed([text], begun), (
+            f"{case}: the mask allows no token towards {text!r}"
+        )
     if len({text[len(begun)] for text in left}) > 1:
         missing = sorted(expected - found)[:5]
-        assert not missing, f"{case}: tokens {missing} are not allowed"
+        assert not missing, f"{case}: the mask does not allow tokens {missing}"
     assert constraint.may_end == (begun in texts), f"{case}: may_end is {constraint.may_end}"
     is_done = begun in texts and not left
     assert constraint.is_done == is_done, f"{case}: is_done is {constraint.is_done}"
 
 
 def served_grammar(library: GrammarLibrary) -> tuple[Grammar, tuple[str, ...]]:
-    """A grammar of the first structure that the library serves, and its texts."""
+    """Return a grammar of the first structure that the library supports, and its texts."""
     for structure, texts in TEXTS.items():
         try:
             return library.compile(structure), texts
         except RequestError:
             continue
-    raise AssertionError("no structure is served")
+    raise AssertionError("the library supports no structure")
 
 
 def each_constraint_goes_its_own_way(library: GrammarLibrary) -> None:
-    """Completions of one request, and a request that begins anew, start where the text begins;
-    what one accepts changes no other.
+    """Each completion of a request, and each restarted request, starts its own constraint; a token
+    that one constraint accepts changes no other constraint.
     """
     goes_on_alone(*served_grammar(library))
 
 
 def goes_on_alone(grammar: Grammar, texts: tuple[str, ...]) -> None:
-    """The same of one grammar."""
+    """Check that constraints of one grammar are independent."""
     one, other = grammar.start(), grammar.start()
     follow(one, texts[-1], texts, "a constraint beside another", seed=3)
     follow(other, texts[0], texts, "a constraint beside one that ended", seed=4)
@@ -165,23 +172,23 @@ def goes_on_alone(grammar: Grammar, texts: tuple[str, ...]) -> None:
 
 
 def masks_stay_as_they_were(library: GrammarLibrary) -> None:
-    """A mask may be read until long after: nothing changes it when the constraint goes on."""
+    """A mask stays unchanged after its constraint has moved on, so that it can be read later."""
     grammar, texts = served_grammar(library)
     alone = follow(grammar.start(), texts[-1], texts, "the first time")
     copies = [mask.copy() for mask in alone]
     follow(grammar.start(), texts[-1], texts, "the second time")
     for before, copied in zip(alone, copies, strict=True):
-        assert np.array_equal(before, copied), "a mask changed when a constraint went on"
+        assert np.array_equal(before, copied), "a mask changed when another constraint moved on"
     constraint = grammar.start()
     before, copied = constraint.bits(), constraint.bits().copy()
     constraint.accept(min(token_ids_of(before)))
     constraint.bits()
-    assert np.array_equal(before, copied), "a mask changed when its constraint went on"
+    assert np.array_equal(before, copied), "a mask changed when its constraint moved on"
 
 
 def other_tokens_are_refused(library: GrammarLibrary) -> None:
-    """A token that the mask does not allow is a RequestError, at once or from the next mask; other
-    constraints of the grammar go on.
+    """A token that the mask does not allow raises RequestError, at once or at the next mask; other
+    constraints of the grammar continue.
     """
     grammar, texts = served_grammar(library)
     reference, vocabulary = token_texts(), example_vocabulary()
@@ -194,22 +201,24 @@ def other_tokens_are_refused(library: GrammarLibrary) -> None:
         except RequestError:
             check_place(grammar.start(), texts, "", "a constraint after a refused token")
             continue
-        raise AssertionError(f"token {token_id} is accepted, which the mask does not allow")
+        raise AssertionError(f"token {token_id} was accepted, although the mask does not allow it")
 
 
 def malformed_structures_are_refused(library: GrammarLibrary) -> None:
-    """RequestError for each; the library serves on."""
+    """Each malformed structure raises RequestError, and the library keeps working."""
     for structure in MALFORMED:
         try:
             library.compile(structure)
         except RequestError:
             continue
-        raise AssertionError(f"{structure.form} {structure.text!r} is compiled")
+        raise AssertionError(
+            f"{structure.form} {structure.text!r} was compiled, expected RequestError"
+        )
     served_grammar(library)
 
 
 def hostile_structures_do_no_harm(library: GrammarLibrary) -> None:
-    """They are followed, or refused by a RequestError; the library serves on."""
+    """Each hostile structure is followed or raises RequestError, and the library keeps working."""
     for structure in HOSTILE:
         try:
             constraint = library.compile(structure).start()
@@ -225,7 +234,7 @@ def hostile_structures_do_no_harm(library: GrammarLibrary) -> None:
 
 
 def threads_get_the_same_masks(library: GrammarLibrary) -> None:
-    """Several threads compile and follow grammars of one library at once."""
+    """Several threads compile and follow grammars of one library at the same time."""
 
     def check(_: int) -> None:
         grammar, texts = served_grammar(library)

@@ -1,5 +1,5 @@
-"""Conformance suite of the contract of guides: fields of requests become grammars, within the
-limits of the configuration, and close() ends what they started.
+"""Conformance suite of guides: the fields of a request become a grammar within the configured
+limits, and close() ends all threads and processes that the guide started.
 """
 
 from __future__ import annotations
@@ -29,25 +29,23 @@ from enginebay_testing.grammars import (
 from enginebay_testing.token_texts import example_vocabulary
 
 OTHERS = ("no", "naught at all!", "yes", "yonder sky")
-"""Other texts than WORDS, of the same lengths."""
+"""Other texts than WORDS, with the same lengths."""
 
 BOTH: tuple[dict[str, Any], ...] = (
     {"choice": WORDS, "regex": "a+"},
     {"regex": "a+", "json_object": True},
     {"json_schema": {"type": "object"}, "grammar": 'start: "a"'},
 )
-"""Fields of which a request may have one."""
+"""Fields of a request, of which at most one may be set."""
 
 CLOSING_S = 30.0
-"""Seconds that what a guide started may need to end after close()."""
+"""Seconds within which threads and processes of a guide must end after close()."""
 
 
 def guide_checks(
     make: MakeGuide, limits: GuidedLimits | None = None, closing_s: float = CLOSING_S
 ) -> list[tuple[str, Callable[[], None]]]:
-    """Every check of the suite, by name; `make` makes a guide of a configuration with these
-    limits.
-    """
+    """Return every check of the suite, by name; `make` makes a guide with these limits."""
     checks = (
         free_requests_have_no_grammar,
         grammars_allow_the_texts_and_nothing_else,
@@ -74,39 +72,39 @@ def _run(check: Callable[[Guide], None], make: MakeGuide) -> None:
 
 
 def grammar_of(guide: Guide, **fields: Any) -> Grammar:
-    """The grammar of a request with these fields."""
+    """Return the grammar of a request with these fields."""
     found = guide.grammar(SamplingParams(**fields))
     assert found is not None, f"a request with {', '.join(fields)} has no grammar"
     return found
 
 
 def free_requests_have_no_grammar(guide: Guide) -> None:
-    """A request without a structure may say anything."""
+    """A request without a structure has no grammar."""
     for params in (SamplingParams(), SamplingParams(temperature=1.0, json_object=False)):
         assert guide.grammar(params) is None, "a request without a structure has a grammar"
 
 
 def grammars_allow_the_texts_and_nothing_else(guide: Guide) -> None:
-    """Each request gets the grammar of its own field, also when others were there before."""
+    """Each request gets the grammar of its own fields, also after other requests."""
     for words in (WORDS, OTHERS, WORDS):
         check_texts(grammar_of(guide, choice=words), words, f"choice = {words}")
 
 
 def completions_go_their_own_way(guide: Guide) -> None:
-    """Constraints of one grammar, and of two requests with the same field."""
+    """Constraints of one grammar, and of two requests with the same field, are independent."""
     grammar = grammar_of(guide, choice=WORDS)
     goes_on_alone(grammar, WORDS)
     check_place(grammar_of(guide, choice=WORDS).start(), WORDS, "", "a second request")
 
 
 def one_field_at_a_time(guide: Guide) -> None:
-    """Two structures in one request are a RequestError."""
+    """Two structures in one request raise RequestError."""
     for fields in BOTH:
         _check_refused(guide, fields, " and ".join(fields))
 
 
 def limits_are_refused(guide: Guide, limits: GuidedLimits) -> None:
-    """Constraints beyond a limit of size are a RequestError, before anything compiles them."""
+    """Constraints beyond a size limit raise RequestError before they are compiled."""
     many = tuple(f"choice {i}" for i in range(limits.items + 1))
     _check_refused(guide, {"choice": many}, f"{len(many)} choices")
     long = tuple(str(i % 10) * (limits.size_bytes // 8) for i in range(9))
@@ -119,7 +117,7 @@ def limits_are_refused(guide: Guide, limits: GuidedLimits) -> None:
 
 
 def malformed_constraints_are_refused(guide: Guide) -> None:
-    """A RequestError for each; the guide serves on."""
+    """Each malformed constraint raises RequestError, and the guide keeps working."""
     malformed: tuple[dict[str, Any], ...] = (
         {"regex": "(a"},
         {"json_schema": "[1, 2]"},
@@ -140,7 +138,7 @@ def _check_refused(guide: Guide, fields: dict[str, Any], case: str) -> None:
 
 
 def threads_get_their_own_grammars(guide: Guide) -> None:
-    """Threads ask for different grammars at once; each follows its own."""
+    """Threads that request different grammars at once each follow their own grammar."""
 
     def follow(number: int) -> None:
         words = (WORDS, OTHERS)[number % 2]
@@ -152,8 +150,8 @@ def threads_get_their_own_grammars(guide: Guide) -> None:
 
 
 def close_ends_what_was_started(guide: Guide, closing_s: float) -> None:
-    """close() ends threads and processes within so many seconds, twice is fine, and the next
-    constraint starts what it needs again.
+    """close() ends threads and processes within `closing_s` seconds, may be called twice, and a
+    later constraint starts them again.
     """
     before = _running()
     for _ in range(2):
@@ -162,12 +160,14 @@ def close_ends_what_was_started(guide: Guide, closing_s: float) -> None:
         guide.close()
         deadline = time.monotonic() + closing_s
         while left := _running() - before:
-            assert time.monotonic() < deadline, f"close() leaves {', '.join(sorted(left))}"
+            assert time.monotonic() < deadline, (
+                f"still running after close(): {', '.join(sorted(left))}"
+            )
             time.sleep(0.01)
 
 
 def _running() -> set[str]:
-    """Names of the threads and child processes of this process."""
+    """Return the names of the threads and child processes of this process."""
     threads = {f"thread {one.name} ({one.ident})" for one in threading.enumerate()}
     tasks = Path("/proc/self/task")
     children = [path.read_text().split() for path in tasks.glob("*/children")]

@@ -44,25 +44,25 @@ __all__ = [
 ]
 
 F32_BOUND = 1e-6
-"""Error of f32 attention per unit of (1 + largest score) * largest value: eight roundings. A
-score's rounding error grows with the score, and softmax turns it into a relative error of the
+"""Allowed error of f32 attention per unit of (1 + largest score) * largest value: eight roundings.
+A score's rounding error grows with the score, and softmax turns it into a relative error of the
 weight.
 """
 
 CPU = Env("cpu")
 
 RMS_FACTOR = 1.4
-"""The same of the errors' root mean square, where an accumulator of 16 bits shows."""
+"""The same for the root mean square of the errors, which shows an accumulator of 16 bits."""
 
 MAX_COMPARED = 96
-"""Of the new tokens of a row: the float64 arithmetic of more would take too long."""
+"""Max compared tokens of a row: float64 arithmetic for more tokens would take too long."""
 
 NARROW_FACTOR = 2.0
-"""An implementation may err this many times as much as f64 with rounded weights and outputs."""
+"""Allowed multiple of the error of f64 arithmetic with rounded weights and outputs."""
 
 
 def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
-    """The first of the implementation's layouts that is installed."""
+    """Return the first layout of the implementation that is installed."""
     known = installed_layouts()
     return known[next(name for name in impl.caps.layouts if name in known)]
 
@@ -70,14 +70,14 @@ def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
 def why_not(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
 ) -> str | None:
-    """The implementation's own reason not to serve a case, for a test to skip with, or None."""
+    """Return the implementation's own reason not to support a case, or None."""
     return impl.caps.why_not(env, case.spec, case.bucket, case.layout(layout_type))
 
 
 def check_attention(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
 ) -> None:
-    """Raise AssertionError when output, log-sum-exp or cache of a case break the contract."""
+    """Raise AssertionError when the output, log-sum-exp or cache of a case breaks the contract."""
     problem = make_problem(case, layout_type)
     result = AttentionProgram(impl, case, layout_type, env)(problem)
     check_all(problem, result.out, result.read, result.lse)
@@ -99,12 +99,12 @@ def check_all(
     after: tuple[jax.Array, jax.Array],
     lse: np.ndarray | None,
 ) -> None:
-    """`check_result`, where `after` is what is read from the cache afterwards (see `contents`)."""
+    """Like `check_result`; `after` is what the cache holds after the call (see `contents`)."""
     expected = expected_of(problem)
     _check_output(problem, expected, out)
     if problem.case.spec.return_lse:
         assert lse is not None, (
-            f"{problem.case.name}: return_lse is set, but no log-sum-exp came back"
+            f"{problem.case.name}: return_lse is set, but no log-sum-exp was returned"
         )
         _check_lse(problem, expected, lse)
     _check_cache(problem, after)
@@ -113,19 +113,19 @@ def check_all(
 def check_rows_are_independent(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
 ) -> None:
-    """Raise AssertionError when the first row's output depends on what its neighbours hold."""
+    """Raise AssertionError when the first row's output depends on the other rows."""
     problem, mixed = with_other_neighbours(case, layout_type)
     mine = problem.token_rows == 0
     first, second = (run_attention(impl, each, env)[0][mine] for each in (problem, mixed))
     assert first.tobytes() == second.tobytes(), (
-        f"{case.name}: the first row changes with its neighbours"
+        f"{case.name}: the output of row 0 depends on the other rows"
     )
 
 
 def with_other_neighbours(
     case: AttentionCase, layout_type: type[KVLayout]
-) -> tuple[AttentionInputs, AttentionInputs]:
-    """Two problems of a case with the same first row and different other rows."""
+) -> tuple[AttentionProblem, AttentionProblem]:
+    """Return two problems of a case with the same first row and different other rows."""
     problem, other = (make_problem(case, layout_type, seed=seed) for seed in (0, 1))
     mine = problem.token_rows == 0
     mixed = dataclasses.replace(
@@ -146,8 +146,10 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
     return jax.device_put(np.where(mine[:, None, None], np.asarray(own), np.asarray(other)))
 
 
-def _first_row_of(problem: AttentionInputs, mine: jax.Array, other: jax.Array) -> jax.Array:
-    """`other` with the first row's pages of `mine`: pages are the first axis of all arrays."""
+def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
+    """Return `other` with the first row's pages of `mine`; pages are the first axis of
+    all arrays.
+    """
     pages = np.asarray(problem.batch.page_table)[0][
         : -(-problem.case.kv_lens[0] // problem.layout.page_size)
     ]
@@ -159,7 +161,7 @@ def _first_row_of(problem: AttentionInputs, mine: jax.Array, other: jax.Array) -
 def run_attention(
     impl: AttentionImpl, problem: AttentionInputs, env: Env = CPU
 ) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None]:
-    """One jitted call that donates the cache: (out, cache, log-sum-exp)."""
+    """Run one jitted call that donates the cache: (out, cache, log-sum-exp)."""
     result = AttentionProgram(impl, problem.case, type(problem.layout), env)(problem)
     return result.out, result.cache, result.lse
 
@@ -201,7 +203,9 @@ def _check_output(problem: AttentionInputs, expected: Expected, out: np.ndarray)
 def _hold(
     error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str
 ) -> None:
-    """Raise InexactError at the worst of `error` [places] above `allowed`; NaN is the worst."""
+    """Raise InexactError at the place where `error` exceeds `allowed` most; NaN counts as the
+    largest.
+    """
     error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
     if (error <= allowed).all():
         return
@@ -213,10 +217,11 @@ def _hold(
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What a problem's results must be, of the compared tokens int [n]: all, or some of long rows.
+    """Expected results of a problem for the compared tokens, int [n]: all tokens, or some tokens of
+    long rows.
 
-    out f64 [n, Hq, D], lse f64 [n, Hq], allowed [n] error; in narrow dtypes root mean square of
-    all.
+    out f64 [n, Hq, D], lse f64 [n, Hq], allowed error [n]; for narrow dtypes also the root mean
+    square of all errors.
     """
 
     tokens: np.ndarray
@@ -226,8 +231,8 @@ class Expected:
     allowed_rms: float | None
 
 
-def expected_of(problem: AttentionInputs) -> Expected:
-    """By float64 arithmetic."""
+def expected_of(problem: AttentionProblem) -> Expected:
+    """Compute the expected results in float64."""
     case, spec = problem.case, problem.case.spec
     q = np.asarray(problem.q)
     given = {"sinks": problem.sinks, "slopes": problem.slopes}
@@ -250,7 +255,7 @@ def expected_of(problem: AttentionInputs) -> Expected:
         exact[at], lse[at] = oracle.attend(q[mine], keys, values, spec, **row)
         score = oracle.largest_score(q[mine], keys, spec)
         allowed[at] = F32_BOUND * (1.0 + score) * np.abs(values.astype(np.float64)).max()
-        if problem.layout.tolerance:  # a kernel may read what is kept in the dtype of the layout
+        if problem.layout.tolerance:  # a kernel may read values in the layout's stored dtype
             k, v = (x.astype(jnp.dtype(spec.kv_dtype)) for x in (keys, values))
             allowed[at] += np.abs(oracle.attend(q[mine], k, v, spec, **row)[0] - exact[at]).max()
         if narrow is not None:
@@ -269,7 +274,9 @@ def expected_of(problem: AttentionInputs) -> Expected:
 
 
 def _compared_tokens(mine: np.ndarray) -> np.ndarray:
-    """Of a row's packed tokens (bool [T]) all; of a long row those by multiples of 16 and last."""
+    """Return all tokens of a short row; of a long row, multiples of 16 and the last. `mine`: bool
+    [T].
+    """
     tokens = np.flatnonzero(mine)
     if tokens.size <= MAX_COMPARED:
         return tokens
@@ -292,8 +299,8 @@ def _check_lse(problem: AttentionInputs, expected: Expected, lse: np.ndarray) ->
     _hold(np.abs(lse[tokens] - expected.lse), unit * (1.0 + largest), f"{case.name}: log-sum-exp")
 
 
-def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -> None:
-    """New tokens lie at their slots, and not a bit of anything else has changed."""
+def _check_cache(problem: AttentionProblem, after: tuple[jax.Array, jax.Array]) -> None:
+    """Check that new tokens are at their slots, and that nothing else changed by a single bit."""
     layout, slots = problem.layout, np.asarray(problem.batch.slots)
     real = (slots >= 0) & (not problem.case.spec.kv_shared)
     new = np.zeros(layout.num_pages * layout.page_size, bool)
@@ -301,7 +308,9 @@ def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -
     for name, *arrays in zip("kv", problem.before, after, (problem.k, problem.v), strict=True):
         old, now, fresh = map(np.asarray, arrays)
         changed = (_bits(old[~new]) != _bits(now[~new])).any(axis=(1, 2)).sum()
-        assert not changed, f"{problem.case.name}: {name} of {changed} other places changed"
+        assert not changed, (
+            f"{problem.case.name}: {name} changed at {changed} places that were not written"
+        )
         written, given = now[slots[real]].astype(np.float64), fresh[real].astype(np.float64)
         lost = layout.tolerance * np.abs(given).max(axis=-1, keepdims=True, initial=0.0)
         is_there = (np.abs(written - given) <= lost).all()
@@ -327,7 +336,9 @@ ROPE_SPECS: dict[str, RopeSpec] = {
 
 
 def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
-    """Raise AssertionError when rotated features are off by more than rounding, angles included."""
+    """Raise AssertionError when rotated features are off by more than rounding, including the
+    angles.
+    """
     rng = np.random.default_rng(0)
     positions = np.array([0, 1, 7, 100, 1000, 4095], np.int32)
     x = rng.normal(size=(positions.size, 3, 64)).astype(jnp.dtype(dtype))
@@ -336,10 +347,10 @@ def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
         f"{got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
     )
     assert (got[..., spec.rotary_dim :] == x[..., spec.rotary_dim :]).all(), (
-        "features past rotary_dim have changed"
+        "features past rotary_dim changed"
     )
     factor = oracle.rope_frequencies(spec)[1]
-    # An f32 angle of a radians is off by its own rounding and that of its frequency.
+    # An f32 angle in radians is off by its own rounding and by that of its frequency.
     unit = oracle.EPS["float32"] * (2.0 + positions) + oracle.EPS[dtype]
     allowed = unit * factor * np.abs(x.astype(np.float64)).max() * 2
     error = np.abs(got.astype(np.float64) - oracle.rope(x, positions, spec)).max(axis=(1, 2))
@@ -347,7 +358,7 @@ def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
 
 
 def check_rms_norm(op: Callable[..., Any], dtype: str) -> None:
-    """Raise AssertionError when normed rows are off by more than two roundings of the dtype."""
+    """Raise AssertionError when normalized rows are off by more than two roundings of the dtype."""
     rng = np.random.default_rng(0)
     for shape in ((5, 64), (3, 4, 32)):
         scale = np.logspace(-3, 2, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
@@ -372,7 +383,7 @@ def check_linear(
 ) -> None:
     """Raise AssertionError when a product is off by more than its f32 sum and one rounding.
 
-    `fields` may hold out_dims (default (40,)), bias (bool) and out_dtype.
+    `fields` may set out_dims (default (40,)), bias (bool) and out_dtype.
     """
     out_dims, out_dtype = fields.get("out_dims", (40,)), fields.get("out_dtype")
     rng = np.random.default_rng(0)
@@ -390,9 +401,11 @@ def check_linear(
 
 
 def check_embedding(op: Callable[..., Any], dtype: str) -> None:
-    """Raise AssertionError unless each row is the table's, bit by bit."""
+    """Raise AssertionError unless each row equals the table's row bit by bit."""
     table = np.random.default_rng(0).normal(size=(11, 8)).astype(jnp.dtype(dtype))
     ids = np.array([3, 0, 10, 3], np.int32)
     got = np.asarray(jax.jit(op)(table, ids))
     assert got.dtype == table.dtype
-    assert got.tobytes() == table[ids].tobytes(), f"embedding {dtype}: rows differ from the table's"
+    assert got.tobytes() == table[ids].tobytes(), (
+        f"embedding {dtype}: rows differ from the rows of the table"
+    )

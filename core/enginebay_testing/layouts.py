@@ -1,6 +1,4 @@
-"""Conformance suite for cache layouts: what any KVLayout must do, asked through its public methods
-alone.
-"""
+"""Conformance suite for cache layouts; it uses only the public methods of KVLayout."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from enginebay.weights import stored_bytes
 from enginebay_executor.compacting import compact_rows
 
 PAGES_ASKED_FOR = (2, 3)
-"""Shape of an array of pages."""
+"""Shape of an array of page ids."""
 
 
 def check_layout(layout: KVLayout) -> None:
-    """Raise AssertionError when a layout's shapes, writes or reads break the contract; shapes
-    should be small.
+    """Raise AssertionError when a layout's shapes, writes or reads break the contract. The layout's
+    shapes should be small.
     """
     shapes = layout.shapes()
     assert hash(layout) == hash(layout.resized()), f"{layout.name}: equal layouts must hash equally"
@@ -44,25 +42,25 @@ def check_layout(layout: KVLayout) -> None:
         layout,
         done["written"][:, order],
         stacked(*everything),
-        "what is read is not what was written",
+        "reading returns other values than were written",
     )
     _check_equal(
         layout,
         done["tokens"],
         stacked(*everything),
-        "read_tokens gives other values than were written",
+        "read_tokens returns other values than were written",
     )
     _check_equal(
         layout,
         done["compact"],
         done["written"],
-        "a copy of rows by its offset_axis has other tokens",
+        "copying rows along offset_axis returns other tokens",
         exact=True,
     )
     for name, array in done["full"].items():
         assert array.tobytes() == done["again"][name].tobytes(), (
-            f"{layout.name}: writing what was read changes {name}: a row that is moved to another "
-            "engine would change"
+            f"{layout.name}: writing what read_exact returned changes {name}: a row that moves to "
+            "another engine would change"
         )
     _check_only_slots_change(layout, done["before"], done["touched"], some, stacked(*few))
     _check_dropped_slots(layout, done["made"], done["dropped"])
@@ -70,7 +68,7 @@ def check_layout(layout: KVLayout) -> None:
 
 
 def poisoned_cache(layout: KVLayout) -> dict[str, np.ndarray]:
-    """Arrays full of NaN; those of integers full of their largest value."""
+    """Return arrays full of NaN; arrays of integers are full of their largest value."""
     shapes = layout.shapes().items()
     is_float = {name: jnp.issubdtype(s.dtype, jnp.floating) for name, s in shapes}
     return {
@@ -83,14 +81,14 @@ def poisoned_cache(layout: KVLayout) -> dict[str, np.ndarray]:
 def _exercise(
     layout: KVLayout, poisoned: CacheArrays, everything: Any, few: Any, padding: tuple[Any, Any]
 ) -> dict[str, Any]:
-    """All that is looked at, in one program.
+    """Compute all that the checks compare, in one program.
 
     `made`: an empty cache. `before` and `touched`: contents of the poisoned cache before and after
-    `few` were written. `written`: contents of an empty cache after `everything` was, in the order
-    of the slots; `tokens`: the same by read_tokens, in the order of `everything`; `compact`: the
-    same in a copy of all pages as one row. `dropped`: an empty cache after `padding` was written.
-    `read`: pages of an empty cache. `full` and `again`: the arrays after `everything` was written,
-    and after what read_exact gives of them was written to an empty cache.
+    `few` was written. `written`: contents of an empty cache after `everything` was written, in slot
+    order; `tokens`: the same by read_tokens, in the order of `everything`; `compact`: the same in a
+    copy of all pages as one row. `dropped`: an empty cache after `padding` was written. `read`:
+    pages of an empty cache. `full` and `again`: the arrays after `everything` was written, and
+    after the result of read_exact was written to an empty cache.
     """
     full = layout.write(layout.init(), *everything)
     row = jnp.arange(layout.num_pages, dtype=jnp.int32)[None]
@@ -119,8 +117,8 @@ def _tokens(layout: KVLayout, count: int, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def stacked(k: Any, v: Any) -> Any:
-    """K and V [..., width] as one array [2, ..., head_dim]; zeros after values that are
-    narrower.
+    """Return K and V [..., width] as one array [2, ..., head_dim]; narrower values are padded with
+    zeros.
     """
     xp = np if isinstance(k, np.ndarray) else jnp
     missing = [(0, 0)] * (v.ndim - 1) + [(0, k.shape[-1] - v.shape[-1])]
@@ -128,7 +126,7 @@ def stacked(k: Any, v: Any) -> Any:
 
 
 def _contents(layout: KVLayout, cache: CacheArrays) -> jax.Array:
-    """K and V of every slot, [2, slots, kv_heads, head_dim]."""
+    """Return K and V of every slot, [2, slots, kv_heads, head_dim]."""
     read = layout.read(cache, jnp.arange(layout.num_pages))
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads)
     return jnp.asarray(stacked(*(x.reshape(*shape, x.shape[-1]) for x in read)))
@@ -158,7 +156,7 @@ def _check_shapes(layout: KVLayout, made: dict[str, np.ndarray]) -> None:
 
 
 def _check_axes(layout: KVLayout) -> None:
-    """Twice the heads lengthen head_axis alone, twice the tokens of a page offset_axis alone."""
+    """Check that twice the heads lengthen only head_axis, and twice the tokens only offset_axis."""
     shapes = layout.shapes()
     for what, other, axis_of in (
         (
@@ -179,24 +177,23 @@ def _check_axes(layout: KVLayout) -> None:
                 if a != b
             ]
             assert grown == [axis_of[name]], (
-                f"{layout.name}: {what} of {name} is {axis_of[name]}, "
-                f"its axes {grown} are the ones that grow"
+                f"{layout.name}: {what} of {name} is {axis_of[name]}, but axes {grown} grow with it"
             )
 
 
 def _check_equal(
     layout: KVLayout, got: np.ndarray, wanted: np.ndarray, what: str, *, exact: bool = False
 ) -> None:
-    """K and V [2, ..., heads, head_dim] are of the layout's dtype, and the same within its
+    """Check that K and V [2, ..., heads, head_dim] have the layout's dtype and are equal within its
     tolerance.
     """
     dtype = jnp.dtype(layout.dtype)
-    assert got.dtype == dtype, f"{layout.name}: {got.dtype} is read, expected {dtype}"
+    assert got.dtype == dtype, f"{layout.name}: reading returns {got.dtype}, expected {dtype}"
     left, right = got.astype(np.float64), wanted.astype(np.float64)
     if exact or layout.tolerance == 0:
         assert (left == right).all(), f"{layout.name}: {what}"
         return
-    # Rounding to the dtype comes on top of what the layout loses.
+    # Rounding to the dtype adds to the loss of the layout.
     allowed = (layout.tolerance + float(jnp.finfo(dtype).eps)) * np.abs(right).max(
         axis=-1, keepdims=True
     )
@@ -204,42 +201,46 @@ def _check_equal(
     assert (error <= allowed).all(), (
         f"{layout.name}: {what}: off by "
         f"{(error / np.abs(right).max(axis=-1, keepdims=True)).max():.3g} of the largest value"
-        f" of a head, its tolerance is {layout.tolerance:.3g}"
+        f" of a head, the layout's tolerance is {layout.tolerance:.3g}"
     )
 
 
 def _check_only_slots_change(
     layout: KVLayout, before: np.ndarray, after: np.ndarray, slots: np.ndarray, new: np.ndarray
 ) -> None:
-    """Poison stays poison, bit by bit, but at the slots written, which hold what was written."""
+    """Check that poison stays bit by bit, except at the written slots, which hold the written
+    values.
+    """
     others = ~np.isin(np.arange(before.shape[1]), slots)
     is_same = np.array_equal(
         before[:, others].astype(np.float64), after[:, others].astype(np.float64), equal_nan=True
     )
-    assert is_same, f"{layout.name}: a write changed places besides its slots"
+    assert is_same, f"{layout.name}: a write changed other places than its slots"
     _check_equal(layout, after[:, slots], new, "a written slot does not hold what was written")
 
 
 def _check_dropped_slots(
     layout: KVLayout, before: dict[str, np.ndarray], after: dict[str, np.ndarray]
 ) -> None:
-    """Negative slots are padding: nothing is written for them."""
+    """Check that negative slots are padding: nothing is written for them."""
     for name, array in before.items():
-        assert (after[name] == array).all(), f"{layout.name}: a negative slot was written"
+        assert (after[name] == array).all(), (
+            f"{layout.name}: a token with a negative slot was written"
+        )
 
 
 def _check_page_shapes(layout: KVLayout, read: tuple[np.ndarray, ...]) -> None:
-    """Pages can be asked for in an array of any shape."""
+    """Check that pages can be read by an array of page ids of any shape."""
     heads = (*PAGES_ASKED_FOR, layout.page_size, layout.num_kv_heads)
     widths = (layout.head_dim, layout.v_prefix_dim or layout.head_dim)
     for array, width in zip(read, widths, strict=True):
         shape = (*heads, width)
-        assert array.shape == shape, f"{layout.name}: read gives {array.shape}, expected {shape}"
+        assert array.shape == shape, f"{layout.name}: read returns {array.shape}, expected {shape}"
 
 
 @functools.cache
 def installed_layouts() -> dict[str, type[KVLayout]]:
-    """The cache layouts that plugins register, by name."""
+    """Return the registered cache layouts, by name."""
     registry = load_registry()
     return {name: registry.load(registry.find("layout", name)) for name in registry.names("layout")}
 
@@ -247,8 +248,8 @@ def installed_layouts() -> dict[str, type[KVLayout]]:
 def kept(
     layout: KVLayout, keys: Sequence[np.ndarray], values: Sequence[np.ndarray]
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """f32 keys and values [tokens, kv_heads, head_dim] of all rows as the layout keeps them:
-    what it loses is no error of the kernel that reads it.
+    """Return f32 keys and values [tokens, kv_heads, head_dim] of all rows as the layout stores
+    them: what the layout loses is not the error of a kernel that reads it.
     """
     ends = np.cumsum([len(row) for row in keys])
     if not layout.tolerance or not ends.size or not ends[-1]:

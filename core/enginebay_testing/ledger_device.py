@@ -1,4 +1,4 @@
-"""What lies in the pages of a cache, in a model of the device without arrays of its own."""
+"""A model of the device for checks of ledgers: the contents of each cache page, without arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from enginebay.cache import Lease, Ledger
 
 
 def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
-    """What the keys and values at each position depend on: all tokens up to it, as one number."""
+    """Return one number per position for all tokens up to it: keys and values depend on all of
+    them.
+    """
     values, last = [], 0
     for token in token_ids:
         last = hash((last, token))
@@ -21,7 +23,7 @@ def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
 
 @dataclasses.dataclass(slots=True)
 class Row:
-    """A running request: its tokens, of which the first num_computed are in the cache."""
+    """A running request: its tokens, the first num_computed of which are in the cache."""
 
     lease: Lease
     token_ids: list[int]
@@ -29,13 +31,13 @@ class Row:
     num_computed: int
     num_committed: int
     fork_at: int | None = None
-    """After how many tokens of its prompt others may fork it."""
+    """Number of its prompt tokens after which other requests may fork this one."""
 
 
 @dataclasses.dataclass
 class Device:
-    """What lies in the pages of a cache, by group, page and offset. In a place of a group with a
-    state lies one value, that of the last token which the state is after.
+    """The contents of cache pages, by group, page and offset. A place of a group with a state holds
+    one value, for the last token that the state includes.
     """
 
     contents: dict[tuple[str, int, int], int] = dataclasses.field(default_factory=dict)
@@ -50,13 +52,13 @@ class Device:
                 self.contents[group, target, offset] = value
 
     def write_places(self, ledger: Ledger, lease: Lease, value: int) -> None:
-        """Leave a value in the places of a row."""
+        """Write a value to the places of a row."""
         for group in ledger.states:
             self.contents[_place(ledger, group, lease)] = value
 
     def check_places(self, ledger: Ledger, rows: Mapping[int, Row]) -> None:
-        """Each row has a place of its own, with the state after the tokens that it has computed; a
-        row without any has a state of zeros, whatever its place holds.
+        """Check that each row has a place of its own, with the state after its computed tokens. A
+        row without computed tokens starts from a state of zeros, whatever its place holds.
         """
         for group in ledger.states:
             places = {row: _place(ledger, group, one.lease) for row, one in rows.items()}
@@ -65,7 +67,7 @@ class Device:
                 one = rows[row]
                 values = whole_prefixes(one.token_ids[: one.num_computed])
                 assert not values or self.contents.get(place) == values[-1], (
-                    f"row {row} goes on after {one.num_computed} tokens from the state of others, "
+                    f"row {row} continues after {one.num_computed} tokens from a wrong state, "
                     f"place {place[1]}"
                 )
 

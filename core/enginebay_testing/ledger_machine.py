@@ -1,6 +1,4 @@
-"""Any sequence of calls keeps a ledger's books: a model of the loop and of what lies in the
-pages.
-"""
+"""Checks that no sequence of calls breaks a ledger: a model of the loop and of the cache pages."""
 
 from __future__ import annotations
 
@@ -18,21 +16,21 @@ from enginebay.cache import Ledger
 from enginebay_testing.ledger_device import Device, Row, whole_prefixes
 
 FIRST_TOKEN = 1 << 20
-"""Smallest token of the model, above every vocabulary: no real prompt finds the prefixes that the
-model leaves in a ledger's index.
+"""Smallest token of the model, above every vocabulary, so that no real prompt matches a prefix that
+the model leaves in a ledger's index.
 """
 
 
 MAX_WORLDS = 8000
-"""Most worlds, each with tokens that no other world uses: all are below 2**30."""
+"""Max number of worlds; each uses its own range of tokens, all below 2**30."""
 
 
 @dataclasses.dataclass
 class LedgerWorld:
-    """A ledger with rows 0 to num_rows - 1 of at most max_tokens, and the device as its tables make
-    it.
+    """A ledger with rows 0 to num_rows - 1 of at most max_tokens, and a model of the device that
+    its tables describe.
 
-    A page has `page_size` tokens; a row that is one page has max_tokens. Every action ends with the
+    A page has `page_size` tokens, or max_tokens where a row is one page. Every action ends with the
     ledger's own check.
     """
 
@@ -43,18 +41,20 @@ class LedgerWorld:
     device: Device = dataclasses.field(default_factory=Device)
     rows: dict[int, Row] = dataclasses.field(default_factory=dict)
     known: list[list[int]] = dataclasses.field(default_factory=list)
-    """Tokens of earlier requests, so that others can begin like them."""
+    """Tokens of earlier requests; later prompts can begin with the same tokens."""
     first_token: int = FIRST_TOKEN
-    """Tokens are near this one: worlds of one ledger find nothing of each other."""
+    """Tokens of this world are near this number, so that worlds of one ledger share no prefix."""
 
     @property
     def block_size(self) -> int:
-        """Tokens that prompts have in common, or not, together: a page, where pages are small."""
+        """Return how many tokens prompts share, or do not share, together: a page, if pages are
+        small.
+        """
         return max(1, min(self.page_size, self.max_tokens // 8))
 
     def prompt(self, like: int, num_alike: int, kinds: Sequence[int], num_cut: int) -> list[int]:
-        """The first blocks of an earlier request, then a block of each kind, without the last
-        `num_cut` tokens.
+        """Return the first blocks of an earlier request, then a block of each kind, without the
+        last `num_cut` tokens.
         """
         begin = self.known[like % len(self.known)] if self.known else []
         token_ids = begin[: num_alike * self.block_size]
@@ -68,8 +68,8 @@ class LedgerWorld:
         ]
 
     def add(self, row: int, prompt: list[int], num_new: int, *, forked: bool = False) -> bool:
-        """Admit a request to a free row, which may get `num_new` tokens more; whether there was
-        room. `forked`: others may share all of its prompt but the last token.
+        """Admit a request that may get `num_new` more tokens to a free row. Return whether there
+        was room. `forked`: others may share all of its prompt except the last token.
         """
         free = self.ledger.num_free_tokens
         wanted = len(prompt) + (
@@ -80,25 +80,29 @@ class LedgerWorld:
         lease = self.ledger.admit(row, token_ids, wanted)
         self.ledger.check()
         if lease is None:
-            assert self.ledger.num_free_tokens == free, "a refused admission takes something"
+            assert self.ledger.num_free_tokens == free, (
+                "a refused admission changes num_free_tokens"
+            )
             assert self.rows or free < wanted, (
-                f"{wanted} tokens are refused, {free} are free and nobody runs"
+                f"{wanted} tokens are refused, although {free} are free and no row runs"
             )
             return False
         assert lease.capacity >= wanted, (
-            f"{wanted} tokens were promised, the lease has {lease.capacity}"
+            f"{wanted} tokens were reserved, but the lease's capacity is {lease.capacity}"
         )
         assert lease.num_cached == told, (
-            f"{told} tokens were cached before admission, {lease.num_cached} are"
+            f"{told} tokens were cached before admission, lease.num_cached is {lease.num_cached}"
         )
-        assert lease.num_cached < len(prompt), "nothing of a prompt is left to compute"
+        assert lease.num_cached < len(prompt), (
+            "the whole prompt is cached: at least its last token must be computed"
+        )
         cached, fork_at = lease.num_cached, len(prompt) - 1 if forked else None
         self.rows[row] = Row(lease, prompt, len(prompt), cached, cached, fork_at)
         return True
 
     def fork(self, row: int, new_row: int, num_less: int) -> bool:
-        """Admit a request to a free row, with another row's committed tokens but the last ones;
-        whether there was room.
+        """Admit a request to a free row with another row's committed tokens, except the last
+        `num_less`. Return whether there was room.
         """
         one, free = self.rows[row], self.ledger.num_free_tokens
         num_cached = one.num_committed - num_less
@@ -106,10 +110,10 @@ class LedgerWorld:
         lease = self.ledger.fork(one.lease, new_row, num_cached, num_cached + 1)
         self.ledger.check()
         assert np.array_equal(self._tables(one), tables), (
-            "a fork changes the table of the row that it shares with"
+            "a fork changes the table of the row that it shares tokens with"
         )
         if lease is None:
-            assert self.ledger.num_free_tokens == free, "a refused fork takes something"
+            assert self.ledger.num_free_tokens == free, "a refused fork changes num_free_tokens"
             return False
         assert lease.capacity > num_cached, (
             f"a fork of {num_cached} tokens has no room for the next one"
@@ -117,7 +121,7 @@ class LedgerWorld:
         is_partial = any(self.ledger.windows.values()) or self.ledger.states
         may_have_fewer = is_partial and lease.num_cached < num_cached
         assert may_have_fewer or lease.num_cached == num_cached, (
-            f"{num_cached} tokens are shared, the lease has {lease.num_cached}"
+            f"{num_cached} tokens are shared, but lease.num_cached is {lease.num_cached}"
         )
         token_ids = [*one.token_ids[:num_cached], self.first_token + 10_000 + new_row]
         self.rows[new_row] = Row(
@@ -126,8 +130,9 @@ class LedgerWorld:
         return True
 
     def step(self, row: int, num_tokens: int) -> bool:
-        """Compute more tokens of a row, as a step does; whether there was room. A prompt ends its
-        chunks where the ledger says, and is committed after each where a group has a state.
+        """Compute more tokens of a row, as a step does. Return whether there was room. Chunks of a
+        prompt end where the ledger says; after each chunk the prompt is committed if a group has a
+        state.
         """
         one = self.rows[row]
         is_prompt, end = one.num_computed < one.num_prompt, one.num_computed + num_tokens
@@ -145,9 +150,11 @@ class LedgerWorld:
             end = min(end, one.num_committed + self.ledger.max_ahead)
         free, tables = self.ledger.num_free_tokens, self._tables(one)
         if not self.ledger.reserve(one.lease, end):
-            assert self.ledger.num_free_tokens == free, "a refused reserve() takes something"
+            assert self.ledger.num_free_tokens == free, (
+                "a refused reserve() changes num_free_tokens"
+            )
             assert np.array_equal(self._tables(one), tables), "a refused reserve() changes a table"
-            assert len(self.rows) > 1, f"a row that is alone is refused its token {end}"
+            assert len(self.rows) > 1, f"the only row is refused its token {end}"
             return False
         while len(one.token_ids) < end:
             one.token_ids.append(self.first_token - 1 - len(one.token_ids) * self.num_rows - row)
@@ -160,22 +167,22 @@ class LedgerWorld:
         return True
 
     def commit(self, row: int) -> None:
-        """Tell the ledger what was computed."""
+        """Commit the computed tokens to the ledger."""
         one = self.rows[row]
         self.ledger.commit(one.lease, np.asarray(one.token_ids[: one.num_computed], np.int32))
         one.num_committed = one.num_computed
         self.ledger.check()
 
     def release(self, row: int) -> None:
-        """A request ends, is aborted or is preempted; a later one may begin with all its tokens."""
+        """End, abort or preempt a request; a later request may begin with all its tokens."""
         one = self.rows.pop(row)
         self.known = [*self.known[-7:], one.token_ids]
         self.ledger.release(one.lease)
         self.ledger.check()
 
     def check(self) -> None:
-        """The ledger's check; and every row finds its own keys and values where its tables say, in
-        a group with a window those that it looks at after the committed tokens.
+        """Run the ledger's check. Every row must find its own keys and values through its tables;
+        in a group with a window, those that it reads after the committed tokens.
         """
         self.ledger.check()
         self.device.check_places(self.ledger, self.rows)
@@ -194,8 +201,8 @@ class LedgerWorld:
                 if window is not None and self.ledger.max_ahead is not None:
                     most = -(-(window + self.ledger.max_ahead) // self.page_size) + 1
                     assert np.count_nonzero(table) <= most, (
-                        f"row {row} holds {np.count_nonzero(table)} pages of a window of {window} "
-                        f"tokens, {most} are the most"
+                        f"row {row} holds {np.count_nonzero(table)} pages for a window of {window} "
+                        f"tokens, at most {most} are allowed"
                     )
 
     def _run_copies(self) -> None:
@@ -214,7 +221,7 @@ class LedgerWorld:
             written = {int(table[p // self.page_size]) for p in range(start, end)}
             for other, two in self.rows.items():
                 shared = written & self._pages(two, i) if other != row else set()
-                assert not shared, f"row {row} writes to pages {shared} that row {other} has too"
+                assert not shared, f"row {row} writes to pages {shared}, which row {other} shares"
             for position in range(start, end):
                 self.device.contents[self._place(group, table, position)] = values[position]
 
@@ -222,7 +229,7 @@ class LedgerWorld:
         return group, int(table[position // self.page_size]), position % self.page_size
 
     def _tables(self, one: Row) -> np.ndarray:
-        """[groups, pages]: the row's part of each group's table."""
+        """Return the row's part of each group's table, [groups, pages]."""
         groups = self.ledger.windows
         tables = np.zeros((len(groups), 1, -(-self.max_tokens // self.page_size)), np.int32)
         for group, table in zip(groups, tables, strict=True):
@@ -230,7 +237,7 @@ class LedgerWorld:
         return tables[:, 0]
 
     def _pages(self, one: Row, group: int) -> set[int]:
-        """The pages that a lease promises in the group of this number."""
+        """Return the pages that a lease reserves in the group of this number."""
         num_tokens = min(one.lease.capacity, self.max_tokens)
         pages = self._tables(one)[group, : -(-num_tokens // self.page_size)].tolist()
         is_whole = list(self.ledger.windows.values())[group] is None
@@ -238,8 +245,8 @@ class LedgerWorld:
 
 
 class LedgerMachine(stateful.RuleBasedStateMachine):
-    """Requests that begin alike come, grow, are committed and end, in any order; in the end all is
-    given back.
+    """Requests that share prefixes arrive, grow, commit and end in any order; at the end, all space
+    is free again.
     """
 
     make_world: ClassVar[Callable[[], LedgerWorld]]
@@ -250,7 +257,7 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
         self.free = self.world.ledger.num_free_tokens
 
     def row(self, which: int) -> int:
-        """One of those that run."""
+        """Return one of the running rows."""
         return sorted(self.world.rows)[which % len(self.world.rows)]
 
     @stateful.precondition(lambda self: len(self.world.rows) < self.world.num_rows)
@@ -273,9 +280,7 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: self.world.ledger.forks and self.world.rows)
     @stateful.rule(which=st.integers(0, 40), into=st.integers(0, 40), less=st.integers(0, 2))
     def fork(self, which: int, into: int, less: int) -> None:
-        """Admit a request that shares a row's tokens, where one has some and there is room for
-        another.
-        """
+        """Admit a request that shares a row's tokens, if a row has some and another row is free."""
         world, row = self.world, self.row(which)
         free = [r for r in range(world.num_rows) if r not in world.rows]
         if free and less < world.rows[row].num_committed < world.max_tokens:
@@ -294,7 +299,7 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: self.world.rows)
     @stateful.rule(which=st.integers(0, 40))
     def commit(self, which: int) -> None:
-        """Tell what was computed, if it was not told before."""
+        """Commit the computed tokens of a row, if any are not committed."""
         self.world.commit(self.row(which))
 
     @stateful.precondition(lambda self: self.world.rows)
@@ -304,20 +309,22 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
         self.world.release(self.row(which))
 
     def teardown(self) -> None:
-        """End all."""
+        """End all requests."""
         for row in list(self.world.rows):
             self.world.release(row)
         free = self.world.ledger.num_free_tokens
-        assert free == self.free, f"{self.free} tokens were free, at the end {free} are"
+        assert free == self.free, (
+            f"{self.free} tokens were free at the start, {free} are free at the end"
+        )
 
 
 def any_sequence_keeps_the_books(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int
 ) -> None:
-    """Requests come, share prefixes, grow, are committed, end and are preempted, until pages are
-    evicted, in any order.
+    """Requests arrive, share prefixes, grow, commit, end and are preempted in any order, until
+    pages are evicted.
 
-    `make` may give the same ledger each time.
+    `make` may return the same ledger each time.
     """
     devices: dict[int, tuple[Ledger, Device]] = {}
 

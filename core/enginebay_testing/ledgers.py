@@ -1,4 +1,4 @@
-"""Conformance suite of the ledger contract: promises of cache space, by the books alone."""
+"""Conformance suite of the ledger contract: reservations of cache space, without a device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from enginebay_testing.verdicts import Check
 
 @dataclasses.dataclass(frozen=True)
 class Books:
-    """A ledger under test: it serves rows 0 to num_rows - 1, each with room for max_tokens when it
-    is alone.
+    """A ledger under test: it serves rows 0 to num_rows - 1, and a row that is alone gets
+    max_tokens.
     """
 
     ledger: Ledger
@@ -26,27 +26,29 @@ class Books:
     max_tokens: int
 
     def admit(self, row: int, num_tokens: int) -> Lease | None:
-        """Admit a prompt that shares no prefix with another row's."""
+        """Admit a prompt that shares no prefix with another row's prompt."""
         length = max(1, min(num_tokens, self.max_tokens) // 2)
         prompt = np.arange(length, dtype=np.int32) + row * self.max_tokens
         return self.ledger.admit(row, prompt, num_tokens)
 
     def must_admit(self, row: int, num_tokens: int) -> Lease:
-        """The same where there is room."""
+        """Admit a prompt; AssertionError if the ledger refuses it."""
         lease = self.admit(row, num_tokens)
-        assert lease is not None, f"row {row} is refused {num_tokens} tokens that are free"
+        assert lease is not None, (
+            f"row {row} is refused {num_tokens} tokens, although they are free"
+        )
         assert lease.row == row, f"the lease of row {row} says row {lease.row}"
         assert lease.capacity >= num_tokens, (
-            f"{num_tokens} tokens were promised, the lease has {lease.capacity}"
+            f"{num_tokens} tokens were reserved, but the lease's capacity is {lease.capacity}"
         )
         assert lease.num_cached == 0, (
-            f"{lease.num_cached} tokens of a new prompt are said to be cached"
+            f"num_cached is {lease.num_cached} for a new prompt, expected 0"
         )
         assert not lease.released, "a new lease is already released"
         return lease
 
     def admit_small(self) -> list[Lease]:
-        """A lease for every row, together no more than one row's room."""
+        """Admit every row; together the leases need no more than the room of one row."""
         return [
             self.must_admit(row, max(1, self.max_tokens // self.num_rows))
             for row in range(self.num_rows)
@@ -54,12 +56,14 @@ class Books:
 
     @property
     def groups(self) -> list[str]:
-        """All cache groups, those with a state last: a row's pages there are its place."""
+        """Return all cache groups, groups with a state last; a row's page in such a group is its
+        place.
+        """
         return [*self.ledger.windows, *self.ledger.states]
 
     def tables(self, leases: list[Lease], fill: int = 0) -> np.ndarray:
-        """[groups, leases, columns]: the leases' rows of page tables that held `fill` everywhere;
-        wide enough for pages of one token.
+        """Return page tables [groups, leases, columns] that the ledger wrote over `fill`; wide
+        enough for pages of one token.
         """
         shape = (len(self.groups), max(len(leases), self.num_rows), self.max_tokens)
         tables = np.full(shape, fill, np.int32)
@@ -68,8 +72,8 @@ class Books:
         return tables[:, : len(leases)]
 
     def pages(self, lease: Lease) -> set[tuple[str, int]]:
-        """The pages of a lease with their groups. The zeros after them are no pages, but a row that
-        is all zeros has page 0.
+        """Return the pages of a lease with their groups. Trailing zeros are no pages, except that a
+        table of zeros only means page 0.
         """
         found: set[tuple[str, int]] = set()
         for group, (row,) in zip(self.groups, self.tables([lease]), strict=True):
@@ -78,15 +82,15 @@ class Books:
         return found
 
     def release(self, leases: list[Lease]) -> None:
-        """Give all back."""
+        """Release all leases."""
         for lease in leases:
             self.ledger.release(lease)
 
 
 @dataclasses.dataclass(frozen=True)
 class LedgerExample:
-    """What the suite of the kind `cache` runs on: the arguments of `ledger_checks`. A plugin's
-    function makes it, which the capability `example` names.
+    """The arguments of `ledger_checks` for a part of the kind `cache`. The capability `example`
+    names the plugin's function that makes this record.
     """
 
     make: Callable[[], Ledger]
@@ -95,18 +99,17 @@ class LedgerExample:
     page_size: int | None = None
 
     def checks(self) -> list[Check]:
-        """Every check of the suite, by name."""
+        """Return every check of the suite, by name."""
         return ledger_checks(self.make, self.num_rows, self.max_tokens, self.page_size)
 
 
 def ledger_checks(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int | None = None
 ) -> list[Check]:
-    """Every check of the suite, by name. `make` may give the same ledger each time: a check leaves
-    it as it found it.
+    """Return every check of the suite, by name. `make` may return the same ledger each time: each
+    check releases all that it admits.
 
-    `page_size` is the number of tokens that one entry of a page table stands for; None: a row is
-    one page.
+    `page_size` is the number of tokens of one entry of a page table; None: a row is one page.
     """
     checks = (
         everything_given_back_is_free_again,
@@ -130,9 +133,10 @@ def ledger_checks(
 
 
 def example_checks(declared: str, part: str) -> list[Check]:
-    """The suite for the ledger of an engine whose capability `ledger_example` is `declared`.
+    """Return the checks for the ledger of an engine whose capability `ledger_example` is
+    `declared`.
 
-    A single check says why nothing can be checked, where its function gives no LedgerExample.
+    If its function returns no LedgerExample, a single check fails with the reason.
     """
     try:
         example = import_target(declared, f"ledger_example of {part}")()
@@ -140,7 +144,7 @@ def example_checks(declared: str, part: str) -> list[Check]:
             f"{declared} returns {type(example).__name__}, not a LedgerExample"
         )
         return example.checks()
-    except Exception as error:  # noqa: BLE001  # whatever a plugin's function raises is its case's verdict
+    except Exception as error:  # noqa: BLE001  # the check reports what a plugin's function raises
         return [("ledger_example", functools.partial(_raise, error))]
 
 
@@ -149,27 +153,27 @@ def _raise(error: Exception) -> None:
 
 
 def everything_given_back_is_free_again(books: Books) -> None:
-    """In whatever order the leases are released."""
+    """Releasing all leases, in any order, frees all tokens again."""
     ledger = books.ledger
     free = ledger.num_free_tokens
     assert free >= books.max_tokens, (
-        f"{free} tokens are free in an empty ledger of {books.max_tokens} a row"
+        f"an empty ledger has {free} free tokens, but a row needs {books.max_tokens}"
     )
     for order in (1, -1):
         leases = books.admit_small()
         ledger.check()
-        assert ledger.num_free_tokens < free, "admitting takes nothing"
+        assert ledger.num_free_tokens < free, "admitting rows does not reduce num_free_tokens"
         books.release(leases[::order])
-        assert all(lease.released for lease in leases), "a released lease does not say so"
+        assert all(lease.released for lease in leases), "`released` is not set in a released lease"
         ledger.check()
         assert ledger.num_free_tokens == free, (
-            f"{free} tokens were free, now {ledger.num_free_tokens} are"
+            f"{free} tokens were free before, {ledger.num_free_tokens} are free now"
         )
 
 
 def promises_never_exceed_what_is_free(books: Books) -> None:
-    """Rows that want all they may have are admitted until there is no more, each at the cost of
-    what it was promised.
+    """Rows that want the max are admitted until the ledger refuses one; each admission reduces the
+    free tokens by what it reserves.
     """
     ledger = books.ledger
     leases = []
@@ -178,31 +182,35 @@ def promises_never_exceed_what_is_free(books: Books) -> None:
         lease = books.admit(row, books.max_tokens)
         ledger.check()
         if lease is None:
-            assert before < books.max_tokens, f"row {row} is refused, and {before} tokens are free"
-            if before > 0:  # what is said to be free can be promised
+            assert before < books.max_tokens, (
+                f"row {row} is refused, although {before} tokens are free"
+            )
+            if before > 0:  # tokens that are free can be reserved
                 leases.append(books.must_admit(row, before))
             break
         leases.append(lease)
         assert 0 <= ledger.num_free_tokens <= before - books.max_tokens, (
-            f"{before} tokens were free before a promise of {books.max_tokens}, now "
+            f"{before} tokens were free before a reservation of {books.max_tokens}, now "
             f"{ledger.num_free_tokens} are"
         )
     books.release(leases)
 
 
 def refused_calls_change_nothing(books: Books) -> None:
-    """More than a row can have is refused, and the row can still be admitted, or go on, as
-    before.
+    """A request for more than a row can have is refused, and the row can still be admitted, or
+    continue, as before.
     """
     ledger = books.ledger
     free = ledger.num_free_tokens
-    assert books.admit(0, free + 1) is None, f"{free + 1} tokens are promised, {free} were free"
+    assert books.admit(0, free + 1) is None, (
+        f"admit() reserved {free + 1} tokens, although {free} were free"
+    )
     ledger.check()
-    assert ledger.num_free_tokens == free, "a refused admission takes something"
+    assert ledger.num_free_tokens == free, "a refused admission changes num_free_tokens"
     lease = books.must_admit(0, 1)
     before = (ledger.num_free_tokens, dataclasses.astuple(lease), books.pages(lease))
     assert not ledger.reserve(lease, free + 1), (
-        f"a row grows to {free + 1} tokens, {free} were free"
+        f"reserve() grew a row to {free + 1} tokens, although {free} were free"
     )
     ledger.check()
     after = (ledger.num_free_tokens, dataclasses.astuple(lease), books.pages(lease))
@@ -212,29 +220,33 @@ def refused_calls_change_nothing(books: Books) -> None:
 
 
 def reserve_grows_and_never_shrinks(books: Books) -> None:
-    """A promise grows to what is asked, keeps its pages, and is not cut by asking for less."""
+    """reserve() grows a lease to what is requested and keeps its pages; a smaller request shrinks
+    nothing.
+    """
     lease = books.must_admit(0, 1)
     first = books.pages(lease)
     for num_tokens in (books.max_tokens // 2, books.max_tokens, 1):
         capacity = lease.capacity
         assert books.ledger.reserve(lease, num_tokens), (
-            f"{num_tokens} tokens are refused to a row that is alone"
+            f"reserve({num_tokens}) is refused to the only row"
         )
         assert lease.capacity >= max(num_tokens, capacity), (
-            f"a promise of {capacity} is {lease.capacity} after reserve({num_tokens})"
+            f"capacity {capacity} became {lease.capacity} after reserve({num_tokens})"
         )
-        assert first <= books.pages(lease), "a row that grows loses pages that hold its tokens"
+        assert first <= books.pages(lease), "a row loses pages that hold its tokens when it grows"
         books.ledger.check()
     books.release([lease])
 
 
 def releasing_twice_is_refused(books: Books) -> None:
-    """With InternalError, also when the row has a new lease by then, which stays."""
+    """Releasing a lease twice raises InternalError, and a newer lease of the row stays
+    unchanged.
+    """
     old = books.must_admit(0, 1)
     books.release([old])
     free = books.ledger.num_free_tokens
     _assert_refuses_release(books, old)
-    assert books.ledger.num_free_tokens == free, "a refused release gives something back"
+    assert books.ledger.num_free_tokens == free, "a refused release changes num_free_tokens"
     new = books.must_admit(0, 1)
     pages = books.pages(new)
     _assert_refuses_release(books, old)
@@ -254,8 +266,8 @@ def _assert_refuses_release(books: Books, lease: Lease) -> None:
 
 
 def tables_of_rows_do_not_overlap(books: Books) -> None:
-    """Rows whose prompts share nothing share no page; a row admitted after another's release may
-    take its pages.
+    """Rows whose prompts share no prefix share no page; a row that is admitted after a release may
+    reuse pages.
     """
     leases = books.admit_small()
     for change in range(2):
@@ -273,35 +285,35 @@ def tables_of_rows_do_not_overlap(books: Books) -> None:
 
 
 def tables_hold_nothing_else(books: Books) -> None:
-    """A table's row is its lease's pages and zeros, whatever was there, in the order of the
-    leases.
+    """A row of a table holds the pages of its lease and then zeros, whatever it held before, in the
+    order of the leases.
     """
     leases = books.admit_small()
     written = books.tables(leases)
     for fill in (-1, 7):
         assert np.array_equal(books.tables(leases, fill), written), (
-            f"a table that held {fill} still does"
+            f"write_table() left old entries ({fill}) in a table"
         )
     assert np.array_equal(books.tables(leases[::-1]), written[:, ::-1]), (
-        "rows are not in the order of the leases"
+        "the rows of a table are not in the order of the leases"
     )
     books.release(leases)
 
 
 def a_row_that_is_alone_gets_the_most(books: Books) -> None:
-    """max_tokens are promised to a row that is alone, at once and bit by bit, and not one more."""
+    """A row that is alone can reserve max_tokens, at once and step by step, and not one
+    token more.
+    """
     ledger = books.ledger
     most = books.max_tokens if ledger.max_tokens is None else ledger.max_tokens
-    assert most >= books.max_tokens, (
-        f"a row gets {most} of the {books.max_tokens} tokens that it should have"
-    )
+    assert most >= books.max_tokens, f"the only row gets {most} tokens, expected {books.max_tokens}"
     for first in (1, most):
         lease = books.must_admit(0, first)
-        assert ledger.reserve(lease, most), f"a row that is alone is refused {most} tokens"
+        assert ledger.reserve(lease, most), f"the only row is refused {most} tokens"
         assert not ledger.reserve(lease, most + 1), (
-            f"a row gets {most + 1} tokens, {most} are the most"
+            f"a row gets {most + 1} tokens, the max is {most}"
         )
         books.release([lease])
     assert books.admit(0, most + 1) is None, (
-        f"a row is admitted with {most + 1} tokens, {most} are the most"
+        f"a row is admitted with {most + 1} tokens, the max is {most}"
     )

@@ -1,5 +1,5 @@
-"""The support matrix: what kernels declare and what checks have found, axis by axis, as plain data
-for JSON.
+"""The support matrix: declared capabilities and check results of parts, by axis, as plain data for
+JSON.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ PROBED: Mapping[str, tuple[str, ...]] = {
         "fused_write",
     ),
 }
-"""The values that declared capabilities are asked about, by axis."""
+"""Values of each axis that declared capabilities are compared with."""
 
 WORST = ("INCORRECT", "ERROR", "TIMEOUT", "PASS", "UNSUPPORTED")
-"""What several cases with one verdict each amount to: the first of these that one of them has."""
+"""Order of severity: several cases count as the first of these verdicts that occurs."""
 
 
 def support_matrix(
     registry: Registry, entries: Iterable[Entry], records: Sequence[CheckRecord]
 ) -> list[dict[str, Any]]:
-    """One object for each part: its declaration, `declared` values of each axis, and what was
-    `checked`.
+    """Return one object per part: its `declared` values on each axis, and what was `checked`.
 
-    declared: {axis, value, supported}; nothing for parts that carry no Caps or cannot be imported
-    here, whose `reason` says why. checked: {level, target, axis, value, verdict, cases, reason}:
-    the worst verdict of the cases that are about a value, "" for all cases of a target together,
-    and the reason of those that were not done.
+    declared: {axis, value, supported}; empty for parts without Caps and parts that cannot be
+    imported here (`reason` says why). checked: {level, target, axis, value, verdict, cases,
+    reason}: the worst verdict of the cases with this value (axis "": all cases of a target), and
+    the reason of cases that were not run.
     """
     return [_part(registry, entry, records) for entry in entries]
 

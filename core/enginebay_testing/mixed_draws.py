@@ -1,8 +1,7 @@
-"""Draws of requests that ask for several things at once: logits processors and a sampler together,
-against exact shares.
+"""Draws of requests that combine logits processors with a sampler, compared with exact shares.
 
-A stranger's processor is held to its source with the same function: give it among others, and what
-each token's share must be.
+Use `check_mixed_draws` to test a plugin's processor too: combine it with others, and pass the exact
+share of each token.
 """
 
 from __future__ import annotations
@@ -28,23 +27,24 @@ from enginebay_testing.sampling_oracle import OracleParams, device_params
 
 NUM_DRAWS = 200_000
 ROWS_OF_EACH = 2000
-"""Rows of each request in a call."""
+"""Rows of each request in one call."""
 
 ROWS_AT_ONCE = 500
-"""Of those that use a processor: what a processor costs is what they cost."""
+"""Rows at once that pass through the processors."""
 
 COMPILED = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
-"""Quickly, as most of a short run is compiling, but not worst: many calls go through one program.
+"""Quick compilation, because compiling takes most of a short run, but with some optimisation,
+because many calls run one program.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """What a request asks for, and what must come of it.
+    """A request and the shares that its draws must have.
 
-    `logits` are f32 [vocab], the same number for all; `options` are those of its processors, by
-    name; `shares` are float64 [vocab]: the exact probability of each token, 0.0 for one that must
-    never come.
+    `logits` are f32 [vocab]; all mixes have the same vocab. `options` are the options of its
+    processors, by name. `shares` are float64 [vocab]: the exact probability of each token, 0.0 for
+    a token that must never be drawn.
     """
 
     logits: np.ndarray
@@ -58,12 +58,11 @@ class Mix:
 def check_mixed_draws(
     sampler: Sampler, processors: Processors, mixes: Mapping[str, Mix], num_draws: int = NUM_DRAWS
 ) -> None:
-    """The mixes, rows of one batch, draw `num_draws` tokens each, and none draws them otherwise
-    than its shares say.
+    """Draw `num_draws` tokens for each mix, as rows of one batch, and compare them with its shares.
 
-    `processors` are applied in their order. AssertionError, with the mix's name, for a token that
-    must never come, and for frequencies that chance makes of the shares less often than once in
-    three million times.
+    `processors` are applied in their order. Raises AssertionError, with the name of the mix, for a
+    token that must never be drawn, and for frequencies that chance would produce less than once in
+    three million runs.
     """
     rows = _Rows(processors, list(mixes.values()))
     draw = jax.jit(
@@ -80,17 +79,15 @@ def check_mixed_draws(
             counts[row] += np.bincount(drawn, minlength=vocab)
     for (name, mix), seen in zip(mixes.items(), counts, strict=True):
         assert abs(mix.shares.sum() - 1.0) < 1e-9, (
-            f"{name}: shares that sum up to {mix.shares.sum()}"
+            f"{name}: the shares sum to {mix.shares.sum()}, expected 1"
         )
         never = np.flatnonzero((seen > 0) & (mix.shares == 0.0))
-        assert not never.size, f"{name}: tokens {never[:8]} were drawn, which must never come"
+        assert not never.size, f"{name}: tokens {never[:8]} were drawn, but their share is 0"
         check_fits(seen, mix.shares * num_draws, name)
 
 
 class _Rows:
-    """ROWS_OF_EACH rows of each mix, one mix after the other: what the step has of them, but for
-    their keys.
-    """
+    """ROWS_OF_EACH rows per mix, mix after mix, with all inputs of the step except their keys."""
 
     def __init__(self, processors: Processors, mixes: list[Mix]) -> None:
         self.logits = _of_each([mix.logits for mix in mixes], np.float32)
@@ -109,7 +106,9 @@ class _Rows:
         )
 
     def state(self, start: int) -> SamplingState:
-        """The rows' state for the draws from number `start` on: each has a key of its own."""
+        """Return the state of the rows for the draws from number `start` on; each draw has its own
+        key.
+        """
         numbers = np.tile(start + np.arange(ROWS_OF_EACH), self._num_rows // ROWS_OF_EACH)
         keys = np.stack([np.full(self._num_rows, 23), numbers], axis=1)
         return dataclasses.replace(self._state, keys=jax.device_put(keys.astype(np.uint32)))
@@ -118,7 +117,9 @@ class _Rows:
 def _fields(
     processors: Processors, mixes: list[Mix], sizes: Sizes
 ) -> dict[str, dict[str, jax.Array]]:
-    """Each processor's fields of all rows; those that do not use it have what rows begin with."""
+    """Return the fields of each processor for all rows; a row that does not use it has initial
+    values.
+    """
     own = {
         n: {f: np.asarray(v).copy() for f, v in fields.items()}
         for n, fields in empty_rows(processors, len(mixes), sizes).items()
@@ -137,5 +138,5 @@ def _fields(
 
 
 def _of_each(values: Any, dtype: Any) -> jax.Array:
-    """[mixes, ...] as [mixes * ROWS_OF_EACH, ...]."""
+    """Repeat [mixes, ...] to [mixes * ROWS_OF_EACH, ...]."""
     return jax.device_put(np.repeat(np.asarray(values, dtype), ROWS_OF_EACH, axis=0))

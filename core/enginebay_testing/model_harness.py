@@ -1,6 +1,4 @@
-"""Runs a model step by step on tiny caches: what the model checks and the parity tests look
-through.
-"""
+"""Runs a model step by step on tiny caches, for the model checks and the parity tests."""
 
 from __future__ import annotations
 
@@ -25,15 +23,15 @@ from enginebay.ops.spec import Bucket, derive_batch
 from enginebay_testing.layouts import installed_layouts
 
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
-"""From a model's facts and its placement to what makes the Ops of a step, such as
+"""Makes, from a model's facts and its placement, the object that binds the ops of a step, such as
 enginebay.compose.binding.OpsBinder.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """New tokens of one row: `page` is the row's own page of the cache, `start` its number of
-    tokens so far.
+    """New tokens of one row: `page` is the row's own cache page, `start` its number of earlier
+    tokens.
     """
 
     page: int
@@ -42,15 +40,15 @@ class Chunk:
 
 
 def place_over(num_devices: int) -> Placement:
-    """All sharded axes over the first `num_devices` devices."""
+    """Return a placement with all sharded axes over the first `num_devices` devices."""
     rules: dict[str, str | None] = dict.fromkeys(DEFAULT_AXIS_RULES)
     rules |= dict.fromkeys(("heads", "kv_heads", "mlp", "vocab", "expert"), "tensor")
     return make_placement(jax.devices(), {"tensor": num_devices}, rules)
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """f32 [*shape], the same for a name and seed wherever it is made: products keep their scale,
-    norms are near 1.
+    """Return f32 [*shape], which depends only on name and seed; products keep their scale, norms
+    are near 1.
     """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = rng.standard_normal(shape, dtype=np.float32)
@@ -62,8 +60,8 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def random_weights(
     model: Model, placement: Placement, *, dtype: str, seed: int = 0
 ) -> dict[str, jax.Array]:
-    """Weights put together from random checkpoint tensors, so that every sharding of a model gets
-    equal ones.
+    """Return weights made from random checkpoint tensors; every sharding of a model gets equal
+    values.
     """
     weights = {}
     for path, source in model.tensor_sources().items():
@@ -80,7 +78,9 @@ def random_weights(
 
 
 class ModelHarness:
-    """A model with weights, a cache of one page a row, and compiled steps. Not for speed."""
+    """A model with weights, a cache of one page per row, and compiled steps. Not optimised for
+    speed.
+    """
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class ModelHarness:
         self._step = jax.jit(self._traced, static_argnums=0)
 
     def empty_cache(self) -> ModelCache:
-        """Zeroed arrays for all groups, where the placement wants them."""
+        """Return zeroed arrays for all groups, placed as the placement says."""
         return {
             group.name: tuple(
                 self._empty_layer(self.layouts[group.name]) for _ in range(group.num_layers)
@@ -119,10 +119,10 @@ class ModelHarness:
         return {name: jax.device_put(array, where[name]) for name, array in layout.init().items()}
 
     def run(self, chunks: Sequence[Chunk], bucket: Bucket, *, pad_id: int = 0) -> list[np.ndarray]:
-        """Process chunks (sorted as AttnBatch wants rows) in one step; f32 logits [tokens, vocab]
-        of each.
+        """Process chunks (sorted as AttnBatch requires) in one step; return f32 logits [tokens,
+        vocab] for each chunk.
 
-        The cache keeps what was written. `pad_id` is the token id on padding.
+        The cache keeps what was written. `pad_id` is the token id of padding.
         """
         token_ids = np.full(bucket.tokens, pad_id, np.int32)
         q_lens, kv_lens = np.zeros(bucket.seqs, np.int32), np.zeros(bucket.seqs, np.int32)
@@ -152,7 +152,7 @@ class ModelHarness:
         return hidden, self.model.logits(weights, ops, hidden), cache
 
     def shapes(self, bucket: Bucket) -> Any:
-        """Shapes and dtypes of a step's (hidden states, logits, cache); nothing is compiled."""
+        """Return shapes and dtypes of a step's (hidden states, logits, cache) without compiling."""
         ints = [
             jax.ShapeDtypeStruct(n, jnp.int32)
             for n in ((bucket.tokens,), (bucket.seqs,), (bucket.seqs,), (bucket.seqs, 1))
@@ -165,7 +165,7 @@ class ModelHarness:
 def teacher_forced(
     harness: ModelHarness, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Logits [prompt + continuation, vocab] of each row, all in one prefill."""
+    """Return logits [prompt + continuation, vocab] of each row, from one prefill."""
     chunks = [
         Chunk(page, 0, [*p, *c])
         for page, (p, c) in enumerate(zip(prompts, continuations, strict=True))
@@ -176,10 +176,10 @@ def teacher_forced(
 
 
 def greedy_mismatch(logits: np.ndarray, token_ids: Sequence[int], tolerance: float) -> int | None:
-    """The first position whose best token is not the given one, or None.
+    """Return the first position whose best token is not the given token, or None.
 
-    logits f32 [tokens, vocab]. The comparison ends early, without a mismatch, where the two best
-    scores are closer than `tolerance`: from there on two right implementations may part.
+    logits f32 [tokens, vocab]. The comparison stops, without a mismatch, where the two best scores
+    are closer than `tolerance`: from there on, two correct implementations may differ.
     """
     for position, (row, token) in enumerate(zip(logits, token_ids, strict=True)):
         second, first = np.partition(row, -2)[-2:]

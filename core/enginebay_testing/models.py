@@ -1,5 +1,5 @@
-"""Conformance suite for any model family: consistent declarations, independent rows, equal results
-however it is run.
+"""Conformance suite for model families: consistent declarations, independent rows, and equal
+results for every way of running a sequence.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
 from enginebay_testing.model_harness import Chunk, MakeOps, ModelHarness, place_over, random_weights
-from enginebay_testing.verdicts import Check
+
+Check = tuple[str, Callable[[], None]]
+"""A name, and a function that raises AssertionError, with the case, when the check fails."""
 
 NUM_ROWS = 4
 CAPACITY = 64
 MIXED = Bucket(64, NUM_ROWS, 1, 64, CAPACITY, "mixed")
 DECODE = Bucket(NUM_ROWS, NUM_ROWS, 1, 1, CAPACITY, "decode")
 TOLERANCE = 1e-5
-"""On f32 logits, relative to the largest: sums are ordered differently in other shapes and
-shardings.
+"""Allowed difference of f32 logits, relative to the largest: the order of sums depends on shapes
+and shardings.
 """
 
 
 def tiny_config(family: ModelFamily) -> dict[str, Any]:
-    """A small config.json by the common names of Hugging Face; a family may need more, see
-    model_checks.
+    """Return a small config.json with the usual field names of Hugging Face; a family may need more
+    fields, see model_checks.
     """
     return {
         "architectures": [family.architectures[0]],
@@ -68,16 +70,20 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
 
 
 def read_model_config(path: str) -> dict[str, Any]:
-    """The config.json of a small model; ConfigError when it cannot be read, or is no object."""
+    """Read the config.json of a small model; ConfigError if the file is unreadable or not an
+    object.
+    """
     what = f"configuration of a model {path}"
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{what}: {error}", "a readable JSON file", "Pass --config FILE."
+            f"{what}: {error}", "a JSON file", "Pass its path with --config."
         ) from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{what} is no object", "the fields of a config.json", "Mend the file.")
+        raise ConfigError(
+            f"{what} is not an object", "the fields of a config.json", "Fix the file."
+        )
     return values
 
 
@@ -88,11 +94,11 @@ def model_checks(
     config: Mapping[str, Any] | None = None,
     num_devices: int = 1,
 ) -> list[Check]:
-    """Every check of a family.
+    """Return every check of a family.
 
-    `make_ops` binds the ops to compute with. `config` is a tiny config.json of the family,
-    tiny_config(family) when absent; it needs a vocabulary of at least 96 and a context of at least
-    64. Shardings over 2 and 4 devices are checked as far as there are `num_devices`.
+    `make_ops` binds the ops to compute with. `config` is a tiny config.json of the family (default:
+    tiny_config(family)), with a vocabulary of at least 96 tokens and a context of at least 64.
+    Shardings over 2 and 4 devices are checked if there are `num_devices`.
     """
     lab = _Lab(family, dict(config or tiny_config(family)), make_ops)
     checks: list[tuple[str, Callable[[_Lab], None]]] = [
@@ -115,7 +121,7 @@ def model_checks(
 def harness_steps(
     info: ModelInfo, layout: str, layout_type: type[KVLayout], decode: Caps
 ) -> list[AttentionProblem]:
-    """The attention problems of the checks: each row has one page."""
+    """Return the attention problems of the checks; each row has one page."""
     layouts = {
         group: spec.make_layout(layout_type, NUM_ROWS, CAPACITY)
         for group, spec in info.attention.items()
@@ -135,11 +141,11 @@ class _Lab:
         self._harness: ModelHarness | None = None
 
     def model(self, num_shards: int = 1, dtype: str = "float32") -> Model:
-        """The family's model of the tiny configuration."""
+        """Return the family's model of the tiny configuration."""
         return self.family.build(self.config, dtype=dtype, num_shards=num_shards)
 
     def new_harness(self, num_devices: int = 1, dtype: str = "float32") -> ModelHarness:
-        """A harness over some devices, with the same random weights every time."""
+        """Return a harness over some devices; the random weights are always the same."""
         placement = place_over(num_devices)
         model = self.model(placement.num_shards("kv_heads"), dtype)
         weights = random_weights(model, placement, dtype=dtype)
@@ -148,13 +154,13 @@ class _Lab:
         )
 
     def harness(self) -> ModelHarness:
-        """The shared harness, its cache empty."""
+        """Return the shared harness with an empty cache."""
         self._harness = self._harness or self.new_harness()
         self._harness.cache = self._harness.empty_cache()
         return self._harness
 
     def text(self, length: int, seed: int) -> list[int]:
-        """Random token ids."""
+        """Return random token ids."""
         ids = np.random.default_rng(seed).integers(0, self.model().info.vocab_size, length)
         return [int(i) for i in ids]
 
@@ -168,19 +174,21 @@ def _declarations_agree(lab: _Lab) -> None:
     )
     for path, spec in specs.items():
         assert len(spec.shape) == len(spec.axes), (
-            f"{path}: shape {spec.shape} with axes {spec.axes}"
+            f"{path}: shape {spec.shape} does not match axes {spec.axes}"
         )
         unknown = {axis for axis in spec.axes if axis} - set(DEFAULT_AXIS_RULES)
         assert not unknown, f"{path}: logical axes {unknown} are unknown"
         assert len(sources[path].names) == len(sources[path].shapes), (
-            f"{path}: as many shapes as tensors"
+            f"{path}: the number of shapes is not the number of tensors"
         )
         stored = sum(int(np.prod(shape)) for shape in sources[path].shapes)
-        assert stored == np.prod(spec.shape), f"{path}: {spec.shape} of {stored} stored values"
+        assert stored == np.prod(spec.shape), (
+            f"{path}: shape {spec.shape}, but {stored} stored values"
+        )
     names = [name for source in sources.values() for name in source.names]
-    assert len(names) == len(set(names)), "a checkpoint tensor is behind two weights"
+    assert len(names) == len(set(names)), "two weights read the same checkpoint tensor"
     assert [g.name for g in info.groups] == list(info.attention), (
-        "cache groups and attention specs have other names"
+        "cache groups and attention specs have different names"
     )
     for group in info.groups:
         kind = info.attention[group.name]
@@ -188,7 +196,7 @@ def _declarations_agree(lab: _Lab) -> None:
         assert facts == (group.num_kv_heads, group.head_dim, group.v_head_dim, group.window), (
             f"group {group.name}"
         )
-    assert info.family == lab.family.name, "info.family is not the family's name"
+    assert info.family == lab.family.name, "info.family differs from the family's name"
 
 
 def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
@@ -204,14 +212,14 @@ def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
             everything = tuple(slice(None) for _ in spec.shape)
             whole = source.build(tensors, everything)
             assert whole.shape == spec.shape, f"{path}: built {whole.shape}, declared {spec.shape}"
-            # Any axis may be sharded that has a name, and loaders read any weight in pieces along
-            # its first.
+            # Loaders may shard any axis with a name, and read any weight in pieces along its first
+            # axis.
             for dim in {0, *(i for i, axis in enumerate(spec.axes) if axis)}:
                 for piece in (slice(0, 1), slice(spec.shape[dim] // 2, spec.shape[dim])):
                     index = (*everything[:dim], piece, *everything[dim + 1 :])
                     part = source.build(tensors, index)
                     assert np.array_equal(part, whole[index]), (
-                        f"{path}: part {index} is not that of the whole"
+                        f"{path}: part {index} differs from this slice of the whole weight"
                     )
 
 
@@ -231,7 +239,7 @@ def _shapes_and_dtypes(lab: _Lab) -> None:
         before, after = (
             jax.tree.map(lambda a: (a.shape, a.dtype), dict(c)) for c in (harness.cache, cache)
         )
-        assert before == after, f"{dtype}: the cache changed its structure"
+        assert before == after, f"{dtype}: the step changed the structure of the cache"
 
 
 def _padding_changes_nothing(lab: _Lab) -> None:
@@ -284,10 +292,10 @@ def _devices_equal_one(lab: _Lab, num_devices: int) -> None:
         _close(prefills[1][row], prefills[0][row], f"prefill of row {row} on {num_devices} devices")
     one, many = (h.run([Chunk(2, 20, [3]), Chunk(1, 7, [5])], DECODE) for h in harnesses)
     for row in (0, 1):
-        _close(many[row], one[row], f"decode of row {row} on {num_devices} devices")
+        _close(many[row], one[row], f"decoding row {row} on {num_devices} devices")
     arrays = jax.tree.leaves((dict(harnesses[1].weights), dict(harnesses[1].cache)))
     assert any(not a.is_fully_replicated for a in arrays if isinstance(a, jnp.ndarray)), (
-        "nothing is sharded"
+        "no weight is sharded"
     )
 
 

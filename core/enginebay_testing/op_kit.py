@@ -1,5 +1,5 @@
-"""What the kit does with an op: the record that `Op.kit` names. The checks of a kernel are the
-cases of its op; ops without phases get them from their axes.
+"""How the kit checks an op: the record that `Op.kit` names. It makes the checks of each kernel; ops
+without phases make them from their axes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, cove
 from enginebay_testing.oracle import EPS
 
 REPEATS = 20
-"""How often a step runs that must give the same bits each time."""
+"""How often a step runs; each run must give the same bits."""
 
 LayoutTypes = Sequence[type[KVLayout]]
 
 
 @dataclasses.dataclass(frozen=True)
 class OpCase:
-    """One check of one kernel. `representative` cases have every pair of values of the op's axes;
-    the others are run with --all.
+    """One check of one kernel. The `representative` cases cover every pair of values of the op's
+    axes; the other cases run with --all.
 
-    `traits` are what the case is about, by axis of the support matrix.
+    `traits` are the values of the case on the axes of the support matrix.
     """
 
     name: str
@@ -46,8 +46,8 @@ class OpCase:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much of an op's cases. Without `triples` pairs alone; `interpreted` kernels get short
-    rows and few repeats.
+    """How many cases of an op are made. Without `triples`, only pairs; `interpreted` kernels get
+    short rows and few repeats.
 
     Each case runs with `num_seeds` sets of arrays.
     """
@@ -59,11 +59,11 @@ class Extent:
 
 @dataclasses.dataclass(frozen=True)
 class OpProgram:
-    """A program that the compiler of a kernel must take: a function of positional arguments, and
-    these as shapes.
+    """A program that a kernel's compiler must accept: a function of positional arguments, with the
+    arguments as shapes.
 
-    `kept_bytes` of the results must lie in donated arguments. `why_not`: why the kernel does not
-    serve the program.
+    At least `kept_bytes` of the results must share memory with donated arguments. `why_not`: the
+    reason why the kernel does not support the program, if any.
     """
 
     name: str
@@ -84,9 +84,9 @@ def _no_programs(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> It
 class OpKit:
     """How implementations of an op are checked.
 
-    `cases` (implementation, where it runs, layouts of caches that it knows, extent) are its checks,
-    the representative ones first. `programs` (implementation, target, the target's number, layouts)
-    are compiled for a device that is not there.
+    `cases` (implementation, environment, known cache layouts, extent) makes the checks, the
+    representative ones first. `programs` (implementation, target, number of the target, layouts)
+    makes programs that are compiled for a device which need not be present.
     """
 
     cases: Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]
@@ -94,7 +94,7 @@ class OpKit:
 
 
 def kit_of(registry: Registry, op: str) -> OpKit:
-    """The kit of a registered op. An op that names none is checked by its quick cases."""
+    """Return the kit of a registered op. An op without a kit is checked by its quick cases."""
     record: Op[Any] = registry.load(registry.find("op", op))
     if record.kit is None:
         return OpKit(functools.partial(_quick_cases, record))
@@ -118,8 +118,8 @@ def _quick_cases(
 
 @dataclasses.dataclass(frozen=True)
 class PlainCase:
-    """A row of values, the seed of its arrays, how often a step runs, which must give the same
-    bits each time, and layouts by the names that the axis `layout` has.
+    """A row of values, the seed of its arrays, the number of runs (which must give the same bits),
+    and the layouts by name for the axis `layout`.
     """
 
     row: Combination
@@ -128,25 +128,25 @@ class PlainCase:
     layouts: Mapping[str, type[KVLayout]] = dataclasses.field(default_factory=dict)
 
     def rng(self) -> np.random.Generator:
-        """The source of the arrays."""
+        """Return the random generator of the arrays."""
         return np.random.default_rng([self.seed, 7])
 
     def int(self, axis: str) -> int:
-        """A value that is a number."""
+        """Return the value of an axis as a number."""
         return int(cast("int", self.row[axis]))
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the arrays."""
+        """Return the dtype of the arrays."""
         return jnp.dtype(str(self.row["dtype"]))
 
     @property
     def eps(self) -> float:
-        """Distance from 1 to the next value of the dtype."""
+        """Return the distance from 1 to the next value of the dtype."""
         return EPS[str(self.row["dtype"])]
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The results as NumPy arrays; AssertionError where a second call gives other bits."""
+        """Return the results as NumPy arrays; AssertionError if another run gives other bits."""
         step = jax.jit(call)
         first = jax.tree.map(np.asarray, step(*arguments))
         for turn in range(1, self.repeats):
@@ -155,7 +155,7 @@ class PlainCase:
                 a.tobytes() == b.tobytes()
                 for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True)
             ]
-            assert all(same), f"run {turn + 1} of the same step gives other bits than the first"
+            assert all(same), f"run {turn + 1} of the same step returned other bits than run 1"
         return first
 
 
@@ -163,12 +163,12 @@ def covering_cases(
     axes: OpAxes,
     check: Callable[[Any, PlainCase], None],
     named: Callable[[Any], Iterable[tuple[str, Callable[[], None]]]] = lambda _: (),
-) -> Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]:
-    """The cases of an op without phases: `check` (implementation, case) for every row of a covering
-    array of `axes`, behind the checks that are `named`.
+) -> Callable[[Any, Env, Layouts, Extent], Iterator[OpCase]]:
+    """Return the cases of an op without phases: the checks in `named`, then `check`
+    (implementation, case) for every row of a covering array of `axes`.
 
-    An axis `layout` gets the names of the layouts, and an axis `config` ("default", "small",
-    "large", see `configured`) its values where the implementation has a configuration.
+    The axis `layout` gets the names of the layouts. The axis `config` ("default", "small", "large",
+    see `configured`) is used where the implementation has configurations.
     """
 
     def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent) -> Iterator[OpCase]:
@@ -189,7 +189,9 @@ def covering_cases(
 
 
 def _claimed(axes: OpAxes, kernel: Any, layouts: tuple[str, ...]) -> OpAxes:
-    """The axes with the kernel's layouts, and its other configurations where it has some."""
+    """Return the axes with the kernel's layouts, and with its other configurations if
+    it has any.
+    """
     if "layout" in axes.values:
         axes = axes.having(layout=layouts)
     if "config" in axes.values and not isinstance(kernel, TunableOp):
@@ -197,8 +199,10 @@ def _claimed(axes: OpAxes, kernel: Any, layouts: tuple[str, ...]) -> OpAxes:
     return axes
 
 
-def _name(axes: OpAxes, row: Combination) -> str:
-    """The row's values that are not the ordinary ones, with their axis; dtype and layout always."""
+def _name(axes: OpAxes, row: Row) -> str:
+    """Return a name with dtype, layout, and the values (with their axis) that differ from the
+    usual.
+    """
     always = [str(row[axis]) for axis in ("dtype", "layout") if axis in row]
     others = [
         f"{axis}_{value}"
@@ -221,8 +225,8 @@ def _run(
 
 
 def configured(kernel: Any, config: str) -> Any:
-    """The kernel with its default configurations, or with its candidates of the smallest or largest
-    numbers.
+    """Return the kernel with its default configurations, or with the candidates that have the
+    smallest or largest numbers.
     """
     if config == "default" or not isinstance(kernel, TunableOp):
         return kernel
@@ -236,8 +240,8 @@ def configured(kernel: Any, config: str) -> Any:
 
 
 def numbers_of(config: Any) -> list[int]:
-    """The whole numbers of a configuration (a dataclass, with slots or without), but for sizes of
-    memory.
+    """Return the whole numbers of a configuration (a dataclass, with slots or without), except
+    memory sizes.
     """
     fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
     values = [getattr(config, field.name) for field in fields]

@@ -1,4 +1,4 @@
-"""Slow, obvious float64 NumPy versions of the ops: what every implementation is compared with."""
+"""Slow and simple float64 NumPy versions of the ops; every implementation is compared with them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def attend(
     weights_dtype: np.dtype | None = None,
     positions: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]),
-    f64; `v` may be of another width, which is that of `out`.
+    """Attend one row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse
+    [n, Hq]), f64. The width of `v` may differ; it is also the width of `out`.
 
-    `positions` int [n] are the places of the queries, without them the last n. With `weights_dtype`
-    each unnormalised weight and the output are rounded to it, as an implementation for narrow
-    dtypes must: the error that this makes is the measure of what an implementation may make.
+    `positions` int [n] are the positions of the queries (default: the last n). With
+    `weights_dtype`, the unnormalized weights and the output are rounded to this dtype, as
+    implementations in narrow dtypes must do; the resulting error is the unit of their allowed
+    error.
     """
     num_queries, kv_len = q.shape[0], k.shape[0]
     if positions is None:
@@ -60,15 +61,15 @@ def attend(
 
 
 def _visible(positions: np.ndarray, kv_len: int, spec: AttnSpec) -> np.ndarray:
-    """bool [n, kv_len]: which keys queries at `positions` [n] look at."""
+    """Return bool [n, kv_len]: which keys the queries at `positions` [n] attend to."""
     keys, queries = np.arange(kv_len)[None], positions[:, None]
     seen = keys <= queries if spec.causal else np.ones((positions.size, kv_len), bool)
     return seen if spec.window is None else seen & (keys > queries - spec.window)
 
 
 def largest_score(q: np.ndarray, k: np.ndarray, spec: AttnSpec) -> float:
-    """A bound on |score| before any cap: softmax turns an absolute error of a score into a relative
-    one of a weight.
+    """Return a bound on |score| before any soft cap; softmax turns the absolute error of a score
+    into a relative error of its weight.
     """
     norms = np.linalg.norm(q.astype(np.float64), axis=-1).max(initial=0.0)
     return float(
@@ -104,8 +105,8 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, *, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, positions: np.ndarray, spec: RopeSpec) -> np.ndarray:
-    """x [T, heads, head_dim] with features i and i + rotary_dim / 2 turned by position * frequency
-    i, f64.
+    """Rotate features i and i + rotary_dim / 2 of x [T, heads, head_dim] by position * frequency i,
+    f64.
     """
     frequencies, factor = rope_frequencies(spec)
     out, half = x.astype(np.float64), spec.rotary_dim // 2
@@ -117,7 +118,9 @@ def rope(x: np.ndarray, positions: np.ndarray, spec: RopeSpec) -> np.ndarray:
 
 
 def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
-    """(f64 [rotary_dim / 2], factor on cos and sin), pair by pair from the published rules."""
+    """Return (f64 [rotary_dim / 2], factor on cos and sin), pair by pair by the
+    published formulas.
+    """
     pairs = [_frequency(i, spec) for i in range(spec.rotary_dim // 2)]
     factor = (spec.attention_factor or 1.0) if spec.scaling == "longrope" else 1.0
     if spec.scaling == "yarn":
@@ -158,8 +161,8 @@ def _frequency(i: int, spec: RopeSpec) -> float:
 
 
 def _yarn_range(spec: RopeSpec) -> tuple[float, float]:
-    """The pairs between which frequencies go from kept to stretched: those that turn beta_fast and
-    beta_slow times.
+    """Return the pairs between which frequencies change from unscaled to fully scaled: the pairs
+    that rotate beta_fast and beta_slow times.
     """
     context = spec.original_max_position_embeddings
 

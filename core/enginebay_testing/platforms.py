@@ -14,12 +14,12 @@ from enginebay.registry import Entry, Registry
 from enginebay_testing.verdicts import Check
 
 MAX_CLAIMED = 1.5
-"""Of the memory that an allocator of a device reports: it is given a share of it."""
+"""Max share of the memory, as the device's allocator reports it, that a platform may claim."""
 
 
 def platform_checks(platform: Platform, registry: Registry) -> list[Check]:
-    """Every check of the suite, by name. Those that need a device are skipped without one, with
-    why_not()'s reason.
+    """Return every check of the suite, by name. Checks that need a device are skipped without one,
+    with the reason of why_not().
     """
     checks = (
         devices_or_a_reason,
@@ -40,14 +40,16 @@ def _needs_device(platform: Platform) -> None:
 
 
 def devices_or_a_reason(platform: Platform, registry: Registry) -> None:
-    """Either there are devices, or a reason why there are none."""
+    """devices() returns devices, or why_not() gives a reason, never both."""
     reason, devices = platform.why_not(), platform.devices()
     assert (reason is None) == bool(devices), "why_not() and devices() disagree"
-    assert reason is None or reason.strip(), "why_not() is an empty text: say what is missing"
+    assert reason is None or reason.strip(), (
+        "why_not() returns an empty text; it must say what is missing"
+    )
 
 
 def defaults_are_served(platform: Platform, registry: Registry) -> None:
-    """The default layout is registered, and every op has an implementation that runs here with the
+    """The default layout is registered, and for every op a registered kernel serves the
     defaults.
     """
     assert platform.default_layout in registry.names("layout"), (
@@ -65,7 +67,9 @@ def defaults_are_served(platform: Platform, registry: Registry) -> None:
 
 
 def _serves_defaults(platform: Platform, registry: Registry, entry: Entry) -> bool:
-    """By its declaration; attention kernels say more in their capabilities."""
+    """Return whether a kernel serves the defaults, by its declaration and, for
+    attention, its Caps.
+    """
     if entry.declaration is None:
         return False
     if entry.declaration.platforms and platform.name not in entry.declaration.platforms:
@@ -81,25 +85,23 @@ def _serves_defaults(platform: Platform, registry: Registry, entry: Entry) -> bo
 
 
 def min_rows_are_positive(platform: Platform, registry: Registry) -> None:
-    """Without a device too; so is the number of rows that logits processors get at once, if there
-    is one.
-    """
+    """min_rows and rows_at_once are positive, also without a device."""
     for dtype in ("float32", "bfloat16", "float16"):
         rows = platform.min_rows(dtype)
-        assert isinstance(rows, int), f"min_rows({dtype!r}) is {rows!r}, no whole number"
-        assert rows >= 1, f"min_rows({dtype!r}) is {rows}"
+        assert isinstance(rows, int), f"min_rows({dtype!r}) is {rows!r}, expected a whole number"
+        assert rows >= 1, f"min_rows({dtype!r}) is {rows}, expected at least 1"
     at_once = platform.rows_at_once
-    assert at_once is None or at_once >= 1, f"rows_at_once is {at_once}"
+    assert at_once is None or at_once >= 1, f"rows_at_once is {at_once}, expected at least 1"
 
 
 def devices_are_there(platform: Platform, registry: Registry) -> None:
-    """They are devices of this process, each once, in JAX's order, and the environment is
-    theirs.
+    """devices() returns devices of this process, each once, in JAX's order, and env()
+    matches them.
     """
     _needs_device(platform)
     devices = list(platform.devices())
     for device in devices:
-        assert isinstance(device, jax.Device), f"{device!r} is no device of JAX"
+        assert isinstance(device, jax.Device), f"{device!r} is not a jax.Device"
     local = jax.local_devices(backend=devices[0].platform)
     places = [local.index(device) for device in devices if device in local]
     assert len(places) == len(devices), f"{devices} are not all among the local devices {local}"
@@ -107,15 +109,14 @@ def devices_are_there(platform: Platform, registry: Registry) -> None:
         f"devices {devices} are repeated, or not in JAX's order {local}"
     )
     kind = platform.env().device_kind
-    # JAX has no name for the kind of a host's processor.
+    # JAX has no name for the device kind of a host's processor.
     assert devices[0].platform == "cpu" or kind in ("", devices[0].device_kind), (
-        f"the environment names the device kind {kind!r}, "
-        f"the first device is {devices[0].device_kind!r}"
+        f"env() names the device kind {kind!r}, but the first device has {devices[0].device_kind!r}"
     )
 
 
 def facts_are_sound(platform: Platform, registry: Registry) -> None:
-    """Figures are positive, and the environment bears the platform's name."""
+    """The figures of hardware() are positive, and env() has the platform's name."""
     _needs_device(platform)
     hardware = platform.hardware()
     assert hardware.bytes_per_s > 0
@@ -123,15 +124,15 @@ def facts_are_sound(platform: Platform, registry: Registry) -> None:
     for dtype in {platform.default_dtype, "float32"}:
         rate = hardware.flops_per_s.get(dtype, 0.0)
         assert rate > 0, f"hardware() says {rate} operations per second in {dtype}"
-    assert hardware.measured_on, "hardware() does not say on what it was measured"
+    assert hardware.measured_on, "hardware().measured_on is empty"
     assert platform.env().platform == platform.name, (
-        f"the environment is {platform.env().platform!r}, the platform {platform.name!r}"
+        f"env() names the platform {platform.env().platform!r}, expected {platform.name!r}"
     )
 
 
 def memory_is_there(platform: Platform, registry: Registry) -> None:
-    """A device has the memory that the platform claims, where the device or, of the host's
-    processors, the host says.
+    """A device has the memory that the platform claims, as reported by the device or, for a CPU, by
+    the host.
     """
     _needs_device(platform)
     claimed, device = platform.hardware().memory_bytes, platform.devices()[0]
@@ -140,13 +141,14 @@ def memory_is_there(platform: Platform, registry: Registry) -> None:
     if there is None and device.platform == "cpu":
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if there is None:
-        raise unittest.SkipTest("the device does not say how much memory it has")
-    # What the device keeps for itself counts for a platform, but not for its allocator.
+        raise unittest.SkipTest("the device does not report its memory")
+    # A platform's figure includes memory that the device reserves for itself; the allocator's does
+    # not.
     assert claimed <= MAX_CLAIMED * there, f"{claimed} bytes are claimed, the device has {there}"
 
 
 def options_compile(platform: Platform, registry: Registry) -> None:
-    """XLA takes the compile options, and the program runs on the first device."""
+    """XLA accepts the compile options, and the program runs on the first device."""
     _needs_device(platform)
     for dtype in {platform.default_dtype, "float32"}:
         x = jax.device_put(jnp.ones((4, 4), dtype), platform.devices()[0])

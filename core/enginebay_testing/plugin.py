@@ -1,4 +1,4 @@
-"""What this package offers: the command `check`."""
+"""Registers the command `check`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """check."""
+    """Register check."""
     register(
         "check",
         "enginebay_testing.cli:COMMAND",
-        summary="hold registered parts to their contracts, each case in a process of its own",
+        summary="run the conformance suites of registered parts, each case in a process of its own",
     )

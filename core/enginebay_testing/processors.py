@@ -1,5 +1,5 @@
-"""Conformance suite for any logits processor: its declaration, its fields, and rows that depend on
-nothing but themselves.
+"""Conformance suite of logits processors: the declaration, the fields, and rows that do not depend
+on other rows.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from enginebay.processor import (
 )
 from enginebay.sampler import SamplingState
 from enginebay_executor.processing import evolve, process
-from enginebay_testing.sampling_oracle import OracleParams, device_params
-from enginebay_testing.verdicts import Check
+from enginebay_testing.sampling_oracle import Params, device_params
+
+Check = tuple[str, Callable[[], None]]
+"""A name, and a function that raises AssertionError, with the case, when the check fails."""
 
 VOCAB, WIDTH = 75, 40
-"""Of the rows: a vocabulary that is no round number, and positions of their tokens."""
+"""Sizes of the rows: the vocabulary is not a round number."""
 
 SIZES = Sizes(VOCAB, WIDTH)
 EOS = (4, 9)
 NAME = "this"
 ROWS_AT_ONCE = 3
-"""So that many rows are more than one turn, and the last turn is not full."""
+"""More rows than one turn takes; the last turn is not full."""
 
 NUM_STEPS = 4
 TOLERANCE = 1e-5
-"""Of scores and fields of the same row, relative and absolute: sums may be taken in another order.
-"""
+"""Relative and absolute tolerance for scores and fields: the order of sums may differ."""
 
 ProcessorRows = tuple[jax.Array, Mapping[str, Any], SamplingState]
 """Logits, fields by processor, and state."""
@@ -46,7 +47,7 @@ ProcessorRows = tuple[jax.Array, Mapping[str, Any], SamplingState]
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """One row: a request with its options, and where it stands."""
+    """One row: a request with its options and its position."""
 
     options: Any
     what: str
@@ -57,10 +58,9 @@ class _Case:
 
 
 def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list[Check]:
-    """Every check of a processor: the class that is registered, and options (or None) that requests
-    may come with.
+    """Return every check of a processor: the registered class, and options (or None) of requests.
 
-    Options whose model has `examples` in its JSON schema are tried with each of them, besides the
+    If the options' model has `examples` in its JSON schema, each example is tried besides the
     defaults.
     """
     checks: list[tuple[str, Callable[[_Subject], None]]] = [
@@ -82,7 +82,7 @@ def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list
 
 
 class _Subject:
-    """The processor under test, with its rows, made when a check first asks; each shape is compiled
+    """The processor under test and its rows, which are made on first use; each shape is compiled
     once.
     """
 
@@ -101,8 +101,8 @@ class _Subject:
         return [case for i, options in enumerate(self._examples()) for case in _cases(options, i)]
 
     @functools.cached_property
-    def rows(self) -> ProcessorRows:
-        """All cases in one batch, on the host, where rows are taken from."""
+    def rows(self) -> Rows:
+        """All cases in one batch, on the host; the other rows are copied from here."""
         logits = np.stack([case.logits for case in self.cases])
         rows: ProcessorRows = jax.tree.map(
             np.asarray, (logits, {NAME: self._own()}, _state(self.cases))
@@ -129,7 +129,9 @@ class _Subject:
 
     @functools.cached_property
     def step(self) -> Any:
-        """(rows, active) -> (rows one token on, scores); the first best token is taken."""
+        """Return a step (rows, active) -> (rows after one more token, scores), which takes the best
+        token.
+        """
         named = ((NAME, self.processor),)
 
         def step(rows: ProcessorRows, active: jax.Array) -> tuple[ProcessorRows, jax.Array]:
@@ -151,14 +153,14 @@ class _Subject:
         return own | {IS_USED: np.ones(len(values), bool)}
 
     def values(self, case: _Case) -> Mapping[str, np.ndarray]:
-        """The row's fields as the core makes them."""
+        """Return the row's fields as the core makes them."""
         facts = RowFacts(_text(case)[: case.num_prompt], EOS, SIZES)
         return row_values(NAME, self.processor, case.options, facts).values
 
 
 def _cases(options: Any, seed: int) -> list[_Case]:
-    """What each options meet: usual logits, few possible tokens, equal ones, large ones, and
-    none.
+    """Return the rows for each options: usual logits, few possible tokens, equal logits, large
+    logits, and no possible token.
     """
     rng = np.random.default_rng(seed)
     usual, other, large = (rng.normal(size=(3, VOCAB)) * [[2.0], [2.0], [40.0]]).astype(np.float32)
@@ -182,7 +184,7 @@ def _cases(options: Any, seed: int) -> list[_Case]:
 
 
 def _text(case: _Case) -> np.ndarray:
-    """Its tokens, of a dozen, so that they repeat one another."""
+    """Return the row's tokens; only a dozen different ones, so that tokens repeat."""
     seed = 100 * case.num_prompt + case.num_output
     return (
         np.random.default_rng(seed)
@@ -212,7 +214,7 @@ def _taken(rows: ProcessorRows, order: np.ndarray) -> ProcessorRows:
 
 
 def _check_same(cases: Sequence[_Case], got: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    """Rows are equal but for the order of sums."""
+    """Check that rows are equal within the tolerance."""
     for case, one, other in zip(cases, np.asarray(got), np.asarray(wanted), strict=True):
         equal = np.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         assert equal, f"{what}: {_told(case)}: {_difference(one, other)}"
@@ -231,19 +233,21 @@ def _told(case: _Case) -> str:
 def _is_a_logits_processor(subject: _Subject) -> None:
     target = subject.target
     is_class = isinstance(target, type) and issubclass(target, LogitsProcessor)
-    assert is_class, f"{target} is no class of enginebay.processor.LogitsProcessor"
+    assert is_class, f"{target} is not a subclass of enginebay.processor.LogitsProcessor"
     for flag in ("keeps_argmax", "reads_tokens", "evolves"):
         value = getattr(subject.processor, flag)
-        assert isinstance(value, bool), f"{flag} is {value!r}, neither True nor False"
+        assert isinstance(value, bool), f"{flag} is {value!r}, expected True or False"
 
 
 def _fields_are_as_declared(subject: _Subject) -> None:
     declared = subject.processor.fields(SIZES)
-    assert IS_USED not in declared, f"the field {IS_USED} is the core's"
+    assert IS_USED not in declared, f"the field name {IS_USED} is reserved for the core"
     for name, field in declared.items():
-        assert isinstance(field, RowField), f"field {name} is {field!r}, no RowField"
+        assert isinstance(field, RowField), f"field {name} is {field!r}, expected a RowField"
         np.dtype(field.dtype)
-    assert dict(subject.processor.fields(SIZES)) == dict(declared), "fields of equal sizes differ"
+    assert dict(subject.processor.fields(SIZES)) == dict(declared), (
+        "fields() returns different fields for equal sizes"
+    )
     for case in subject.cases:
         subject.values(case)  # raises TypeError for another shape
 
@@ -260,8 +264,8 @@ def _examples_change_scores(subject: _Subject) -> None:
     changed = (subject.together != np.asarray(subject.rows[0])).any(axis=-1)
     options = {str(case.options) for case in subject.cases}
     assert changed.any(), (
-        f"no score changes with options {sorted(options)}: give the options' model examples "
-        "(json_schema_extra) that do something"
+        f"no score changes with options {sorted(options)}: add examples to the options' model "
+        "(json_schema_extra) that change scores"
     )
 
 
@@ -277,7 +281,9 @@ def _rows_do_not_depend_on_the_batch(subject: _Subject) -> None:
 
 
 def _unused_rows_keep_their_logits(subject: _Subject) -> None:
-    """Their fields are zeros, as rows begin; their neighbours' scores are as they were."""
+    """A row that does not use the processor has fields of zeros; scores of other rows stay the
+    same.
+    """
     logits, fields, state = subject.rows
     unused = np.arange(len(subject.cases)) % 3 == 1
     own = {
@@ -287,7 +293,7 @@ def _unused_rows_keep_their_logits(subject: _Subject) -> None:
     got = subject.scores((logits, {NAME: own}, state))
     wanted = np.where(unused[:, None], np.asarray(logits), subject.together)
     assert np.array_equal(got[unused], wanted[unused]), (
-        "a row that does not use it has other logits"
+        "the processor changes the logits of a row that does not use it"
     )
     _check_same(subject.cases, got, wanted, "beside rows that do not use it")
 
@@ -301,14 +307,14 @@ def _scores_are_finite_or_minus_infinity(subject: _Subject) -> None:
 def _some_token_stays_possible(subject: _Subject) -> None:
     for case, scores in zip(subject.cases, subject.together, strict=True):
         had, has = np.isfinite(case.logits).any(), np.isfinite(scores).any()
-        assert has or not had, f"{_told(case)}: no token is possible any more"
+        assert has or not had, f"{_told(case)}: the processor makes every token impossible"
 
 
 def _impossible_tokens_stay_impossible(subject: _Subject) -> None:
     for case, scores in zip(subject.cases, subject.together, strict=True):
         back = np.flatnonzero(np.isneginf(case.logits) & ~np.isneginf(scores))
         assert not back.size, (
-            f"{_told(case)}: token {back[0]} was impossible and has the score {scores[back[0]]}"
+            f"{_told(case)}: token {back[0]} was -inf and now has the score {scores[back[0]]}"
         )
 
 
@@ -319,7 +325,7 @@ def _argmax_is_kept(subject: _Subject) -> None:
         before, after = int(case.logits.argmax()), int(scores.argmax())
         assert before == after, (
             f"{_told(case)}: keeps_argmax is declared, "
-            f"and the first best token {before} is {after} after it"
+            f"but the best token changes from {before} to {after}"
         )
 
 
@@ -331,21 +337,21 @@ def _tokens_are_read_as_declared(subject: _Subject) -> None:
     token_ids: Any = np.where(known & reads, state.token_ids, others)
     got = subject.scores((logits, fields, dataclasses.replace(state, token_ids=token_ids)))
     what = (
-        "other tokens past its position"
+        "tokens after its position change its scores"
         if reads
-        else "other tokens, though reads_tokens is not declared"
+        else "its tokens change its scores, but reads_tokens is not declared"
     )
     _check_same(subject.cases, got, subject.together, what)
 
 
 def _fields_evolve_as_declared(subject: _Subject) -> None:
-    """One token after the other, in a loop on the device, alone and in another order: the same
+    """Generate token after token: in a loop on the device, alone and in another order give the same
     scores and fields.
     """
     processor = subject.processor
     if not processor.evolves:
         own_after = type(processor).after is not LogitsProcessor.after
-        assert not own_after, "it has after(), which nobody calls while `evolves` is not declared"
+        assert not own_after, "it defines after(), which is only called if `evolves` is declared"
         return
     rows, active = subject.rows, np.arange(len(subject.cases)) != 2
     step = jax.jit(subject.step)
@@ -354,9 +360,11 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
         singly, scores = step(singly, active)
         told.append(np.asarray(scores))
     changed = [n for n, v in singly[1][NAME].items() if not np.array_equal(v, rows[1][NAME][n])]
-    assert changed, f"`evolves` is declared, and no field changes in {NUM_STEPS} tokens"
+    assert changed, f"`evolves` is declared, but no field changes in {NUM_STEPS} tokens"
     for name, value in singly[1][NAME].items():
-        assert np.isfinite(value).all(), f"field {name} is not finite after {NUM_STEPS} tokens"
+        assert np.isfinite(value).all(), (
+            f"field {name} holds NaN or infinity after {NUM_STEPS} tokens"
+        )
 
     def repeated(rows: ProcessorRows, active: jax.Array) -> tuple[ProcessorRows, jax.Array]:
         return jax.lax.scan(lambda rows, _: subject.step(rows, active), rows, None, NUM_STEPS)

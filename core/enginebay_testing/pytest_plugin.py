@@ -1,12 +1,12 @@
-"""A pytest plugin that runs the conformance suites of registered parts, for their authors.
+"""A pytest plugin that runs the conformance suites of registered parts, for plugin authors.
 
     pytest -p enginebay_testing.pytest_plugin --enginebay-check scheduler:fcfs --enginebay-check
     kernel:attention:xla
 
-A part is KIND:NAME, kernel:OP:NAME or a bare name; KIND or kernel:OP alone stand for all of theirs,
-`all` for everything that is registered. Without a path on the command line only these checks run,
-otherwise they run beside the tests found there. `--enginebay-level` is how kernels are checked.
-`enginebay check` runs the same cases in processes of their own.
+A part is KIND:NAME, kernel:OP:NAME or a bare name. KIND or kernel:OP selects all parts of this
+kind, and `all` selects every registered part. Without a path on the command line only these checks
+run, otherwise pytest runs the tests found there too. `--enginebay-level` chooses how kernels are
+checked. `enginebay check` runs the same cases in separate processes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PART",
-        help="run the suites of PART: KIND:NAME or kernel:OP:NAME; KIND, kernel:OP and all stand "
-        "for several; may be repeated",
+        help="run the suites of PART: KIND:NAME, kernel:OP:NAME, or KIND, kernel:OP or all "
+        "for several parts; may be repeated",
     )
     group.addoption(
         LEVEL,
         dest="enginebay_level",
         choices=("interpret", "compile", "run"),
         default="run",
-        help="how kernels are checked: on the device that is there (run), interpreted, "
-        "or compiled for others",
+        help="how kernels are checked: run on the device, interpreted, "
+        "or compiled for other devices",
     )
 
 
@@ -57,8 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add the checks of the chosen parts; before others look at the items, so that -k and -x work
-    on them too.
+    """Add the checks of the chosen parts, before other plugins see the items, so that -k and -x
+    apply to them.
     """
     selectors: list[str] = config.getoption("enginebay_check")
     level = config.getoption("enginebay_level")
@@ -93,7 +93,7 @@ class PartCollector(pytest.Collector):
     """A registered part."""
 
     def collect(self) -> list[pytest.Item]:
-        """Its checks are added to the session's items; there is nothing to find."""
+        """Return nothing: the plugin adds the checks to the session's items itself."""
         return []
 
 
@@ -102,7 +102,7 @@ class PartCheck(pytest.Item):
 
     def __init__(
         self, *, check: Callable[[], object], **fields: Any
-    ) -> None:  # pytest's own way of making nodes
+    ) -> None:  # pytest's way of constructing nodes
         super().__init__(**fields)
         self._check = check
 

@@ -1,5 +1,5 @@
-"""Recording: all commands of an engine in a file, with the tokens that its steps gave, to be run
-again by `enginebay_testing.replay`.
+"""Records all commands of an engine, with the tokens of its steps, into a file that
+`enginebay_testing.replay` can run again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from enginebay_executor.step import StepState
 Result = TypeVar("Result")
 FRAME = struct.Struct("<cI")
 CONFIG, COMMAND, TOKENS, DIGEST = b"c", b"C", b"T", b"D"
-"""What a frame of the file holds: the engine's configuration as JSON, first; a command; the number
-of a step and its tokens (an int32, then int32 [rows * steps]); the digest of the arrays, last.
+"""Kinds of frames in a file: the engine's configuration as JSON (first); a command; a step's number
+and tokens (an int32, then int32 [rows * steps]); the digest of the arrays (last).
 """
 
 
 class RecordingExecutor(Executor):
-    """Runs commands by another executor, and writes each that has run to a file."""
+    """Runs commands with another executor, and writes each command that has run to a file."""
 
     def __init__(self, inner: Executor, file: BinaryIO) -> None:
         self._inner, self._file = inner, file
@@ -49,7 +49,7 @@ class RecordingExecutor(Executor):
 
     def run(self, command: ExecutorCommand[Result]) -> Result:
         result: Any = self._inner.run(command)
-        self.write(COMMAND, encode(command))  # after one that fails, the engine begins anew
+        self.write(COMMAND, encode(command))  # not after a failed command: the engine resets
         if isinstance(command, Step):
             result = RecordedStep(result, self.num_steps, self.write)
             self.num_steps += 1
@@ -61,9 +61,9 @@ class RecordingExecutor(Executor):
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         raise UnsupportedError(
-            "a function given to override() while commands are recorded",
-            "names and import paths, which another process can find",
-            "Give an import path such as package.module:function.",
+            "override() with a function while commands are recorded",
+            "a name or an import path, which another process can load",
+            "Pass an import path such as package.module:function.",
         )
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class RecordingExecutor(Executor):
 
 @dataclasses.dataclass
 class RecordedStep(Pending):
-    """A launched step whose tokens are written to the file when they are read."""
+    """A launched step; read() also writes its tokens to the file."""
 
     pending: Pending
     number: int
@@ -109,8 +109,8 @@ class RecordedStep(Pending):
 
 @contextlib.contextmanager
 def recorded(engine: StepEngine, path: Path) -> Iterator[None]:
-    """Within the block, all commands of an engine without rows are written to a file, from a fresh
-    cache on; at its end, a digest of cache and rows.
+    """Within the block, write all commands of an engine to a file, then a digest of cache and rows.
+    The engine must have no rows; its cache is cleared first.
     """
     inner = engine.executor
     engine.drop_arrays()
@@ -126,7 +126,7 @@ def recorded(engine: StepEngine, path: Path) -> Iterator[None]:
 
 
 def digest_of(state: StepState) -> bytes:
-    """SHA-256 of all arrays of a step state, in the order of the tree."""
+    """Return the SHA-256 of all arrays of a step state, in tree order."""
     digest = hashlib.sha256()
     for array in jax.tree.leaves((state.cache, state.rows, state.processor_state, state.tables)):
         digest.update(np.asarray(array).tobytes())
@@ -134,7 +134,7 @@ def digest_of(state: StepState) -> bytes:
 
 
 def frames(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and data of each frame of a recording. InputError for a file that is cut short or is no
+    """Yield kind and data of each frame. InputError for a file that is cut short or not a
     recording.
     """
     with path.open("rb") as file:
@@ -143,8 +143,8 @@ def frames(path: Path) -> Iterator[tuple[bytes, bytes]]:
             data = file.read(length)
             if kind not in (CONFIG, COMMAND, TOKENS, DIGEST) or len(data) != length:
                 raise InputError(
-                    f"{path}, which is no recording or is cut short",
-                    "a file that `recorded` has written to its end",
+                    f"{path}, which is not a recording or is cut short",
+                    "a complete file that `recorded` has written",
                     "Record the commands again.",
                 )
             yield kind, data
@@ -152,8 +152,8 @@ def frames(path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What became of a recording: commands and steps run, the numbers of steps whose tokens differ,
-    and whether the arrays at its end are equal, bit by bit.
+    """The result of a replay: numbers of commands and steps, the steps whose tokens differ, and
+    whether the final arrays are equal bit by bit.
     """
 
     num_commands: int
@@ -163,7 +163,7 @@ class Replayed:
 
 
 def replay(path: Path, executor: Executor) -> Replayed:
-    """Run the commands of a recording, in their order, by an executor without arrays."""
+    """Run the commands of a recording in order, with an executor that has no arrays yet."""
     steps: dict[int, Pending] = {}
     different: list[int] = []
     num_commands = num_steps = 0
@@ -183,7 +183,5 @@ def replay(path: Path, executor: Executor) -> Replayed:
         elif kind == DIGEST:
             arrays_are_equal = digest_of(runner_of(executor).state) == data
     if arrays_are_equal is None:
-        raise InputError(
-            f"{path}, which does not reach its end", "a whole recording", "Record again."
-        )
+        raise InputError(f"{path}, which ends too early", "a complete recording", "Record again.")
     return Replayed(num_commands, num_steps, tuple(different), arrays_are_equal)

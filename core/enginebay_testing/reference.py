@@ -1,4 +1,4 @@
-"""The slow, obvious reference of a whole model: every sequence in one prefill, no engine, no
+"""A slow and simple reference for a whole model: each sequence is one prefill, without engine and
 batching.
 """
 
@@ -22,15 +22,16 @@ from enginebay.types import SamplingParams
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256
-"""Tokens that a sequence is padded to, and to powers of two past it: few programs for sequences of
-all lengths.
+"""Sequences are padded to this length, or to the next power of two above it, so that few programs
+serve all lengths.
 """
 
 
 class ReferenceModel:
-    """Logits of whole sequences, by the plan's own model and ops but none of its engine or cache.
+    """Logits of whole sequences, computed with the plan's model and ops, but without its engine and
+    cache.
 
-    `sampler` is the plan's own, which the logits do not depend on; `sample` is the same compiled.
+    `sampler` is the plan's own sampler; `sample` is the same sampler, compiled.
     """
 
     def __init__(self, plan: Plan, weights: Weights | None = None) -> None:
@@ -44,11 +45,13 @@ class ReferenceModel:
         self._compiled = jax.jit(self._forward, static_argnums=3)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """f32 [tokens, vocab] of a sequence from its start."""
+        """Return f32 logits [tokens, vocab] of a sequence from its start."""
         return self._run(self._compiled, token_ids)
 
     def hidden(self, token_ids: Sequence[int]) -> np.ndarray:
-        """f32 [tokens, hidden_size], the final hidden states of a sequence from its start."""
+        """Return the final hidden states of a sequence from its start, f32 [tokens,
+        hidden_size].
+        """
         return self._run(jax.jit(self._hidden, static_argnums=3), token_ids)
 
     def _run(self, compiled: Callable[..., jax.Array], token_ids: Sequence[int]) -> np.ndarray:
@@ -101,11 +104,10 @@ class ReferenceModel:
         tolerance: float,
         params: SamplingParams | None = None,
     ) -> int | None:
-        """Index of the first greedy output token that is not the best one after the penalties of
-        `params`, or None.
+        """Return the index of the first greedy output token that is not the best one after the
+        penalties of `params`, or None.
 
-        `tolerance` is how far a logit may be moved by rounding; a repetition penalty makes that
-        more.
+        `tolerance` is how far rounding may move a logit; a repetition penalty enlarges it.
         """
         penalties = OracleParams()
         if params is not None:

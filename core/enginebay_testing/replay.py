@@ -1,9 +1,9 @@
-"""Replay: runs the commands of a recording in a fresh process, without loop and scheduler.
+"""Runs the commands of a recording again in a new process, without loop and scheduler.
 
     python -m enginebay_testing.replay FILE
 
-The process composes the model and its ops of the recorded configuration, runs the commands, and
-compares each step's tokens and, at the end, all arrays. It prints what it found as JSON.
+The process composes model and ops from the recorded configuration, runs the commands, compares the
+tokens of each step and finally all arrays, and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from enginebay_testing.recording import CONFIG, Replayed, frames, replay
 
 
 def replay_here(path: Path) -> Replayed:
-    """Replay a recording by parts that this process composes."""
+    """Replay a recording with parts that this process composes."""
     kind, data = next(frames(path), (b"", b""))
     if kind != CONFIG:
-        raise InputError(f"{path}, which has no configuration", "a recording", "Record again.")
+        raise InputError(
+            f"{path}, which has no configuration", "a complete recording", "Record again."
+        )
     plan = make_plan(EngineConfig.model_validate_json(data))
     return replay(path, LocalExecutor(make_parts(plan)))
 
 
 def main() -> int:
-    """0 when all tokens and arrays are equal, 1 otherwise."""
+    """Return 0 when all tokens and arrays are equal, else 1."""
     parser = argparse.ArgumentParser(prog="python -m enginebay_testing.replay", description=__doc__)
     parser.add_argument("file", type=Path, help="a recording")
     found = replay_here(parser.parse_args().file)

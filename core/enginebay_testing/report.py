@@ -1,4 +1,4 @@
-"""Checking parts and reporting: a record for each case, as `enginebay check --json` prints them."""
+"""Checks parts and makes one record per case, as `enginebay check --json` prints them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from enginebay_testing.workers import CaseName, CaseResult, PartName, Pool
 
 @dataclasses.dataclass(frozen=True)
 class CheckRecord:
-    """One line of the report: a case of a part, and what came of it. `error` and `bound` are null
+    """One record of the report: a case of a part and its outcome. `error` and `bound` are None
     where nothing was compared.
     """
 
@@ -39,21 +39,20 @@ class CheckRecord:
 
 
 ONLY_CASES = ("loads", "all", "runs_here")
-"""Names of the single case of a part, or of a level of it, that has no others: it says why."""
+"""Names of a case that stands alone for a part or a level; its detail gives the reason."""
 
 
 def has_text(name: str, text: str) -> bool:
-    """Whether a text stands for a name: it is in the name, where "*" stands for any characters."""
+    """Return whether a name contains a text, in which "*" matches any characters."""
     return re.search(re.escape(text).replace(r"\*", ".*"), name) is not None
 
 
 @dataclasses.dataclass
 class Filter:
-    """Which cases are run: all or the representative ones, or those whose name matches one of
+    """Which cases are run: all or the representative ones, or cases whose name contains one of
     `cases`, at one target.
 
-    A text stands for names as in `has_text`. `seen` are the names and
-    targets of all cases that were asked about.
+    Texts match as in `has_text`. `seen` collects the names and targets of all cases.
     """
 
     everything: bool = False
@@ -62,7 +61,7 @@ class Filter:
     seen: set[tuple[str, str]] = dataclasses.field(default_factory=set)
 
     def __call__(self, case: CaseName) -> bool:
-        """Whether a case is run."""
+        """Return whether a case is run."""
         if case.name in ONLY_CASES:
             return True
         self.seen.add((case.name, case.target))
@@ -73,16 +72,18 @@ class Filter:
         return self.everything or case.representative
 
     def refuse_unmatched(self) -> None:
-        """UnknownNameError for a text, or a target, that no case of the checked parts has."""
+        """Raise UnknownNameError for a text or a target that matches no case of the
+        checked parts.
+        """
         names = {name for name, _ in self.seen}
         for text in self.cases if self.seen else ():
             if not any(has_text(name, text) for name in names):
                 near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or sorted(names)[:3]
-                given = f"no case of these parts has {text!r} in its name"
-                raise UnknownNameError(given, f"such as {', '.join(near)}", "Pass --case TEXT.")
+                given = f"--case {text}, which no case name of these parts contains"
+                raise UnknownNameError(given, f"such as {', '.join(near)}", "Pass one of these.")
         targets = {target for _, target in self.seen}
         if self.seen and self.target is not None and self.target not in targets:
-            raise unknown_name("target of a case", self.target, targets, "Pass --target TARGET.")
+            raise unknown_name("target of a case", self.target, targets, "Pass --target NAME.")
 
 
 def check(
@@ -96,10 +97,10 @@ def check(
     tell: Callable[[CheckRecord], None] = lambda _: None,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[CheckRecord]:
-    """The records of all cases that are `wanted`, in the order of the parts and their cases.
+    """Return the records of all `wanted` cases, in the order of the parts and their cases.
 
-    `tell` gets each record when its case has ended. `watch` gets how many have ended, and how many
-    are known.
+    `tell` is called with each record when its case has ended, `watch` with the number of ended and
+    of known cases.
     """
     results = []
     pool = Pool(jobs, timeout_s, level, wanted, dataclasses.asdict(choices or Choices()))
@@ -134,5 +135,5 @@ def _record(entry: Entry, result: CaseResult) -> CheckRecord:
 
 
 def _finite(number: float | None) -> float | None:
-    """JSON has no NaN and no infinity; the detail tells them."""
+    """Return None for NaN and infinity, which JSON does not have; the detail names them."""
     return number if number is not None and math.isfinite(number) else None

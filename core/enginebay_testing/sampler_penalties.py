@@ -1,4 +1,6 @@
-"""Checks of a sampler's penalties: alone, with everything else, and beside rows that have none."""
+"""Checks of a sampler's penalties: alone, with other parameters, and beside rows
+without penalties.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ CASES = {
 }
 
 
-def penalty_checks() -> list[tuple[str, Callable[[SamplerRunner], None]]]:
-    """For samplers that are not greedy only."""
+def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
+    """Return the checks of penalties; a greedy-only sampler has none."""
     return [
         ("penalised_greedy_rows_get_the_first_best", _greedy_rows_get_the_first_best),
         ("penalised_row_does_not_depend_on_the_batch", _row_does_not_depend_on_the_batch),
@@ -55,9 +57,9 @@ def penalty_checks() -> list[tuple[str, Callable[[SamplerRunner], None]]]:
     ]
 
 
-def history_of(logits: np.ndarray, seed: int) -> RowHistory:
-    """Tokens among the better ones of logits [vocab], so that penalties matter; some in both, some
-    more than once.
+def history_of(logits: np.ndarray, seed: int) -> History:
+    """Return tokens among the best ones of logits [vocab], so that penalties matter; some are in
+    both prompt and output, some occur more than once.
     """
     rng = np.random.default_rng(seed)
     best = np.argsort(-logits)[:8]
@@ -81,20 +83,20 @@ def _greedy_rows_get_the_first_best(run: SamplerRunner) -> None:
             for row, p, h in zip(logits, params, histories, strict=True)
         ]
         moved = sum(int(s.argmax() != row.argmax()) for s, row in zip(scores, logits, strict=True))
-        assert moved >= len(params) // 3, f"penalties move the best token of {moved} rows only"
+        assert moved >= len(params) // 3, f"penalties change the best token of only {moved} rows"
         for row, (token, score) in enumerate(zip(tokens, scores, strict=True)):
             assert score.max() - score[token] < 1e-5, (
                 f"{params[row]}, vocabulary {vocab}, {histories[row]}: "
-                f"token {token} of score {score[token]}, "
-                f"the best is {score.argmax()} of {score.max()}"
+                f"token {token} with score {score[token]}, "
+                f"but the best is {score.argmax()} with {score.max()}"
             )
 
 
 def _in_batches(
     run: SamplerRunner, logits: np.ndarray, params: list[OracleParams], histories: list[RowHistory]
 ) -> np.ndarray:
-    """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are
-    left over.
+    """Return the tokens of the rows, FEW_ROWS at a time; the last batch overlaps the
+    one before it.
     """
     num, tokens = len(params), np.zeros(len(params), np.int32)
     for start in range(0, num, FEW_ROWS):

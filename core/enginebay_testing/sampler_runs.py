@@ -1,6 +1,4 @@
-"""What the checks of samplers share: rows run through a sampler, and comparisons of the tokens that
-come out.
-"""
+"""Shared by the checks of samplers: running rows through a sampler, and comparing tokens."""
 
 from __future__ import annotations
 
@@ -17,32 +15,32 @@ from enginebay_testing.sampling_oracle import OracleParams, device_params
 NUM_DRAWS = 20480
 ROWS_PER_CALL = 4096
 FEW_ROWS = 16
-"""Of a batch of different rows."""
+"""Number of rows in a batch of different rows."""
 
 SMALL, LARGE = 40, 320
-"""Vocabularies. A sampler may look at the best tokens first: the large one is to be more than
-those.
+"""Vocabulary sizes. The large one is for samplers that look at a limited number of best tokens
+first.
 """
 
 WIDTH = 32
-"""Positions of the rows' tokens; what lies past a row's own is not to be looked at."""
+"""Columns of token_ids; a sampler must not read columns after a row's position."""
 
 COMPILED_WELL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
-"""What XLA does by itself, whatever XLA_FLAGS say: many rows go through few programs."""
+"""Default optimisation of XLA, whatever XLA_FLAGS says: many rows run through few programs."""
 
 SLACK = 1e-6
-"""Mass by which a border may be missed: sums in f32."""
+"""Mass by which a border may be missed, because sums are in f32."""
 
 
-class RowHistory(NamedTuple):
-    """The tokens of a row before the one to be chosen."""
+class History(NamedTuple):
+    """The tokens of a row before the token to be chosen."""
 
     prompt: Sequence[int]
     output: Sequence[int]
 
     @property
     def position(self) -> int:
-        """Of the token to be chosen."""
+        """Return the position of the token to be chosen."""
         return len(self.prompt) + len(self.output)
 
 
@@ -63,9 +61,10 @@ class SamplerRunner:
         positions: np.ndarray,
         histories: Sequence[RowHistory] = (),
     ) -> np.ndarray:
-        """logits f32 [S, vocab], S OracleParams, seeds and positions int [S] -> int [S].
+        """Run logits f32 [S, vocab] with S Params, seeds and positions int [S] -> int [S].
 
-        Without `histories` the rows' tokens are any; with them the positions must be theirs.
+        Without `histories`, the tokens of the rows are arbitrary; with them, the positions must
+        match.
         """
         num_rows, vocab = logits.shape
         texts = _texts(num_rows, vocab, positions, histories)
@@ -78,9 +77,9 @@ class SamplerRunner:
         num: int = NUM_DRAWS,
         history: RowHistory | None = None,
     ) -> np.ndarray:
-        """`num` draws int [num] from logits [vocab]: one key, one position after the other.
+        """Draw `num` tokens, int [num], from logits [vocab]: one key at successive positions.
 
-        After a history: its position, one key after the other.
+        With a history: at its position, with successive keys.
         """
         size = ROWS_PER_CALL
         rows, columns = np.broadcast_to(logits, (size, logits.size)), device_params([params] * size)
@@ -105,7 +104,7 @@ class SamplerRunner:
         positions: np.ndarray,
         texts: tuple[np.ndarray, np.ndarray],
     ) -> np.ndarray:
-        # NumPy's arrays, as jit takes them without a program.
+        # NumPy arrays, because jit takes them without compiling a program.
         fields: dict[str, Any] = {
             "params": params,
             "keys": np.stack([np.full(len(seeds), 17), seeds], axis=1).astype(np.uint32),
@@ -120,7 +119,7 @@ class SamplerRunner:
 def _texts(
     num_rows: int, vocab: int, positions: np.ndarray, histories: Sequence[RowHistory] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows' tokens int32 [S, WIDTH] and lengths of their prompts int32 [S]."""
+    """Return the rows' tokens int32 [S, WIDTH] and prompt lengths int32 [S]."""
     tokens = np.tile(np.arange(WIDTH, dtype=np.int32) % vocab, (num_rows, 1))
     prompt_lengths = np.minimum(positions, WIDTH // 2).astype(np.int32)
     for row, history in enumerate(histories):
@@ -130,7 +129,7 @@ def _texts(
 
 
 def logits_of(vocab: int, spread: float = 2.0, seed: int = 0) -> np.ndarray:
-    """Random logits f32 [vocab]."""
+    """Return random logits f32 [vocab]."""
     return (np.random.default_rng(seed).normal(size=vocab) * spread).astype(np.float32)
 
 
@@ -140,7 +139,7 @@ def check_alone_and_together(
     params: list[OracleParams],
     histories: Sequence[RowHistory] = (),
 ) -> None:
-    """A row's token is the same alone, in any order, beside itself and beside the first row."""
+    """Check that a row's token is the same alone, in any order, beside itself and beside row 0."""
     num = len(params)
     own_positions = [h.position for h in histories] or range(1, 3 * num, 3)
     seeds, positions = np.arange(num) * 7, np.asarray(own_positions)
@@ -166,12 +165,14 @@ def check_alone_and_together(
         )
 
 
-def check_drawn_from(scores: np.ndarray, params: OracleParams, tokens: np.ndarray) -> None:
-    """`tokens` are a sample of what `params` leave of scores [vocab], which are penalised."""
+def check_drawn_from(scores: np.ndarray, params: Params, tokens: np.ndarray) -> None:
+    """Check that `tokens` are a sample of what `params` keep of the penalized scores [vocab]."""
     counts = np.bincount(tokens, minlength=scores.size)
     case = f"{params}, vocabulary {scores.size}"
     never = np.flatnonzero((counts > 0) & ~oracle.kept_tokens(scores, params, SLACK))
-    assert not never.size, f"{case}: tokens {never[:8]} were chosen, which the parameters drop"
+    assert not never.size, (
+        f"{case}: tokens {never[:8]} were chosen, but the parameters exclude them"
+    )
     shares = oracle.probabilities(scores, params)
     missed = np.flatnonzero(
         (counts == 0) & (shares * tokens.size > 40.0) & oracle.kept_tokens(scores, params, -SLACK)
@@ -183,7 +184,7 @@ def check_drawn_from(scores: np.ndarray, params: OracleParams, tokens: np.ndarra
 
 
 def check_fits(counts: np.ndarray, expected: np.ndarray, case: str) -> None:
-    """Counts are what chance makes of the expected ones."""
+    """Check by chi-square that the counts fit the expected counts."""
     statistic, degrees = oracle.chi_square(counts, expected)
     limit = oracle.chi_square_limit(degrees)
     assert statistic <= limit, (
@@ -192,8 +193,8 @@ def check_fits(counts: np.ndarray, expected: np.ndarray, case: str) -> None:
 
 
 def check_equal(got: np.ndarray, wanted: np.ndarray, case: str) -> None:
-    """Tokens are equal, row by row."""
+    """Check that tokens are equal, row by row."""
     wrong = np.flatnonzero(got != wanted)
     assert not wrong.size, (
-        f"{case}: rows {wrong[:8]} got tokens {got[wrong[:8]]}, wanted {wanted[wrong[:8]]}"
+        f"{case}: rows {wrong[:8]} got tokens {got[wrong[:8]]}, expected {wanted[wrong[:8]]}"
     )

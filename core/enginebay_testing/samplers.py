@@ -1,5 +1,5 @@
-"""Conformance suite for any sampler: greedy equivalences, penalties, independence of rows, supports
-and frequencies.
+"""Conformance suite for any sampler: greedy results, penalties, independence of rows, supports and
+frequencies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from enginebay_testing.sampler_runs import (
     check_fits,
     logits_of,
 )
-from enginebay_testing.sampling_oracle import OracleParams
-from enginebay_testing.verdicts import Check
+from enginebay_testing.sampling_oracle import Params
+
+Check = tuple[str, Callable[[], None]]
+"""A name, and a function that raises AssertionError, with the case, when the check fails."""
 
 CASES = {
     "temperature": OracleParams(temperature=0.7),
@@ -44,10 +46,10 @@ CASES = {
 
 
 def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check]:
-    """Every check that applies to `sampler`, a function by the protocol of
+    """Return every check that applies to `sampler`, a function with the protocol of
     enginebay.sampler.Sampler.
 
-    A sampler that declares `greedy_only` is asked only what temperature 0 promises.
+    A sampler that declares `greedy_only` is only checked at temperature 0.
     """
     run = SamplerRunner(sampler)
     checks: list[tuple[str, Callable[[SamplerRunner], None]]] = [
@@ -113,7 +115,7 @@ def _temperature_0_is_first_best(run: SamplerRunner) -> None:
         check_equal(
             tokens,
             oracle.first_best(logits),
-            f"temperature 0, vocabulary {vocab}, with equal best scores",
+            f"temperature 0, vocabulary {vocab}, with ties for the best score",
         )
 
 
@@ -128,7 +130,7 @@ def _top_k_1_is_first_best(run: SamplerRunner) -> None:
         check_equal(
             tokens,
             oracle.first_best(logits),
-            f"top_k 1, vocabulary {vocab}, with equal best scores",
+            f"top_k 1, vocabulary {vocab}, with ties for the best score",
         )
 
 
@@ -167,7 +169,7 @@ def _key_and_position_change_the_draw(run: SamplerRunner) -> None:
     ):
         tokens = run.rows(flat, [OracleParams()] * num, seeds, positions)[:64]
         assert len(set(tokens)) > 40, (
-            f"64 draws of equal tokens, another {what} each: only {len(set(tokens))} differ"
+            f"64 draws of equal logits, each with another {what}: only {len(set(tokens))} tokens"
         )
 
 
@@ -220,7 +222,7 @@ def _extreme_values(run: SamplerRunner) -> None:
             check_equal(
                 tokens,
                 np.full(64, logits_of(vocab).argmax()),
-                f"logits * {scale}, temperature {temperature}: one token has all mass",
+                f"logits * {scale}, temperature {temperature}: one token has all the mass",
             )
         for params in (OracleParams(min_p=1.0), OracleParams(top_p=1e-9)):
             tokens = run.draws(logits_of(vocab), params, 64)
@@ -231,10 +233,8 @@ def _extreme_values(run: SamplerRunner) -> None:
             )
 
 
-def _frequencies(
-    run: SamplerRunner, params: OracleParams, logits: np.ndarray | None = None
-) -> None:
-    """Support and chi-square of the draws; where `logits` is None for a small and for a larger
+def _frequencies(run: Runner, params: Params, logits: np.ndarray | None = None) -> None:
+    """Check support and chi-square of the draws; without `logits`, for a small and a larger
     vocabulary.
     """
     for row in [logits] if logits is not None else [logits_of(SMALL), logits_of(LARGE)]:

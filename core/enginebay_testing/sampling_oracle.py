@@ -1,4 +1,4 @@
-"""Slow, obvious sampling in float64 NumPy: what every sampler is compared with."""
+"""Slow and simple sampling in float64 NumPy; every sampler is compared with it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class OracleParams:
     repetition_penalty: float = 1.0
 
 
-def device_params(rows: Sequence[OracleParams | SamplingParams]) -> DeviceParams:
-    """The declared parameters of rows, as NumPy's arrays [S]: jit takes them without a program."""
+def device_params(rows: Sequence[Params | SamplingParams]) -> DeviceParams:
+    """Return the parameters of rows as NumPy arrays [S], which jit takes without compiling a
+    program.
+    """
     columns: dict[str, Any] = {
         name: np.asarray([getattr(row, name, one.neutral) for row in rows], one.dtype)
         for name, one in ROW_VALUES.items()
@@ -37,8 +39,8 @@ def device_params(rows: Sequence[OracleParams | SamplingParams]) -> DeviceParams
 def penalised(
     logits: np.ndarray, params: OracleParams, prompt: Sequence[int], output: Sequence[int]
 ) -> np.ndarray:
-    """logits [vocab] -> float64 [vocab], after the penalties for these tokens: repetition,
-    frequency, presence.
+    """Apply repetition, frequency and presence penalties for these tokens: logits [vocab] ->
+    float64 [vocab].
     """
     scores = logits.astype(np.float64)
     for token in {*prompt, *output}:
@@ -54,17 +56,17 @@ def penalised(
 
 
 def first_best(logits: np.ndarray) -> np.ndarray:
-    """logits [..., vocab] -> the lowest index of the largest value."""
+    """Return the lowest index of the largest value of logits [..., vocab]."""
     return np.argmax(logits, axis=-1)
 
 
-def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) -> np.ndarray:
-    """logits [vocab], penalised -> bool [vocab], the tokens that top_k, top_p and min_p keep, in
-    this order.
+def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+    """Return which tokens top_k, top_p and min_p keep, in this order: penalized logits [vocab] ->
+    bool [vocab].
 
-    `slack` moves every border outward (inward when negative) by that much mass, and by that share
-    of a score, so that a result in lower precision can be held between two sets. At least the first
-    best token is kept.
+    `slack` moves every border outward (inward if negative) by this mass and by this share of a
+    score, so that a result in lower precision lies between two sets. At least the first best token
+    is kept.
     """
     z = _scaled(logits, params)
     order = np.argsort(-z, kind="stable")
@@ -84,9 +86,9 @@ def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) ->
     return kept
 
 
-def probabilities(logits: np.ndarray, params: OracleParams) -> np.ndarray:
-    """logits [vocab], penalised -> float64 [vocab], the probability of each token to be chosen;
-    sums to 1.
+def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
+    """Return the probability of each token to be drawn: penalized logits [vocab] -> float64
+    [vocab], sum 1.
     """
     if params.temperature == 0.0 or params.top_k == 1:
         return np.eye(logits.size)[first_best(logits)]
@@ -100,8 +102,8 @@ def _scaled(logits: np.ndarray, params: OracleParams) -> np.ndarray:
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; bins that expect fewer than 8 draws are taken
-    together.
+    """Return Pearson's statistic and its degrees of freedom; bins that expect fewer than 8 draws
+    are merged.
     """
     large = expected >= 8.0
     seen, wanted = counts[large].astype(np.float64), expected[large].astype(np.float64)
@@ -116,10 +118,10 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 
 
 def chi_square_limit(degrees: int, normal_quantile: float = 5.0) -> float:
-    """The statistic that is exceeded by chance as rarely as a normal variable exceeds
+    """Return the statistic that chance exceeds as rarely as a normal variable exceeds
     `normal_quantile` (3e-7 for 5).
 
-    Wilson and Hilferty's approximation (1931).
+    Uses the approximation of Wilson and Hilferty (1931).
     """
     spread = 2.0 / (9.0 * max(degrees, 1))
     return max(degrees, 1) * (1.0 - spread + normal_quantile * spread**0.5) ** 3

@@ -1,5 +1,5 @@
-"""A model of the serving loop for any scheduler: carries decisions out, and holds each of them to
-the contract.
+"""A model of the serving loop for schedulers: carries out decisions and checks each one against the
+contract.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
 
 MAX_IDLE_DECISIONS = 50
-"""More decisions on end in which no token moves are no scheduling."""
+"""Max number of consecutive decisions that process no token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """An engine as the scheduler sees it. Its cache has rows of fixed size, or is one pool that
-    requests grow in.
+    """An engine as the scheduler sees it. Its cache has rows of fixed size, or one pool in which
+    requests grow.
 
-    A pool gives out whole pages, so that what fits by the number of tokens may be refused.
+    A pool allocates whole pages, so it may refuse a request that would fit by its number of tokens.
     `num_cache_tokens` is a multiple of `page_size`.
     """
 
@@ -33,7 +33,7 @@ class SchedulerLimits:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and output that always fit when a request is alone."""
+        """Return the length of prompt plus output that always fits when a request is alone."""
         return self.num_cache_tokens if self.grows else self.num_cache_tokens // self.max_num_seqs
 
 
@@ -57,9 +57,9 @@ SETTINGS = {
 @dataclasses.dataclass(slots=True)
 class _Sequence:
     view: WaitingView
-    """As it waits, or waited last."""
+    """The request as it waits, or as it waited last."""
     num_done: int = 0
-    """Prompt tokens prefilled."""
+    """Number of prompt tokens that are prefilled."""
     num_tokens: int = 0
     max_new_left: int = 0
     num_promised: int = 0
@@ -74,11 +74,11 @@ class _Sequence:
 
 
 class World:
-    """The serving loop without engine: requests come, decisions are checked and carried out,
+    """The serving loop without an engine: requests arrive, decisions are checked and carried out,
     requests end.
 
-    `act()` asks the scheduler once. Every broken promise is an AssertionError that tells the view
-    and the decision. A request that has got its last token holds its row for one decision more,
+    `act()` asks the scheduler for one decision. Every broken rule raises AssertionError with the
+    view and the decision. A request that has its last token keeps its row for one more decision,
     until the loop has read that token.
     """
 
@@ -106,7 +106,7 @@ class World:
         priority: int = 0,
         tenant: str = "",
     ) -> str:
-        """A new request, of lengths cut to what the engine could serve."""
+        """Add a request; its lengths are cut to what the engine can serve."""
         most = self.setting.max_model_len
         prompt = min(num_prompt, most - 1)
         new = min(max_new, most - prompt)
@@ -117,20 +117,18 @@ class World:
         return name
 
     def abort(self, name: str) -> None:
-        """A waiting or running request is gone."""
+        """Remove a waiting or running request."""
         self.waiting.pop(name, None)
         self.running.pop(name, None)
 
     def end(self, name: str) -> None:
-        """A running request is gone before it has all the tokens it asked for, as after a stop
-        token.
-        """
+        """End a running request before max_tokens, as a stop token does."""
         del self.running[name]
         self.ended[name] = self.now_s
 
     def preempt(self, name: str) -> None:
-        """A running request waits again, first of all, with what it generated as part of its
-        prompt.
+        """Make a running request wait again, at the head of the queue; its output becomes part of
+        the prompt.
         """
         gone = self.running.pop(name)
         if gone.is_ending:
@@ -147,7 +145,7 @@ class World:
 
     @property
     def free_tokens(self) -> int:
-        """Cache that is promised to nobody."""
+        """Return the number of cache tokens that no request has reserved."""
         if self.setting.grows:
             return self.setting.num_cache_tokens - sum(
                 s.num_promised for s in self.running.values()
@@ -155,7 +153,7 @@ class World:
         return (self.setting.max_num_seqs - len(self.running)) * self.setting.max_model_len
 
     def view(self) -> SchedulerView:
-        """What the scheduler sees."""
+        """Return what the scheduler sees."""
         setting = self.setting
         limits = Limits(
             setting.max_num_seqs,
@@ -181,20 +179,22 @@ class World:
         return SchedulerView(self.now_s, waiting, tuple(running), limits)
 
     def act(self) -> Decision:
-        """One decision: asked for twice, checked, carried out."""
+        """Ask for one decision twice, check it and carry it out."""
         view = self.view()
         before = repr(self.state)
         decision, state = self.scheduler.decide(view, self.state)
         again = self.scheduler.decide(_copied(view), copy.deepcopy(self.state))
-        case = _Told(view, before, decision)
-        assert repr(self.state) == before, f"decide changed its state to {self.state!r}{case}"
+        case = _Case(view, before, decision)
+        assert repr(self.state) == before, (
+            f"decide() changed the state in place to {self.state!r}{case}"
+        )
         assert again == (decision, state), (
-            f"the same view and state gave {again[0]} the second time{case}"
+            f"decide() returned {again[0]} for the same view and state{case}"
         )
         check_state(state, case)
         check_decision(view, decision, case)
         idle = is_empty(decision) and _something_could_run(view)
-        assert not idle, f"an empty decision, though something could run{case}"
+        assert not idle, f"the decision is empty, although a request could run{case}"
         ending = [name for name, one in self.running.items() if one.is_ending]
         self.state = state
         self.num_decisions += 1
@@ -205,12 +205,14 @@ class World:
                 self.end(name)
         check_books(self, case)
         stuck = self._num_idle >= MAX_IDLE_DECISIONS and (self.running or self.waiting)
-        assert not stuck, f"no token in {self._num_idle} decisions; the last:{case}"
+        assert not stuck, (
+            f"no token was processed in {self._num_idle} decisions; the last one:{case}"
+        )
         return decision
 
     def finish(self, max_decisions: int) -> None:
-        """Act until nothing is left. AssertionError when that takes too long, or when something is
-        not given back.
+        """Act until no request is left. AssertionError if that takes too long, or if something is
+        not released.
         """
         for _ in range(max_decisions):
             if not self.waiting and not self.running:
@@ -218,24 +220,28 @@ class World:
             self.act()
         left = [*self.running.values(), *self.waiting.values()]
         assert not left, (
-            f"after {max_decisions} decisions these have not ended: {left[:4]} "
+            f"after {max_decisions} decisions, these requests have not ended: {left[:4]} "
             f"(view: {self.view()})"
         )
         last = self.act()
-        assert is_empty(last), f"nothing waits or runs, yet the decision is {last}"
+        assert is_empty(last), f"no request waits or runs, but the decision is {last}"
         remembered = repr(self.state)
         kept = [f"request-{i}" for i in range(self._num_added) if f"'request-{i}'" in remembered]
-        assert not kept, f"the state remembers requests that are gone: {kept[:4]} in {self.state!r}"
+        assert not kept, (
+            f"the state still holds requests that have ended: {kept[:4]} in {self.state!r}"
+        )
 
     def _carry_out(self, decision: Decision) -> bool:
-        """Whether any token was processed."""
+        """Carry out a decision; return whether any token was processed."""
         for name in decision.preempt:
             self.preempt(name)
-        moved = self._decode(decision)  # before newcomers take what is free
+        moved = self._decode(decision)  # running rows reserve before admitted requests
         is_open = True
         for name, num in decision.prefill:
             if name in self.waiting:
-                is_open = is_open and self._admit(name)  # nobody overtakes one that is refused
+                is_open = is_open and self._admit(
+                    name
+                )  # no request is admitted before a refused one
                 if not is_open:
                     continue
             one = self.running[name]
@@ -251,8 +257,8 @@ class World:
         for name in decision.decode:
             one = self.running[name]
             steps = min(decision.decode_steps, one.max_new_left)
-            # The last token has no place in the cache until it runs. A row that finds none is
-            # passed over.
+            # The last token needs cache space only in the next step. A row without space is
+            # skipped.
             if steps and self._promise(one, one.num_tokens - 1 + steps):
                 one.num_tokens += steps
                 one.max_new_left -= steps
@@ -260,11 +266,11 @@ class World:
         return moved
 
     def _admit(self, name: str) -> bool:
-        """Whether a waiting request has got its row. Like the loop's, this one leaves it waiting
-        when pages are short.
+        """Admit a waiting request; return whether it got a row. Like the loop, leave it waiting if
+        there are too few pages.
         """
         view = self.waiting[name].view
-        # Of a prompt that is cached to its end the last token still runs.
+        # Even if the whole prompt is cached, its last token still runs.
         done = min(view.num_cached_tokens, view.num_prompt_tokens - 1)
         one = _Sequence(view, done, view.num_prompt_tokens, view.max_new_tokens)
         if not self._promise(one, view.num_prompt_tokens + 1):
@@ -274,7 +280,7 @@ class World:
         return True
 
     def _promise(self, one: _Sequence, num_tokens: int) -> bool:
-        """Whether a sequence has got cache for so many tokens, in whole pages."""
+        """Reserve cache for `num_tokens` in whole pages; return whether there was room."""
         wanted = -(-num_tokens // self.setting.page_size) * self.setting.page_size
         if self.setting.grows and wanted - one.num_promised > self.free_tokens:
             return False
@@ -283,8 +289,8 @@ class World:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Told:
-    """What messages end with: put into words only when a promise is broken, as views are long."""
+class _Case:
+    """The end of a message: formatted only when a check fails, because views are long."""
 
     view: SchedulerView
     state: str
@@ -300,7 +306,7 @@ _LIMITS = operator.attrgetter(*(field.name for field in dataclasses.fields(Limit
 
 
 def _copied(view: SchedulerView) -> SchedulerView:
-    """An equal view made of other objects; copy.deepcopy takes ten times as long."""
+    """Return an equal view made of new objects; copy.deepcopy takes ten times as long."""
     return SchedulerView(
         view.now_s,
         tuple(WaitingView(*_WAITING(one)) for one in view.waiting),
@@ -310,19 +316,21 @@ def _copied(view: SchedulerView) -> SchedulerView:
 
 
 def check_books(world: World, case: object) -> None:
-    """AssertionError with `case` when more is given out than there is."""
-    assert len(world.running) <= world.setting.max_num_seqs, f"more run than there are rows{case}"
-    assert world.free_tokens >= 0, f"more cache is promised than there is{case}"
-    assert not world.running.keys() & world.waiting.keys(), f"a request waits and runs{case}"
+    """Raise AssertionError with `case` when more is given out than there is."""
+    assert len(world.running) <= world.setting.max_num_seqs, (
+        f"more requests run than there are rows{case}"
+    )
+    assert world.free_tokens >= 0, f"more cache is reserved than there is{case}"
+    assert not world.running.keys() & world.waiting.keys(), f"a request both waits and runs{case}"
 
 
 def is_empty(decision: Decision) -> bool:
-    """Whether it says: wait for news."""
+    """Return whether a decision does nothing, so that the loop waits for new requests."""
     return not decision.prefill and not decision.decode and not decision.preempt
 
 
 def check_state(state: Any, case: object) -> None:
-    """AssertionError with `case` when a state cannot be hashed, as immutable values can."""
+    """Raise AssertionError with `case` when a state cannot be hashed, as immutable values can."""
     try:
         hash(state)
     except TypeError as error:
@@ -330,46 +338,48 @@ def check_state(state: Any, case: object) -> None:
 
 
 def check_decision(view: SchedulerView, decision: Decision, case: object) -> None:
-    """AssertionError with `case` when a decision breaks one of the contract's invariants."""
+    """Raise AssertionError with `case` when a decision breaks a rule of the contract."""
     waiting = {one.request_id: one for one in view.waiting}
     running = {row.request_id: row for row in view.running}
     prefilled = [name for name, _ in decision.prefill]
     names = [*prefilled, *decision.decode, *decision.preempt]
-    assert len(set(names)) == len(names), f"a request is named twice{case}"
+    assert len(set(names)) == len(names), f"a request occurs twice in the decision{case}"
     assert set(names) <= waiting.keys() | running.keys(), (
-        f"a request is named that is not in the view{case}"
+        f"the decision names a request that is not in the view{case}"
     )
     assert set(decision.preempt) <= running.keys(), (
-        f"a request is preempted that does not run{case}"
+        f"the decision preempts a request that does not run{case}"
     )
     assert 1 <= decision.decode_steps <= view.limits.max_decode_steps, (
         f"decode_steps is not between 1 and {view.limits.max_decode_steps}{case}"
     )
     used = sum(num for _, num in decision.prefill) + len(decision.decode)
     assert used <= view.limits.max_num_batched_tokens, (
-        f"{used} tokens are over the budget of {view.limits.max_num_batched_tokens}{case}"
+        f"{used} tokens exceed the budget of {view.limits.max_num_batched_tokens}{case}"
     )
     for name, num in decision.prefill:
         left = (running.get(name) or waiting[name]).num_left
-        assert 1 <= num <= left, f"{name} is to prefill {num} of {left} tokens{case}"
+        assert 1 <= num <= left, f"{name} is to prefill {num} tokens, but has {left} left{case}"
     for name in decision.decode:
         ready = name in running and running[name].num_left == 0
-        assert ready, f"{name} is to decode before its prompt is prefilled{case}"
+        assert ready, f"{name} decodes before its prompt is prefilled{case}"
     admitted = [waiting[name] for name in prefilled if name in waiting]
     assert len(admitted) <= view.limits.free_rows + len(decision.preempt), (
-        f"more are admitted than there are free rows{case}"
+        f"more requests are admitted than there are free rows{case}"
     )
     given_back = [running[name].num_promised for name in decision.preempt]
     if None not in given_back:
         free = view.limits.free_tokens + sum(num or 0 for num in given_back)
         wanted = sum(one.num_prompt_tokens + 1 - one.num_shared_tokens for one in admitted)
         wanted += sum(running[name].growth(decision.decode_steps) for name in decision.decode)
-        assert wanted <= free, f"{wanted} tokens of cache are wanted, {free} are free{case}"
+        assert wanted <= free, (
+            f"the decision needs {wanted} tokens of cache, but {free} are free{case}"
+        )
 
 
 def _something_could_run(view: SchedulerView) -> bool:
-    """Whether a row can go on as it is, or the first of the waiting can be admitted while nothing
-    runs.
+    """Return whether a running row can continue, or, when none runs, the first waiting request can
+    be admitted.
     """
     for row in view.running:
         fits = (

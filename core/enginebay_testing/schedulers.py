@@ -1,5 +1,5 @@
-"""Conformance suite for any scheduler: runs of the model loop in which all that can happen to
-requests happens.
+"""Conformance suite for any scheduler: runs of the model loop in which requests do all that they
+can do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from enginebay.scheduler import Decision, Scheduler, SchedulerView, WaitingView
 from enginebay_testing.scheduler_world import POOL, ROWS, SETTINGS, SchedulerLimits, World
-from enginebay_testing.verdicts import Check
+
+Check = tuple[str, Callable[[], None]]
+"""A name, and a function that raises AssertionError, with the case, when the check fails."""
 
 MakeScheduler = Callable[[], Scheduler]
 
@@ -26,18 +28,18 @@ ORDERS: dict[str, Callable[[int, WaitingView], float]] = {
     "shortest_prompt": lambda _, one: one.num_left,
     "cached_prefix": lambda _, one: -one.num_cached_tokens,
 }
-"""What the capability "order" of a scheduler may promise: of requests that came together, the least
-is admitted first.
+"""Orders that the capability "order" may declare: of requests that arrive together, the one with
+the smallest key is admitted first.
 
-The functions take a request's place among the waiting and its view. Ties are free.
+Each function takes a request's place in the queue and its view. Ties may go either way.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Flood:
-    """Requests that keep coming while another waits: `one(i)` gives the fields of the i-th.
+    """Requests that keep arriving while another one waits; `one(i)` returns the fields of the i-th.
 
-    They are short and the one that waits is long; with `are_long` it is the other way round.
+    They are short and the waiting request is long; with `are_long` it is the other way round.
     """
 
     one: Callable[[int], dict[str, Any]] = lambda _: {}
@@ -53,19 +55,19 @@ FLOODS: dict[str, Flood] = {
     "tenants": Flood(lambda i: {"tenant": f"tenant-{i}"}),
     "one_tenant": Flood(lambda _: {"tenant": "another"}),
 }
-"""What may keep a request from its turn for ever."""
+"""Floods that might make a request wait forever."""
 
 WAITING_TENANT = "mine"
-"""Of the request that waits."""
+"""Tenant of the request that waits."""
 
 MAX_FLOODED_DECISIONS = 600
 
 
 def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Check]:
-    """Every check of the contract for the scheduler that `make()` gives, with its default or any
-    other options.
+    """Return every check for the scheduler that `make()` returns, with its default or other
+    options.
 
-    `order` is one of ORDERS where the scheduler promises one.
+    `order` is one of ORDERS if the scheduler declares an order.
     """
     checks: list[Check] = [
         ("nothing_to_do_gives_an_empty_decision", functools.partial(_nothing_to_do, make)),
@@ -73,7 +75,10 @@ def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Chec
     ]
     for name in FLOODS:
         checks.append(
-            (f"nobody_starves_in_a_flood[{name}]", functools.partial(_nobody_starves, make, name))
+            (
+                f"no_request_starves_in_a_flood[{name}]",
+                functools.partial(_no_request_starves, make, name),
+            )
         )
     for name, setting in SETTINGS.items():
         checks.append(
@@ -90,14 +95,17 @@ def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Chec
 
 
 def check_order(view: SchedulerView, decision: Decision, order: str) -> None:
-    """AssertionError when a waiting request is admitted before another that the order has first."""
+    """Raise AssertionError when a request is admitted before another that comes first
+    in the order.
+    """
     admitted = {name for name, _ in decision.prefill}
     ranks = {one.request_id: ORDERS[order](i, one) for i, one in enumerate(view.waiting)}
     last = max((rank for name, rank in ranks.items() if name in admitted), default=0.0)
     passed = [name for name, rank in ranks.items() if name not in admitted and rank < last]
     some = bool(admitted & ranks.keys())
     assert not (some and passed), (
-        f"{passed[:4]} were passed over in the order by {order}\nview: {view}\ndecision: {decision}"
+        f"{passed[:4]} come first by {order}, but were passed over"
+        f"\nview: {view}\ndecision: {decision}"
     )
 
 
@@ -106,7 +114,7 @@ def _nothing_to_do(make: MakeScheduler) -> None:
 
 
 def _add_any(world: World, chance: random.Random) -> int:
-    """Add a request of any sort; how many tokens it is long."""
+    """Add a random request and return its length in tokens."""
     prompt, new = chance.choice([1, 3, 31, 32, 33, 70]), chance.choice([1, 2, 9, 40])
     cached = chance.choice([0, 0, prompt // 2, prompt])
     world.add(
@@ -116,8 +124,8 @@ def _add_any(world: World, chance: random.Random) -> int:
 
 
 def _busy_world(make: MakeScheduler, setting: SchedulerLimits, seed: int) -> tuple[World, int]:
-    """A world in which requests have come, gone and been served for a while, and a bound on
-    decisions to finish.
+    """Return a world that has served random requests for a while, and a bound on the decisions to
+    finish.
     """
     world, chance = World(make(), setting), random.Random(seed)
     total = 0
@@ -138,7 +146,7 @@ def _everything_ends(make: MakeScheduler, setting: SchedulerLimits) -> None:
 
 
 def _a_run_can_be_replayed(make: MakeScheduler) -> None:
-    """The same history gives the same decisions, from another scheduler object too."""
+    """Check that the same history gives the same decisions, also from another scheduler object."""
     histories = []
     for _ in range(2):
         world, _ = _busy_world(make, POOL, seed=3)
@@ -147,8 +155,8 @@ def _a_run_can_be_replayed(make: MakeScheduler) -> None:
 
 
 def _order_is_kept(make: MakeScheduler, setting: SchedulerLimits, order: str) -> None:
-    """Of requests that come together, and while no time passes, none is admitted past one that the
-    order has first.
+    """Check that, of requests that arrive together and while no time passes, none is admitted
+    before a request that comes first in the order.
     """
     assert order in ORDERS, f"order {order!r} is not among {', '.join(ORDERS)}"
     for seed in range(4):
@@ -158,12 +166,12 @@ def _order_is_kept(make: MakeScheduler, setting: SchedulerLimits, order: str) ->
         while world.waiting or world.running:
             view = world.view()
             check_order(view, world.act(), order)
-            assert world.num_decisions < 20_000, f"these never end: {world.view()}"
+            assert world.num_decisions < 20_000, f"these requests do not end: {world.view()}"
 
 
-def _nobody_starves(make: MakeScheduler, flood: str) -> None:
-    """A request ends although, for ever, more others come than can be served. A decision takes half
-    a second.
+def _no_request_starves(make: MakeScheduler, flood: str) -> None:
+    """Check that a request ends although more requests keep arriving than can be served. A decision
+    takes half a second.
     """
     kind = FLOODS[flood]
     for setting in (ROWS, POOL):
@@ -175,7 +183,7 @@ def _nobody_starves(make: MakeScheduler, flood: str) -> None:
         world.act()
         one = world.add(*mine, tenant=WAITING_TENANT)
         for i in range(MAX_FLOODED_DECISIONS):
-            world.now_s += 0.1  # so that those who come now have come later
+            world.now_s += 0.1  # so that the new requests arrive later
             while len(world.waiting) < 2 * setting.max_num_seqs:
                 world.add(*others, **kind.one(i + len(world.waiting)))
             world.act()
@@ -188,8 +196,8 @@ def _nobody_starves(make: MakeScheduler, flood: str) -> None:
 
 
 def _invariants_hold(make: MakeScheduler, setting: SchedulerLimits) -> None:
-    """A hypothesis state machine: requests come, end, are aborted and preempted, and time passes,
-    in any order.
+    """Run a hypothesis state machine: requests arrive, end, are aborted and preempted, and time
+    passes, in any order.
     """
 
     class Machine(stateful.RuleBasedStateMachine):

@@ -1,6 +1,4 @@
-"""Queries and keys whose scores lie in a wanted range: plain, about +200 or -200, or one outlier
-key.
-"""
+"""Queries and keys whose scores are in a given range: plain, about +200 or -200, or one outlier."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ import numpy as np
 from enginebay.ops.spec import AttnSpec
 
 LARGE_SCORE = 200.0
-"""Score of outliers, and about that of all keys where `scores` is "high" or, below 0, "low"."""
+"""Score of outliers, and about the score of all keys for "high" or (negative) "low"."""
 
 
 def directions(spec: AttnSpec, scores: str, rng: np.random.Generator) -> np.ndarray:
-    """f64 [Hkv, D]: what queries and keys have in common so that their score is LARGE_SCORE; 0
-    where scores are plain.
+    """Return f64 [Hkv, D], the component of queries and keys that makes their score LARGE_SCORE;
+    zeros for plain scores.
     """
     if scores == "plain":
         return np.zeros((spec.num_kv_heads, spec.head_dim))
@@ -33,8 +31,8 @@ def random_keys(
     rng: np.random.Generator,
     toward: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-    """[kv_len, Hkv, D] of each row: an outlier is one key of a head, elsewhere in each row and
-    head.
+    """Return keys [kv_len, Hkv, D] of each row. An outlier is one key per head, at another place in
+    each row and head.
     """
     keys = []
     for row, total in enumerate(kv_lens):
@@ -49,5 +47,5 @@ def random_keys(
 
 
 def _outlier(number: int, total: int) -> int:
-    """The last key, the first one, and some between, in turn."""
+    """Return the position of an outlier: the last key, the first key, or a key between, in turn."""
     return (total - 1, 0, total // 2, total // 3, max(total - 2, 0))[number % 5]

@@ -24,23 +24,22 @@ from enginebay_testing.tiny import write_tiny_checkpoint
 
 SIZES: dict[str, Any] = {
     "dtype": "float32",
-    "max_model_len": 256,  # whole pages of any usual size
+    "max_model_len": 256,  # a multiple of all usual page sizes
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
     "decode_steps": 4,
-    "processors": (),  # they have a suite of their own, and would be in every compiled step
+    "processors": (),  # they have their own suite, and would be part of every compiled step
 }
-"""What checks run with unless they are about other sizes: engines of equal sizes share what they
-have compiled.
+"""Settings of all checks except those about other sizes: engines of equal sizes share compiled
+programs.
 """
 
 
 @dataclasses.dataclass
 class EngineSubject:
-    """The engine under test: its name and the choices that go with it, all else as small as
-    possible.
+    """The engine under test: its name and its settings; everything else is as small as possible.
 
-    `model` None stands for a tiny random model, made for the occasion.
+    `model` None means a tiny random model, which is made on first use.
     """
 
     name: str
@@ -51,15 +50,15 @@ class EngineSubject:
     _reference: ReferenceModel | None = None
 
     def make(self, **more: Any) -> LLM:
-        """A fresh LLM with this engine: for checks of beginnings, and of other sizes."""
+        """Make a new LLM with this engine, for checks that need other sizes or a fresh engine."""
         return LLM(**self._choices(more))
 
     @contextlib.contextmanager
     def shared(self, fresh: LLM | None = None) -> Iterator[LLM]:
-        """An LLM of SIZES that is idle and has an empty cache; kept for other checks with what it
-        has compiled.
+        """Yield an idle LLM of SIZES with an empty cache; it is kept, with its programs, for other
+        checks.
 
-        `fresh` takes the place of the one that was kept. One whose check has failed is closed.
+        `fresh` replaces the kept LLM. An LLM whose check fails is closed.
         """
         llm = fresh or self._kept or self.make()
         if self._kept is not None and self._kept is not llm:
@@ -87,29 +86,29 @@ class EngineSubject:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model."""
+        """Return the vocabulary size of the model."""
         return self.reference().plan.model.info.vocab_size
 
     def reference(self) -> ReferenceModel:
-        """The model without the engine; made once."""
+        """Return the model without the engine; made once."""
         if self._reference is None:
             self._reference = ReferenceModel(make_plan(make_config(self._choices({}))))
         return self._reference
 
 
 def _begin_again(llm: LLM) -> None:
-    """Nothing runs, and nothing is in the cache. An engine that leaks is told by the check that
-    made it leak.
+    """Check that nothing runs, and empty the cache. This fails in the check that made the engine
+    leak.
     """
     llm.engine.ledger.check()
-    assert llm.engine.rows.num_reqs == 0, f"{llm.engine.rows.num_reqs} rows are left"
+    assert llm.engine.rows.num_reqs == 0, f"{llm.engine.rows.num_reqs} rows are still in use"
     llm.engine.drop_arrays()
     llm.engine.make_arrays()
     llm.engine.compilations.forbidden = False
 
 
 def prompts_of(vocab_size: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Random prompts of these lengths."""
+    """Return random prompts of these lengths."""
     rng = np.random.default_rng(seed)
     return [[int(t) for t in rng.integers(0, vocab_size, n)] for n in lengths]
 
@@ -118,28 +117,28 @@ LENGTHS = (1, 7, 16, 33, 90, 150)
 
 
 def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """Token ids of the first completion of each prompt."""
+    """Return the token ids of the first completion of each prompt."""
     return [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
 
 
 def greedy(max_tokens: int = 24) -> SamplingParams:
-    """Greedy and never ended by an end-of-sequence token."""
+    """Return greedy parameters that ignore end-of-sequence tokens."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
 def seeded(max_tokens: int = 24) -> SamplingParams:
-    """Sampled with a seed."""
+    """Return parameters for sampling with a seed."""
     return SamplingParams(
         max_tokens=max_tokens, temperature=0.9, top_k=40, top_p=0.95, seed=11, ignore_eos=True
     )
 
 
 PENALTIES = ((0.7, 0.4, 1.4), (1.5, 0.0, 1.0), (0.0, 1.1, 1.0), (0.0, 0.0, 1.8), (-0.5, -0.1, 0.8))
-"""Presence, frequency and repetition: all, each alone, and what asks for more of the same."""
+"""Presence, frequency and repetition penalties: all, each alone, and negative ones."""
 
 
 def penalised(max_tokens: int = 24, kind: int = 0) -> SamplingParams:
-    """Greedy, with the penalties of a kind."""
+    """Return greedy parameters with the penalties of a kind."""
     presence, frequency, repetition = PENALTIES[kind % len(PENALTIES)]
     return SamplingParams(
         max_tokens=max_tokens,

@@ -1,5 +1,5 @@
-"""From a registered part to the checks of its contract: what `--enginebay-check` and
-tests/conformance run.
+"""Finds the conformance checks of a registered part, for `--enginebay-check` and
+tests/conformance.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ from enginebay_testing.verdicts import Check
 
 _T = TypeVar("_T")
 
+Check = tuple[str, Callable[[], None]]
+"""A name, and a function that raises AssertionError when the check fails, or unittest.SkipTest when
+it does not apply.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What the caller chooses of a check: the platform by name, and the file config.json of a model
-    family's model.
+    """The caller's choices: the platform by name, and the config.json with which model families are
+    checked.
     """
 
     platform: str | None = None
@@ -46,13 +51,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def label(entry: Entry) -> str:
-    """How a part is named on the command line: KIND:NAME, or kernel:OP:NAME."""
+    """Return a part's name on the command line: KIND:NAME, or kernel:OP:NAME."""
     return ":".join(part for part in (entry.kind, entry.op, entry.name) if part)
 
 
 def select(registry: Registry, selector: str) -> list[Entry]:
-    """The parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME stands for;
-    UnknownNameError when none is.
+    """Return the parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME selects;
+    UnknownNameError when there are none.
     """
     if selector == EVERYTHING:
         return list(registry.entries)
@@ -79,11 +84,11 @@ def select(registry: Registry, selector: str) -> list[Entry]:
 
 
 def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None) -> list[Check]:
-    """Every check of one part: its declaration, and the suite of its kind where there is one.
+    """Return every check of one part: its declaration, and the suite of its kind, if there is one.
 
-    Without a platform in `choices` it runs on the one that `platform_of` chooses. A part that
-    cannot be used here gives a single check, which skips with the reason; a broken one fails with
-    it.
+    Without a platform in `choices`, the part runs on the platform that `platform_of` chooses. For a
+    part that cannot be used here, the only check skips with the reason; for a broken part, it fails
+    with the reason.
     """
     if entry.state == "broken":
         return [("loads", functools.partial(_fail, entry.reason))]
@@ -95,7 +100,7 @@ def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None
     try:
         registry.load(entry)
     except PluginError:
-        return checks  # declaration_holds tells what is wrong
+        return checks  # declaration_holds reports what is wrong
     suite = _SUITES.get(entry.kind)
     if suite is None:
         return checks
@@ -119,56 +124,59 @@ def _skip(reason: str) -> None:
 
 
 def _declaration_holds(registry: Registry, entry: Entry) -> None:
-    """The target and the options can be imported; options have defaults, are frozen and refuse
-    unknown fields.
+    """Check that the target and the options can be imported, and that the options have defaults,
+    are frozen and refuse unknown fields.
     """
     declaration = entry.declaration
     assert declaration is not None, "parts that are not broken are declared"
     target = registry.load(entry)
     if declaration.options is not None:
         made = registry.options(entry, {})
-        assert isinstance(made, BaseModel), f"options {declaration.options} is no pydantic model"
+        assert isinstance(made, BaseModel), f"options {declaration.options} is not a pydantic model"
         assert made.model_config.get("frozen"), f"{declaration.options} is not frozen"
         assert made.model_config.get("extra") == "forbid", (
-            f'{declaration.options} has no extra="forbid"'
+            f'{declaration.options} does not set extra="forbid"'
         )
-    record = RECORDS.get(entry.kind)
-    if record is not None:
-        assert isinstance(target, record), f"{declaration.target} is no {record.__name__}"
-    elif entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
-        assert isinstance(target, type), f"{declaration.target} is no class"
-    elif entry.kind not in ("model", "tool_parser", "reasoning_parser"):
-        assert callable(target), f"{declaration.target} is not callable"
+    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+        assert isinstance(target, type), f"{declaration.target} is not a class"
+    else:
+        is_data = entry.kind in ("model", "op", "command", "by_hand")
+        assert callable(target) or is_data, f"{declaration.target} is not callable"
+    if entry.kind == "command":
+        assert isinstance(target, Command), f"{declaration.target} is not a Command"
+    if entry.kind == "by_hand":
+        assert isinstance(target, ByHand), f"{declaration.target} is not a ByHand"
     if entry.kind == "op":
+        assert isinstance(target, Op), f"{declaration.target} is not an Op"
         assert target.name == entry.name, (
-            f"the op calls itself {target.name!r}, it is registered as {entry.name!r}"
+            f"the op's name is {target.name!r}, but it is registered as {entry.name!r}"
         )
     if entry.op == ATTENTION:
         assert target.name == entry.name, (
-            f"the kernel calls itself {target.name!r}, it is registered as {entry.name!r}"
+            f"the kernel's name is {target.name!r}, but it is registered as {entry.name!r}"
         )
 
 
 def _made(registry: Registry, entry: Entry) -> Any:
-    """The part with its default options."""
+    """Make the part with its default options."""
     options = registry.options(entry, {})
     target = registry.load(entry)
     return target() if options is None else target(options)
 
 
 def best_platform(registry: Registry) -> Platform:
-    """The usable platform of the highest priority, as "auto" takes it."""
+    """Return the usable platform with the highest priority, which "auto" chooses too."""
     from enginebay.compose.platforms import find_platform
 
     return find_platform(registry, EngineConfig())
 
 
 def platform_of(registry: Registry, entry: Entry, name: str | None = None) -> Platform:
-    """Where a part is checked: on the platform of a name, else on the best one with a device that
-    the part declares.
+    """Return the platform for a part's checks: the named one, else the best one that the part
+    declares and that has a device.
 
-    A part that declares no such platform gets the best of all. UnsupportedError for a named
-    platform without a device.
+    A part that declares none of the usable platforms gets the best of all. UnsupportedError for a
+    named platform without a device.
     """
     from enginebay.compose.platforms import find_platform
 
@@ -230,7 +238,7 @@ def _logits_processor(registry: Registry, entry: Entry, platform: Platform) -> l
 
 
 def _example_options(registry: Registry, entry: Entry) -> list[BaseModel | None]:
-    """The part's default options, and those that are examples in the JSON schema of its options."""
+    """Return the part's default options, and the examples in the JSON schema of its options."""
     default = registry.options(entry, {})
     if default is None:
         return [None]
@@ -292,7 +300,7 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     is_best = platform.name == best_platform(registry).name
     quantised = []
     for name in registry.names("layout"):
-        with contextlib.suppress(PluginError):  # its own suite tells what is wrong
+        with contextlib.suppress(PluginError):  # the part's own suite reports what is wrong
             if registry.load(registry.find("layout", name)).tolerance:
                 quantised.append(name)
     checks = engine_checks(
@@ -310,7 +318,7 @@ def _model(
     from enginebay_testing.models import harness_steps, model_checks, read_model_config
 
     def make_ops(info: Any, placement: Any) -> OpsBinder:
-        chosen_layout = EngineConfig(layout="hnd")  # what the harness lays its cache out in
+        chosen_layout = EngineConfig(layout="hnd")  # the cache layout of the harness
         steps = functools.partial(harness_steps, info)
         chosen = choose_kernels(
             registry, chosen_layout, platform.env(), info, placement, "hnd", steps
@@ -332,7 +340,8 @@ def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
             (
                 "runs_here",
                 functools.partial(
-                    _skip, f"needs platform {' or '.join(platforms)}, this is {env.platform}"
+                    _skip,
+                    f"needs platform {' or '.join(platforms)}; this machine has {env.platform}",
                 ),
             )
         ]
@@ -346,10 +355,10 @@ def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
 
 
 def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[Check]:
-    """Checks of one form of a kernel in an environment, whatever its declaration says of platforms.
+    """Return the checks of one form of a kernel in an environment, whatever platforms it declares.
 
-    All pairs of values of the op's axes, the cases of attention that have names, and no triples:
-    these are run by `enginebay check --all`.
+    They cover all pairs of values of the op's axes and the named attention cases. `enginebay check
+    --all` runs triples too.
     """
     from enginebay_testing.op_kit import Extent, kit_of
 
@@ -359,8 +368,8 @@ def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[C
 
 
 def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[KVLayout]]:
-    """The layouts that a kernel is checked in: those that it declares, all for an op that declares
-    none.
+    """Return the layouts that a kernel is checked in: those that it declares, or all layouts if the
+    op declares none.
     """
     if entry.op == ATTENTION:
         return layouts_of(registry, kernel)
@@ -370,7 +379,7 @@ def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[K
 
 
 def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
-    """The registered layouts of an attention kernel, in its order of preference."""
+    """Return the registered layouts of an attention kernel, in its order of preference."""
     known = registry.names("layout")
     return [
         registry.load(registry.find("layout", name))
@@ -394,3 +403,4 @@ _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "scheduler": _scheduler,
     "tool_parser": _output_format,
 }
+"""The kinds that have a suite; for other kinds only the declaration is checked."""

@@ -1,4 +1,4 @@
-"""Comparing tokens of two runs: equal, or first different where rounding alone can decide."""
+"""Compares the tokens of two runs: equal, or first different where only rounding decides."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOLERANCE = 1e-3
 """How far rounding may move a logit."""
 
 MAX_NEAR_TIES = 0.1
-"""The share of rows that may differ at a near-tie."""
+"""Max share of rows that may differ at a near-tie."""
 
 NUM_PERTURBATIONS = 64
-"""And what rows are padded to a multiple of: the sampler is compiled for each number."""
+"""Number of perturbed rows: rows are padded to a multiple of it, so that few programs compile."""
 
 WIDTH = 256
-"""Sequences are padded to a multiple of it, for the same reason."""
+"""Sequences are padded to a multiple of this length, because each length is compiled."""
 
 
 def assert_same_tokens(
@@ -33,8 +33,8 @@ def assert_same_tokens(
     second: Sequence[Sequence[int]],
     params: SamplingParams,
 ) -> None:
-    """Each row is equal in both runs, or differs first where rounding decides between the two
-    tokens; few rows may.
+    """Check that each row is equal in both runs, or first differs where rounding decides between
+    the two tokens; only few rows may differ.
     """
     different = 0
     for prompt, a, b in zip(prompts, first, second, strict=True):
@@ -47,7 +47,7 @@ def assert_same_tokens(
         different += 1
         tie = {a[at], b[at]} <= possible_tokens(reference, prompt, params, a[:at])
         assert tie, (
-            f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
+            f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, not a near-tie"
         )
     assert different <= MAX_NEAR_TIES * len(prompts), f"{different} of {len(prompts)} rows differ"
 
@@ -55,8 +55,8 @@ def assert_same_tokens(
 def first_impossible_token(
     reference: ReferenceModel, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
 ) -> int | None:
-    """Index of the first output token that the sampler does not give after the tokens before it, or
-    None.
+    """Return the index of the first output token that the sampler does not draw after the tokens
+    before it, or None.
     """
     logits = reference.logits([*prompt, *output])[len(prompt) - 1 : -1]
     exact = _sampled(reference, logits, np.arange(len(output)), prompt, output, params)
@@ -73,13 +73,12 @@ def possible_tokens(
     output: Sequence[int] = (),
     index: int = 0,
 ) -> set[int]:
-    """What the plan's own sampler gives after `prompt` and `output` when no logit moves by more
-    than TOLERANCE.
+    """Return the tokens that the plan's sampler draws after `prompt` and `output` when no logit
+    moves by more than TOLERANCE.
 
-    `index` is that of the completion.
-
-    The rows have one key and one position, so that only the logits differ: the reference's own,
-    then some with every logit moved by all of TOLERANCE up or down, then some with smaller moves.
+    `index` is the index of the completion. All rows have one key and one position, so that only the
+    logits differ: the reference's own logits, then logits that each move by TOLERANCE up or down,
+    then smaller moves.
     """
     logits = reference.logits([*prompt, *output])[-1]
     rng = np.random.default_rng(0)
@@ -100,8 +99,8 @@ def _sampled(
     params: SamplingParams,
     index: int = 0,
 ) -> np.ndarray:
-    """Token ids of logits f32 [S, vocab], for a completion of a request: row i after after[i]
-    output tokens.
+    """Draw token ids from logits f32 [S, vocab] for a completion of a request; row i is drawn after
+    after[i] output tokens.
     """
     num_rows, vocab = logits.shape
     size = -(-num_rows // NUM_PERTURBATIONS) * NUM_PERTURBATIONS
@@ -114,7 +113,7 @@ def _sampled(
     key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
     words = np.asarray(jax.random.key_data(jax.random.fold_in(key, index)))
 
-    columns: dict[str, Any] = {  # NumPy: an array that JAX made would be a program of its own
+    columns: dict[str, Any] = {  # NumPy arrays: JAX would compile a program for each array
         "keys": np.tile(words, (size, 1)),
         "positions": positions,
         "params": device_params([params] * size),

@@ -1,5 +1,5 @@
-"""A tiny random checkpoint for suites that need a whole model: two layers, written like any other,
-compiled in no time.
+"""A tiny random checkpoint for suites that need a whole model: two layers, which
+compile quickly.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ARCHITECTURE = "LlamaForCausalLM"
 def write_tiny_checkpoint(
     folder: Path, registry: Registry, architecture: str = ARCHITECTURE, **fields: Any
 ) -> Path:
-    """Config, weights and a tokenizer of one word per id, in `folder`, by whatever plugin serves
-    the architecture; `fields` are those of config.json that are not as usual.
+    """Write config, weights and a tokenizer with one word per id into `folder`, using the plugin
+    that serves the architecture. `fields` override the usual fields of config.json.
     """
     family = find_family(registry, architecture)
     config = tiny_config(family) | {"architectures": [architecture], "model_type": "llama"} | fields
@@ -39,7 +39,7 @@ def write_tiny_checkpoint(
 
 
 def write_word_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A tokenizer with the vocabulary w0, w1, ..., separated by spaces."""
+    """Write a tokenizer with the vocabulary w0, w1, ..., separated by spaces."""
     nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
     tokenizer = nothing | {
         "version": "1.0",

@@ -1,4 +1,4 @@
-"""Which tokens a finite set of texts allows: the slow, obvious reference of grammars."""
+"""Which tokens a finite set of texts allows: the slow and simple reference for grammars."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from enginebay.config import EngineConfig
 from enginebay.constraint import Vocabulary, num_words
 
 PADDING = 37
-"""Logits that the vocabulary of the checks has beyond the tokenizer's tokens."""
+"""Number of logits beyond the tokenizer's tokens in the vocabulary of the checks."""
 
 
 @functools.cache
 def example_vocabulary() -> Vocabulary:
-    """The embedded model's tokenizer, with more logits than it has tokens."""
+    """Return the built-in model's tokenizer, with more logits than tokens."""
     plan = make_plan(EngineConfig(model="demo"))
     size = plan.model.info.vocab_size + PADDING
     tokens = plan.checkpoint.token_info
@@ -25,7 +25,9 @@ def example_vocabulary() -> Vocabulary:
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary, and what texts allow after a beginning."""
+    """The text of each token of a vocabulary, and the tokens that may follow the start
+    of a text.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.size = vocabulary.size
@@ -39,11 +41,11 @@ class TokenTexts:
                 self._texts[token_id] = text
 
     def text(self, token_id: int) -> str:
-        """The text of a token that `allowed` returned."""
+        """Return the text of a token that `allowed` returned."""
         return self._texts[token_id]
 
     def allowed(self, texts: Sequence[str], begun: str) -> set[int]:
-        """Every token after which the text is the beginning of one of `texts`."""
+        """Return every token after which the text so far is still the start of one of `texts`."""
         rests = [text[len(begun) :] for text in texts if text.startswith(begun)]
         return {
             token_id
@@ -53,12 +55,12 @@ class TokenTexts:
 
 
 def token_ids_of(bits: np.ndarray) -> set[int]:
-    """The tokens that a mask allows."""
+    """Return the tokens that a mask allows."""
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
 
 
 def mask_of(token_ids: set[int], size: int) -> np.ndarray:
-    """The mask, uint32 [num_words(size)], that allows these tokens."""
+    """Return the mask, uint32 [num_words(size)], that allows these tokens."""
     flags = np.zeros(num_words(size) * 32, np.uint8)
     flags[sorted(token_ids)] = 1
     return np.packbits(flags, bitorder="little").view(np.uint32)

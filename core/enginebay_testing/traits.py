@@ -1,4 +1,6 @@
-"""What an attention problem is about, by axis: the columns of the support matrix."""
+"""The values of an attention problem on each axis; the axes are the columns of the
+support matrix.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from enginebay.ops.spec import AttnSpec
 
 AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
-"""The axes of an attention problem. `feature` is what only some layers have, in the words of
+"""The axes of an attention problem. `feature` is what only some layers have, named as in
 `Caps.features`.
 """
 
@@ -15,7 +17,7 @@ FEATURES = ("window", "softcap", "sinks", "alibi", "lse", "kv_share", "mla")
 
 
 def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
-    """The value of a problem on each axis; several features are joined by "+", none is ""."""
+    """Return a problem's value on each axis; several features are joined by "+", none is ""."""
     on = (
         spec.window is not None,
         spec.softcap is not None,
@@ -36,7 +38,7 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
 
 
 def values_of(traits: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Each axis with each of its values: a case with two features is about both."""
+    """Yield each axis with each of its values: a case with two features counts for both."""
     for axis, value in traits.items():
         for one in value.split("+") if axis == "feature" else (value,):
             if one:

@@ -1,4 +1,4 @@
-"""What came of one check: the five verdicts, and how an exception becomes one of them."""
+"""The outcome of one check: five verdicts, and how an exception becomes one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay.errors import CompilationError, PluginError, UnsupportedError
 Verdict = Literal["PASS", "INCORRECT", "UNSUPPORTED", "ERROR", "TIMEOUT"]
 
 FAULTS: frozenset[Verdict] = frozenset({"INCORRECT", "ERROR", "TIMEOUT"})
-"""The verdicts that make a check fail as a whole."""
+"""Verdicts that count as failures."""
 
 KIT = "enginebay_testing"
 
@@ -24,13 +24,11 @@ is broken, and unittest.SkipTest when the promise was not made.
 """
 
 Run = Callable[[], Mapping[str, int] | None]
-"""A check: it returns figures, or None when it has none to tell."""
+"""A check: returns figures, or None if it has none."""
 
 
 class InexactError(AssertionError):
-    """A result that is further from the truth than is allowed, with both numbers, in the unit of
-    the result.
-    """
+    """A result whose error exceeds the bound; both numbers are in the unit of the result."""
 
     def __init__(self, message: str, error: float, bound: float) -> None:
         super().__init__(message)
@@ -39,8 +37,8 @@ class InexactError(AssertionError):
 
 
 def expect(holds: object, what: str) -> None:
-    """Raise AssertionError with `what` unless a result holds: for the checks of an op's own kit,
-    whose findings are INCORRECT as those of the kit are.
+    """Raise AssertionError with `what` unless `holds`. An op's own kit uses it, so that a failure
+    is INCORRECT and not ERROR.
     """
     if not holds:
         raise AssertionError(what)
@@ -48,11 +46,11 @@ def expect(holds: object, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A verdict with what led to it. `error` and `bound` are known of results that were compared
-    with a bound.
+    """A verdict and its reasons. `error` and `bound` are set for results that were compared with a
+    bound.
 
-    `seconds` is the wall time of the check, compilation included. `figures` are a compiler's (see
-    `enginebay.ops.toolchains.CompileReport`).
+    `seconds` is the wall time of the check, compilation included. `figures` come from a compiler
+    (see `enginebay.ops.toolchains.CompileReport`).
     """
 
     verdict: Verdict
@@ -64,11 +62,11 @@ class Outcome:
 
 
 def judge(run: Run) -> Outcome:
-    """Run a check and say what came of it; whatever it raises, but an interruption by the user, is
-    a verdict.
+    """Run a check and return its outcome; every exception except KeyboardInterrupt becomes a
+    verdict.
 
-    An AssertionError is INCORRECT when the kit raised it: one out of a part's own code, or of a
-    library under it, says that the part broke down, not that its result is wrong.
+    An AssertionError is INCORRECT if the kit raised it, and ERROR if the code of the part or of a
+    library raised it.
     """
     start = time.perf_counter()
 
@@ -85,25 +83,25 @@ def judge(run: Run) -> Outcome:
         return outcome("INCORRECT", str(wrong), wrong.error, wrong.bound)
     except AssertionError as wrong:
         if _raised_by_the_kit(wrong):
-            return outcome("INCORRECT", str(wrong) or "an assertion of the kit without a text")
+            return outcome("INCORRECT", str(wrong) or "an assertion of the kit without a message")
         return outcome("ERROR", describe(wrong))
     except PluginError as error:
         if isinstance(
             error.__cause__, UnsupportedError
-        ):  # a kernel that found out when it was imported
+        ):  # raised by a kernel while it was imported
             return outcome("UNSUPPORTED", str(error.__cause__))
         return outcome("ERROR", describe(error))
     except CompilationError as error:
         return outcome("ERROR", describe(error))
-    except UnsupportedError as error:  # ops without Caps have no other way to decline a problem
+    except UnsupportedError as error:  # the only way to decline a problem for ops without Caps
         return outcome("UNSUPPORTED", str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the outer edge of a check: what a part raises is its verdict
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the verdict of a check is what its part raises
         return outcome("ERROR", describe(error))
     return dataclasses.replace(outcome("PASS"), figures=dict(figures or {}))
 
 
 def describe(error: BaseException) -> str:
-    """An exception in a line: its type, its text, and the place that raised it."""
+    """Return an exception as one line: its type, its message, and the place that raised it."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

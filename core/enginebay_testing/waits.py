@@ -1,4 +1,4 @@
-"""Finding out whether a call waits for the device: it does when it reads an array on the host."""
+"""Detects calls that wait for the device, which means that they read an array on the host."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import jax
 import numpy as np
 
 METHODS = ("__array__", "__bool__", "__float__", "__index__", "__int__", "item", "tolist")
-"""Of JAX's arrays: each waits for the value."""
+"""Methods of JAX arrays that wait for the value."""
 
 
 @contextlib.contextmanager
 def watching_for_waits() -> Iterator[list[str]]:
-    """While the block lasts, the ways in which this thread waits for arrays of JAX are added to the
-    list.
+    """Within the block, append to the list each way in which this thread waits for JAX arrays.
 
-    Known are conversions to NumPy and to Python's numbers, jax.device_get and
-    jax.block_until_ready.
+    It detects conversions to NumPy and to Python numbers, jax.device_get and jax.block_until_ready.
     """
     found: list[str] = []
     mine = threading.get_ident()

@@ -1,10 +1,9 @@
-"""The process that checks run in: it lists the cases of a part, runs one at a time, and answers in
-lines of JSON.
+"""The process that checks run in: lists the cases of a part, runs one at a time, answers in JSON.
 
     python -m enginebay_testing.worker READ_FD WRITE_FD
 
-What it is asked comes through the first pipe, what it answers goes through the second: stdout and
-stderr belong to the parts. It ends with the first pipe. It may be killed at any time; nobody but
+Requests come through the first pipe, answers go through the second; stdout and stderr are left to
+the parts. The process ends when the first pipe closes, and may be killed at any time. Only
 `workers` talks to it.
 """
 
@@ -21,8 +20,8 @@ from typing import Any
 READY = {"ready": True}
 
 
-class CaseRunner:
-    """The cases of the parts that this process was asked about, made once."""
+class Bench:
+    """The cases of the parts that this process was asked for; they are made once."""
 
     def __init__(self) -> None:
         from enginebay.registry import load_registry
@@ -31,7 +30,9 @@ class CaseRunner:
         self._cases: dict[tuple[str, str, str | None, Any], list[Any]] = {}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request: the list of a part's cases, or the outcome of one."""
+        """Return the answer to a request: the list of a part's cases, or the outcome of
+        one case.
+        """
         if asked["do"] == "list":
             return self._list(asked)
         return self._run(asked)
@@ -41,7 +42,7 @@ class CaseRunner:
 
         try:
             cases = self._cases_of(asked)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # a part whose cases cannot be made is one ERROR
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a part whose cases cannot be made gets one ERROR
             return {"failed": describe(error)}
         return {
             "cases": [
@@ -80,34 +81,32 @@ class CaseRunner:
 
 
 def serve(requests: int, answers: int) -> None:
-    """Answer until the requests end."""
+    """Answer requests until they end."""
     from enginebay_startup.platforms import start_jax
 
     start_jax()
     from enginebay_startup.jaxconfig import configure_compile_cache
 
     for pipe in (requests, answers):
-        os.set_inheritable(
-            pipe, False
-        )  # what a check starts must not keep the pipes open after we are gone
+        os.set_inheritable(pipe, False)  # child processes of a check must not keep the pipes open
     configure_compile_cache("auto")
     bench = CaseRunner()
     with (
         os.fdopen(requests, encoding="utf-8") as lines,
         os.fdopen(answers, "w", encoding="utf-8") as out,
     ):
-        _tell(out, READY)
+        _send(out, READY)
         for line in lines:
-            _tell(out, bench.answer(json.loads(line)))
+            _send(out, bench.answer(json.loads(line)))
 
 
-def _tell(out: Any, answer: dict[str, Any]) -> None:
+def _send(out: Any, answer: dict[str, Any]) -> None:
     out.write(json.dumps(answer) + "\n")
     out.flush()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve on the two file descriptors that are named."""
+    """Serve requests on the two file descriptors in `argv`."""
     faulthandler.enable()
     requests, answers = map(int, argv)
     serve(requests, answers)

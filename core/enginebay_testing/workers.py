@@ -1,5 +1,5 @@
-"""Running checks in worker processes: each under a time limit, in a process that is replaced after
-a crash or a timeout.
+"""Runs checks in worker processes, each with a time limit. A process is replaced after a crash or a
+timeout.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from enginebay.errors import InternalError
 from enginebay_testing.verdicts import Outcome
 
 START_LIMIT_S = 180.0
-"""A worker that takes longer to import what it needs is given up."""
+"""Max seconds in which a worker must finish its imports."""
 
 TAIL_BYTES = 4000
 
 
 @dataclasses.dataclass(frozen=True)
 class PartName:
-    """A part as workers are asked about it: its label, and the entry point that brings it."""
+    """How workers are asked for a part: its label, and the entry point that registers it."""
 
     label: str
     package: str
@@ -47,9 +47,9 @@ class CaseName:
 
 
 @dataclasses.dataclass(frozen=True)
-class CaseResult:
-    """What came of one case of one part. `order` sorts results as the parts were named and their
-    cases listed.
+class Result:
+    """The outcome of one case of one part. `order` sorts results in the order of the parts and
+    their cases.
     """
 
     part: PartName
@@ -81,9 +81,9 @@ class _Job:
         return (json.dumps(asked) + "\n").encode()
 
 
-class CheckWorker:
-    """One process, and the job that it has. Its stdout and stderr go to a file, of which the end is
-    told after a crash.
+class Worker:
+    """One process and its current job. stdout and stderr go to a file, the end of which is reported
+    after a crash.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class CheckWorker:
                     "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
                 )
             },
-            start_new_session=True,  # so that what a check started ends with it
+            start_new_session=True,  # child processes of a check end with the worker
         )
         os.close(ask_read)
         os.close(answer_write)
@@ -119,13 +119,17 @@ class CheckWorker:
         self.ready = False
 
     def give(self, job: _Job) -> None:
-        """Hand it a job."""
+        """Send a job to the process."""
         self.job, self.since = job, time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: its end is read next
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # it died while idle: the next read finds its end
             os.write(self._ask, job.request())
 
     def read(self) -> dict[str, Any] | None:
-        """The next answer, or None when there is none yet. EOFError when the process has gone."""
+        """Return the next answer, or None when there is none yet. EOFError when the process has
+        ended.
+        """
         chunk = os.read(self.answers, 1 << 20)
         if not chunk:
             raise EOFError
@@ -138,8 +142,8 @@ class CheckWorker:
         return answer
 
     def end(self) -> str:
-        """Kill it with all that it started; how it had ended if it was gone, and the last that it
-        said.
+        """Kill the process and its children; return how it ended and the last line of
+        its output.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0 if self._gone() else 0.0)
@@ -154,34 +158,34 @@ class CheckWorker:
             text = said.read().decode(errors="replace")
         how = "was stopped" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
-            how = f"died of {signal.Signals(-code).name}"
+            how = f"was killed by {signal.Signals(-code).name}"
         return f"the worker process {how}{_last_words(text)}"
 
     def _gone(self) -> bool:
-        """Whether the answers have ended: the process is about to be."""
+        """Return whether the answers have ended, so that the process will end."""
         return bool(select_now(self.answers)) and os.read(self.answers, 1) == b""
 
 
 def select_now(pipe: int) -> list[int]:
-    """The pipe, if reading it would not wait."""
+    """Return the pipe if a read would not block."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         return [key.fd for key, _ in selector.select(0)]
 
 
 def _last_words(text: str) -> str:
-    """The line that says most of a crash: a fatal error, else the last one."""
+    """Return the most telling line of a crash: a fatal error, else the last line."""
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith("Fatal Python error")]
     last = (fatal or lines)[-1:]
-    return f"; it said: {last[0]}" if last else ""
+    return f"; its last output: {last[0]}" if last else ""
 
 
 class Pool:
-    """Checks parts on `jobs` workers at a level (None: every level that each can do here), results
-    as they come.
+    """Checks parts on `jobs` workers at a level (None: every level that works here) and yields
+    results as they arrive.
 
-    `choices` are the fields of `suites.Choices`. `wanted` says which of a part's cases are run.
+    `choices` are the fields of `suites.Choices`. `wanted` selects the cases of a part.
     """
 
     def __init__(
@@ -200,11 +204,11 @@ class Pool:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that nobody has begun, as far as they are known."""
+        """Return the number of known jobs that no worker has started."""
         return len(self._queue)
 
-    def run(self, parts: Sequence[PartName]) -> Iterator[CaseResult]:
-        """The results of all wanted cases of the parts, in the order in which they end."""
+    def run(self, parts: Sequence[PartName]) -> Iterator[Result]:
+        """Yield the results of all wanted cases of the parts, in the order in which they end."""
         jobs = (_Job(part, self._level, self._choices, (i, 0)) for i, part in enumerate(parts))
         self._queue.extend(jobs)
         try:
@@ -226,8 +230,8 @@ class Pool:
             if worker.ready and worker.job is None and self._queue:
                 worker.give(self._queue.popleft())
 
-    def _wait(self) -> Iterator[CaseResult]:
-        """Whatever happens next: answers, deaths and timeouts."""
+    def _wait(self) -> Iterator[Result]:
+        """Wait for the next event and yield its results: answers, deaths and timeouts."""
         waits = [self._left(w) for w in self._workers if w.job is not None or not w.ready]
         for key, _ in self._selector.select(max(0.0, min(waits, default=0.0))):
             worker: CheckWorker = key.data
@@ -250,7 +254,7 @@ class Pool:
 
     def _done(self, worker: CheckWorker, answer: dict[str, Any]) -> Iterator[CaseResult]:
         job, worker.job = worker.job, None
-        assert job is not None, "only a worker with a job answers"
+        assert job is not None, "a worker without a job answered"
         if job.case is not None:
             yield _result(job, Outcome(**answer))
         elif "failed" in answer:
@@ -268,7 +272,7 @@ class Pool:
         seconds = time.monotonic() - worker.since
         job, said = worker.job, self._dismiss(worker)
         if job is None:
-            raise InternalError(f"{said} before it was asked anything")
+            raise InternalError(f"{said} before its first request")
         yield _result(job, Outcome("ERROR", said, seconds=seconds))
 
     def _timed_out(self, worker: CheckWorker) -> Iterator[CaseResult]:
@@ -286,7 +290,7 @@ class Pool:
         return worker.end()
 
 
-def _result(job: _Job, outcome: Outcome) -> CaseResult:
-    """The result of a job; a part whose cases could not be listed has one, which says so."""
+def _result(job: _Job, outcome: Outcome) -> Result:
+    """Return the results of a job; a part whose cases could not be listed gets one that says so."""
     case = job.case or CaseName(job.level or "run", "", "loads", representative=True, traits={})
     return CaseResult(job.part, case, outcome, job.order)

@@ -219,7 +219,7 @@ def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["fcfs", "xla", "schedulers", "models"])
 def test_a_name_that_somebody_has_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is taken by enginebay"):
+    with pytest.raises(InputError, match="which enginebay has already"):
         write_plugin("scheduler", name, tmp_path / "x")
 
 
@@ -231,5 +231,5 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_to_is_wrong_input(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a place that can be written to"):
+    with pytest.raises(InputError, match="a folder that can be written to"):
         write_plugin("sampler", "mine", tmp_path / "file" / "x")

@@ -115,7 +115,7 @@ def test_a_text_or_a_target_that_no_case_has_is_refused_with_the_nearest() -> No
     for name in ("decode_window", "prefill", "mixed"):
         chosen(named(name))
     with pytest.raises(
-        UnknownNameError, match=r"'decode_widnow' in its name. Allowed: such as decode_window"
+        UnknownNameError, match=r"decode_widnow, which no case name. Allowed: such as decode_window"
     ):
         chosen.refuse_unmatched()
     other = Filter(target="sm_9")
@@ -228,7 +228,7 @@ def test_a_part_that_is_named_and_not_checked_at_all_is_no_success(
     holds = dataclasses.replace(RECORD, case="declaration_holds")
     checking(monkeypatch, holds, skipped)
     code, _, err = run("check", "kernel:rms_norm:xla")
-    assert (code, "nothing of kernel:rms_norm:xla was checked: needs platform x" in err) == (
+    assert (code, "no case of kernel:rms_norm:xla could run: needs platform x" in err) == (
         1,
         True,
     )
@@ -287,7 +287,14 @@ def test_a_wrong_configuration_makes_the_exit_code_of_tuning_1(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
-        Tuned("rms_norm", "xla", "1", "prefill", "float32", reason="it has nothing to choose here")
+        Tuned(
+            "rms_norm",
+            "xla",
+            "1",
+            "prefill",
+            "float32",
+            reason="the implementation has no configurations here",
+        )
     ]
     monkeypatch.setattr("enginebay_bench.tune.tune_shape", lambda *_: found)
     command = ("tune", "--op", "rms_norm", "--shapes", "smollm2-135m/prefill")
@@ -302,7 +309,7 @@ def test_a_wrong_configuration_makes_the_exit_code_of_tuning_1(
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--case", "prefil2"), "a part of a name such as"),
+        (("--case", "prefil2"), "a part of a name, such as"),
         (("--target", "cqu"), "Did you mean 'cpu'?"),
         (("--interpret",), "--interpret without --impl"),
         (("--platform", "cqu"), "Did you mean 'cpu'?"),

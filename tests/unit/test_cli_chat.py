@@ -67,7 +67,7 @@ def test_a_banner_answers_and_their_rates(type_lines: Callable[..., str], fake_l
     shown = "\n".join(lines[2:])
     assert shown.startswith(f"{first}\n[8 tokens, ")
     assert answer(fake_llm, MESSAGE, first, "Really?") in shown
-    assert shown.count(" tokens/s, the first after ") == 2
+    assert shown.count(" tokens/s, first token after ") == 2
 
 
 def test_commands(type_lines: Callable[..., str], fake_llm: LLM) -> None:
@@ -75,7 +75,7 @@ def test_commands(type_lines: Callable[..., str], fake_llm: LLM) -> None:
         "/help", "Hello", "/clear", MESSAGE, "/helo", "/exit", AssertionError("read on")
     )
     assert "/clear   forget the conversation" in out
-    assert "The conversation begins anew." in out
+    assert "The conversation starts again." in out
     assert answer(fake_llm, MESSAGE) in out, "as if it were the first message"
     assert "unknown command '/helo'" in out
     assert "Did you mean '/help'?" in out
@@ -84,7 +84,7 @@ def test_commands(type_lines: Callable[..., str], fake_llm: LLM) -> None:
 def test_a_message_that_is_refused_is_no_end(type_lines: Callable[..., str], fake_llm: LLM) -> None:
     out = type_lines("word " * 400, MESSAGE)
     assert "a prompt of " in out
-    assert "/clear begins anew." in out
+    assert "/clear starts the conversation again." in out
     assert answer(fake_llm, MESSAGE) in out, "the refused message is not in the conversation"
 
 

@@ -44,7 +44,7 @@ def test_a_default_in_the_help_is_the_configurations_own() -> None:
     assert with_default("x", "max_model_len") == "x (default: the model's, at most 4096)"
     help_text = " ".join(parser_of("generate").format_help().split())
     assert (
-        "--decode-steps N most tokens a row gets in one compiled call "
+        "--decode-steps N max tokens that a row decodes in one compiled call "
         f"(default: {defaults.decode_steps})"
     ) in (help_text)
 

@@ -71,5 +71,5 @@ def test_ctrl_c_ends_a_measurement_with_the_rows_that_there_are(
     assert row.split()[0] == command[-1]
     assert row.split()[1].startswith("smollm2-135m/decode/b")
     assert process.returncode == 130
-    assert err.endswith("\ninterrupted: this is what there was\n")
+    assert err.endswith("\ninterrupted: these are the results so far\n")
     assert rest.splitlines()[-1].startswith(last)

@@ -121,7 +121,7 @@ def test_wrong_input_ends_with_code_2_and_one_line(
     [
         ((), ("COMMAND",)),
         (("genrate", "text"), ("unknown command 'genrate'", "Did you mean 'generate'")),
-        (("plugins", "extra"), ("the word 'extra'", "flags alone")),
+        (("plugins", "extra"), ("the word 'extra'", "only flags")),
         (
             ("generate", "Once", "upon", "a", "time"),
             ("a second word 'upon'", "generate 'Once upon a time'"),
@@ -135,7 +135,7 @@ def test_wrong_input_ends_with_code_2_and_one_line(
         (("generate", "--max-num", "3"), ("--max-num-seqs or --max-num-batched-tokens", "in full")),
         (
             ("generate", "--max-model", "160"),
-            ("--max-model, which is no whole flag", "--max-model-len"),
+            ("incomplete flag --max-model", "--max-model-len"),
         ),
         (
             ("generate", "--temprature", "1"),
@@ -145,7 +145,7 @@ def test_wrong_input_ends_with_code_2_and_one_line(
         (("generate", "--stop"), ("--stop without a value", "--stop=VALUE")),
         (
             ("--max-tokens", "3", "generate"),
-            ("--max-tokens before the command", "behind the command"),
+            ("--max-tokens before the command", "after the command"),
         ),
         (
             ("bench", "latencey"),

@@ -148,7 +148,7 @@ def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
     for start, piece in zip(cut.starts, cut.token_ids, strict=True):
         assert list(piece) == known + rest[start : min(start + 20, 41)]
     assert cut.num_taken == (41 if cut.num_known else 40)  # one token alone cannot be scored
-    with pytest.raises(InputError, match="at least two"):
+    with pytest.raises(InputError, match="at least 2 tokens"):
         split(
             paged,
             TEXT,
@@ -228,10 +228,10 @@ def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--text", "nowhere"], "a readable text file"),
+        (["--text", "nowhere"], "a text file"),
         (["--text", "empty"], "which is empty"),
         (["--text", "bytes"], "UTF-8 text"),
-        (["--text", "word"], "at least two"),
+        (["--text", "word"], "at least 2 tokens"),
         (["--text", "word", "--new-tokens", "0"], "--new-tokens 0"),
         (["--text", "word", "--reference", "dtype"], "--reference dtype"),
         (

@@ -174,7 +174,7 @@ def test_a_function_given_by_hand_cannot_be_recorded(llm: LLM, tmp_path: Path) -
 
     with (
         recording(llm, tmp_path / "run"),
-        pytest.raises(UnsupportedError, match="Give an import path"),
+        pytest.raises(UnsupportedError, match="Pass an import path"),
         llm.override(rms_norm=rms_norm, check=False),
     ):
         raise AssertionError("the block is not entered")

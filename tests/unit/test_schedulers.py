@@ -42,7 +42,7 @@ def checks() -> Iterator[Any]:
     """
     for number, (name, make) in enumerate(MAKERS.items()):
         for what, check in scheduler_checks(make):
-            if (name, what) == ("priority-keep", "nobody_starves_in_a_flood[urgent]"):
+            if (name, what) == ("priority-keep", "no_request_starves_in_a_flood[urgent]"):
                 continue  # it takes its time
             is_quick = "invariants_hold" not in what or SETTINGS[number % 3] in what
             yield pytest.param(
@@ -270,7 +270,7 @@ WRONG: dict[str, Callable[[Decision, SchedulerView], Decision]] = {
         ("over the cache", "everything_ends[pool]"),
         ("too many steps", "invariants_hold[pool]"),
         ("one token too many", "invariants_hold[pool]"),
-        ("latest first", "nobody_starves_in_a_flood[short]"),
+        ("latest first", "no_request_starves_in_a_flood[short]"),
         ("latest first", "order_is_kept[arrival-rows]"),
     ],
 )
@@ -293,7 +293,7 @@ def test_suite_finds_who_starves_when_waiting_counts_for_nothing(
     make: Callable[[], Scheduler], flood: str
 ) -> None:
     with pytest.raises(AssertionError, match="has not ended after 600 decisions"):
-        dict(scheduler_checks(make))[f"nobody_starves_in_a_flood[{flood}]"]()
+        dict(scheduler_checks(make))[f"no_request_starves_in_a_flood[{flood}]"]()
 
 
 class Remembers(Scheduler):
@@ -315,7 +315,7 @@ class Remembers(Scheduler):
         (lambda state, _: [*state], "the state is mutable"),
         (
             lambda state, view: (*state, *(w.request_id for w in view.waiting)),
-            "requests that are gone",
+            "requests that have ended",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_the_fastest_right_configuration_of_an_op_is_found() -> None:
     )
     assert tiled.entry.median_s < tiled.entry.default_median_s
     assert [name for name, _ in tiled.refused] == ["tiled: size 2"]
-    assert plain.reason == "it has nothing to choose here"
+    assert plain.reason == "the implementation has no configurations here"
 
 
 def test_benchmarks_measure_what_is_tuned_and_say_so() -> None:

@@ -210,7 +210,7 @@ def of(make: Callable[[tuple[str, ...]], Constraint]) -> Make:
 
 
 FAULTS: dict[str, Make] = {
-    "an end of sequence is in the mask": of(AllowsEnd),
+    "the mask allows an end-of-sequence token": of(AllowsEnd),
     "padding is in the mask": of(AllowsPadding),
     "the rest of a token is not checked": of(Lazy),
     "the longest token alone": of(Longest),

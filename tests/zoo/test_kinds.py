@@ -17,7 +17,7 @@ QUICK = {
     ("cache", "Generous"),
     ("cache", "Whole"),
     ("cache", "Squatting"),
-    ("grammar", "an end of sequence is in the mask"),
+    ("grammar", "the mask allows an end-of-sequence token"),
     ("grammar", "one mask for all time"),
     ("grammar", "one constraint for all completions"),
     ("guide", "no limit of size"),

@@ -1,6 +1,4 @@
-"""bench latency, throughput and kernels: engines, or implementations of an op, side by side in one
-process.
-"""
+"""bench: measures engines, or implementations of an op, side by side in one process."""
 
 from __future__ import annotations
 
@@ -38,43 +36,44 @@ ROUNDS = 3
 NUM_REQUESTS = 32
 OF_REQUESTS = ("prompt_len", "new_tokens", "num_requests")
 ONE_EACH = ("engine", "scheduler", "dtype")
-"""Flags that take a list here, besides --attention, which may be repeated too: each time it is a
-list of its own.
+"""Flags that take one list here. --attention takes a list too, and may be repeated, each time with
+its own list.
 """
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """What to measure, how often, and the engines; --engine, --scheduler, --attention and --dtype
+    """Declare what to measure and the engine flags; --engine, --scheduler, --attention and --dtype
     take lists.
     """
     parser.add_argument(
         "what",
         choices=["latency", "throughput", "kernels"],
-        help="one stream, a batch of mixed requests, or the implementations of an op",
+        help="latency: one stream; throughput: a batch of mixed requests; "
+        "kernels: implementations of an op",
     )
     parser.add_argument(
         "--rounds",
         type=int,
         metavar="N",
-        help=f"rounds to measure (default: {ROUNDS}; kernels: {KERNEL_ROUNDS})",
+        help=f"number of rounds (default: {ROUNDS}; kernels: {KERNEL_ROUNDS})",
     )
     parser.add_argument(
         "--prompt-len",
         type=int,
         metavar="N",
-        help="tokens; throughput: the longest (default: an eighth of the context)",
+        help="tokens of a prompt; throughput: the max (default: an eighth of the context)",
     )
     parser.add_argument(
         "--new-tokens",
         type=int,
         metavar="N",
-        help="tokens; throughput: the most (default: as --prompt-len)",
+        help="tokens of an output; throughput: the max (default: as --prompt-len)",
     )
     parser.add_argument(
         "--num-requests",
         type=int,
         metavar="N",
-        help=f"throughput: requests of the batch (default: {NUM_REQUESTS})",
+        help=f"throughput: requests in the batch (default: {NUM_REQUESTS})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_profile_argument(parser)
@@ -83,7 +82,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Measure every combination of the listed choices, or kernels."""
+    """Measure every combination of the listed settings, or kernels."""
     if args.what == "kernels":
         refuse_flags(
             args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS)
@@ -99,7 +98,11 @@ def run(name: str, args: argparse.Namespace) -> int:
     for flag in ("rounds", "prompt_len", "new_tokens", "num_requests"):
         value = getattr(args, flag)
         if value is not None and value < 1:
-            raise InputError(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it.")
+            raise InputError(
+                f"--{flag.replace('_', '-')} {value}",
+                "at least 1",
+                f"Pass --{flag.replace('_', '-')} 1.",
+            )
     with ExitStack() as stack, progress() as report, traced(args):
         llms: dict[str, LLM] = {}
         for variant, values in _variants(args):
@@ -114,8 +117,8 @@ def run(name: str, args: argparse.Namespace) -> int:
         if prompt_len + new_tokens >= context:
             raise InputError(
                 f"{prompt_len} prompt and {new_tokens} new tokens",
-                f"fewer than {context} together",
-                "Lower them, or raise --max-model-len.",
+                f"fewer than {context} in total",
+                "Lower --prompt-len or --new-tokens, or raise --max-model-len.",
             )
         latency = args.what == "latency"
         rounds = (
@@ -134,14 +137,14 @@ def run(name: str, args: argparse.Namespace) -> int:
     )
     print(json.dumps(records, indent=2)) if args.json else _print(records)
     for variant, shadow in shadows.items():
-        print_shadow(shadow, f" beside {variant}")
+        print_shadow(shadow, f" with {variant}")
     if is_cut:
-        print("interrupted: these are the rounds that ended", file=sys.stderr)
+        print("interrupted: these are the results of the finished rounds", file=sys.stderr)
     return INTERRUPTED if is_cut else 0
 
 
 def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Every combination of the comma-separated choices, named by what differs."""
+    """Return every combination of the listed settings, named by the settings that differ."""
     given = [(flag, getattr(args, flag)) for flag in ONE_EACH if getattr(args, flag)]
     given += [("attention", text) for text in args.attention]
     lists = [(flag, list(dict.fromkeys(text.split(",")))) for flag, text in given]
@@ -156,7 +159,7 @@ def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
         named = [
             one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1
         ]
-        if args.dump_step is not None and named:  # each has programs of the same names
+        if args.dump_step is not None and named:  # variants have programs of the same names
             single.dump_step = str(Path(args.dump_step, "-".join(named).replace("/", "-")))
         variants.append((" ".join(named) or "this configuration", flag_values(single)))
     return variants

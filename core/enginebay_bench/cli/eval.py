@@ -1,6 +1,4 @@
-"""eval: is a kernel, a cache or a dtype right at the level of the model: held against a reference
-on a text.
-"""
+"""eval: compares a configuration with a reference on a text, at the level of the model's logits."""
 
 from __future__ import annotations
 
@@ -26,40 +24,42 @@ from enginebay_cli.show import print_table, progress
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
-"""What a reference has of the subject's configuration; all else is the default's."""
+"""Settings that the reference copies from the subject; all other settings are defaults."""
 
 TEXTS = ("model", "platform", "dtype", "engine", "layout")
 """Keys of --reference whose values are names."""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The text, its sizes, the reference, and the subject's engine."""
-    parser.add_argument("--text", required=True, metavar="FILE", help="text to score, UTF-8")
+    """Declare the text, its sizes, the reference, and the engine flags of the subject."""
+    parser.add_argument(
+        "--text", required=True, metavar="FILE", help="file with the text to score, in UTF-8"
+    )
     parser.add_argument(
         "--reference",
         metavar="KEY=VALUE,...",
-        help="what the reference has besides float32 and xla kernels: model, platform, dtype, "
-        "engine, layout, a size, or an op",
+        help="settings of the reference besides float32 and xla kernels: model, platform, dtype, "
+        "engine, layout, a size, or the kernel of an op",
     )
     parser.add_argument(
         "--num-tokens",
         type=int,
         default=2048,
         metavar="N",
-        help="most tokens taken of the text (default: 2048)",
+        help="max tokens of the text that are scored (default: 2048)",
     )
     parser.add_argument(
         "--passage-len",
         type=int,
         metavar="N",
-        help="tokens scored together (default: what fits, at most 512)",
+        help="tokens scored together (default: as many as fit, at most 512)",
     )
     parser.add_argument(
         "--new-tokens",
         type=int,
         default=32,
         metavar="N",
-        help="greedy tokens after each passage (default: 32)",
+        help="greedy tokens to generate after each passage (default: 32)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_profile_argument(parser)
@@ -67,7 +67,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Score the text with both configurations, and print what differs."""
+    """Score the text with both configurations, and print how they differ."""
     from enginebay.llm import LLM
     from enginebay_bench.evaluate import EvalSizes, evaluate
 
@@ -76,7 +76,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         value = getattr(args, flag)
         if value is not None and value < least:
             raise InputError(
-                f"--{flag.replace('_', '-')} {value}", f"at least {least}", "Correct it."
+                f"--{flag.replace('_', '-')} {value}",
+                f"at least {least}",
+                f"Pass --{flag.replace('_', '-')} {least} or more.",
             )
     given = make_config(
         OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args)
@@ -94,8 +96,8 @@ def run(name: str, args: argparse.Namespace) -> int:
         )
     record = {
         "text": args.text,
-        "subject": _told(config),
-        "reference": _told(reference),
+        "subject": _settings(config),
+        "reference": _settings(reference),
         **dataclasses.asdict(found),
     }
     print(json.dumps(record, indent=2)) if args.json else print_tables(record)
@@ -103,27 +105,26 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def read_text(path: str) -> str:
-    """The text of a file; InputError when it cannot be read, is no text, or is empty."""
+    """Return the text of a file; InputError when the file is unreadable, not UTF-8, or empty."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"--text {path}: {error.strerror}", "a readable text file", "Correct the path."
+            f"--text {path}: {error.strerror}", "a text file", "Pass the path of one."
         ) from None
     except UnicodeDecodeError as error:
-        raise InputError(f"--text {path}: {error}", "UTF-8 text", "Convert it first.") from None
+        raise InputError(f"--text {path}: {error}", "UTF-8 text", "Convert it.") from None
     if not text.strip():
-        raise InputError(f"--text {path}, which is empty", "a text", "Take another file.")
+        raise InputError(f"--text {path}, which is empty", "a text", "Pass another file.")
     return text
 
 
 def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
-    """The subject's model on its devices, in float32, with xla kernels and the default parts, and
-    what `given` changes.
+    """Return the subject's model on its devices, in float32, with xla kernels, default parts, and
+    the changes in `given`.
 
-    `given` is KEY=VALUE with commas between: a name for `model`, `platform`, `dtype`, `engine` or
-    `layout`, a number for a size, or a kernel for an op or OP.PHASE. InputError for another key or
-    value.
+    `given` is KEY=VALUE,...: a name for `model`, `platform`, `dtype`, `engine` or `layout`, a
+    number for a size, or a kernel for an op or OP.PHASE. InputError for another key or value.
     """
     from enginebay.compose.ops import usable_ops
     from enginebay.registry import load_registry
@@ -158,14 +159,14 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
     return make_config({**values, "kernels": kernels})
 
 
-def _told(config: EngineConfig) -> dict[str, Any]:
-    """What tells a configuration from another, without what is unset."""
+def _settings(config: EngineConfig) -> dict[str, Any]:
+    """Return the settings that distinguish a configuration, without unset fields."""
     kept = config.model_dump(exclude_defaults=True, exclude={"compile_cache", "dump_step"})
     return {"model": config.model, **kept}
 
 
 def print_tables(record: dict[str, Any]) -> None:
-    """The record of an evaluation, as `--json` prints it, for people."""
+    """Print the record of an evaluation, which `--json` prints as JSON, as tables."""
     perplexities = (_figure(record["perplexity"]), _figure(record["reference_perplexity"]))
     print_table(("", "subject", "reference"), [("perplexity", *perplexities)])
     rows: list[tuple[str, ...]] = []
@@ -183,7 +184,7 @@ def print_tables(record: dict[str, Any]) -> None:
     print_table(("passage", "tokens", "greedy tokens that agree"), rows)
     share = record["same_argmax"]
     print(
-        f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the "
+        f"The best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the "
         "positions."
     )
     print(
@@ -191,7 +192,7 @@ def print_tables(record: dict[str, Any]) -> None:
         f"{record['num_cut_tokens']} were cut."
     )
     if record["num_nonfinite"]:
-        print(f"{record['num_nonfinite']} positions have logits that are not finite.")
+        print(f"{record['num_nonfinite']} positions have logits that are NaN or infinite.")
 
 
 def _figure(value: float | None) -> str:

@@ -1,5 +1,5 @@
-"""bench kernels: the flags that choose ops, implementations and shapes, and the table of what was
-measured.
+"""bench kernels: the flags that choose ops, implementations and shapes, and the table
+of results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = (
     *("of roofline", "bound by", "error", "against, or why not", "configuration"),
 )
 INTERPRETER = "interpreter"
-"""The target of kernels that are interpreted."""
+"""The target name of interpreted kernels."""
 
 KERNEL_ROUNDS = 10
 CALL_S = 5.0
@@ -52,7 +52,7 @@ CONTEXT = "c1024"
 DTYPES = ("float32", "bfloat16", "float16")
 
 CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
-"""Flags that are configuration values."""
+"""Flags that set configuration values."""
 
 OF_KERNELS = ("op", "impl", "shapes", "case", "target", "page_size", "lengths", "max_call_s")
 OF_ENGINES = (
@@ -72,88 +72,89 @@ OF_ENGINES = (
 
 
 def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    """--op, --impl, --shapes and what they are measured with."""
+    """Declare --op, --impl, --shapes and the settings of a measurement."""
     parser.add_argument("--op", metavar="OP,...", help="ops to measure (default: attention)")
     parser.add_argument(
-        "--impl", metavar="NAME,...", help="implementations (default: all that are registered)"
+        "--impl", metavar="NAME,...", help="implementations (default: all registered ones)"
     )
     parser.add_argument(
         "--shapes",
         metavar="SHAPE,...",
-        help="MODEL/MODE/bROWS/cCONTEXT, beginnings of it, or all (default: a small model's)",
+        help="MODEL/MODE/bROWS/cCONTEXT or its beginning, or all (default: a small model)",
     )
     parser.add_argument(
         "--case",
         metavar="TEXT",
         action="append",
         default=[],
-        help="only shapes with TEXT in their names, * for any characters; may be repeated "
+        help="only shapes with TEXT in their names; * matches any characters; may be repeated "
         "(default: all)",
     )
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help="only implementations that run at a target: the platform, or interpreter "
+        help="only implementations that run at this target: the platform, or interpreter "
         "(default: both)",
     )
     parser.add_argument(
         "--page-size",
         type=int,
         metavar="N",
-        help=f"tokens in a page of the cache (default: {PAGE_SIZE})",
+        help=f"tokens per page of the cache (default: {PAGE_SIZE})",
     )
     parser.add_argument(
         "--lengths",
         choices=["full", "ragged"],
-        help="all rows of the whole context, or from an eighth of it (default: full; tune: ragged)",
+        help="full: rows of the whole context; ragged: from an eighth of it "
+        "(default: full; tune: ragged)",
     )
     parser.add_argument(
         "--max-call-s",
         type=float,
         metavar="S",
-        help=f"leave out shapes whose call takes longer, in seconds (default: {CALL_S:g})",
+        help=f"leave out shapes whose call takes longer than S seconds (default: {CALL_S:g})",
     )
 
 
 def refuse_flags(args: argparse.Namespace, mode: str, other: str, flags: Sequence[str]) -> None:
-    """InputError for flags that mean something in another mode only: nothing that is given is left
-    aside.
-    """
+    """Raise InputError for flags that only apply in another mode, because no flag is ignored."""
     given = [
         f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) not in (None, [])
     ]
     if given:
         raise InputError(
-            f"{', '.join(given)} with {mode}", f"flags of {mode}", f"Leave it out, or run {other}."
+            f"{', '.join(given)} with {mode}",
+            f"only flags of {mode}",
+            f"Leave it out, or run {other}.",
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A run with everything chosen, and the command that repeats it."""
+    """The settings of a run, and the command that repeats it."""
 
     bench: Bench
     settings: dict[str, BenchSetting]
-    """By dtype."""
+    """Settings by dtype."""
     ops: dict[str, Op[Any]]
-    """The wanted ops, by name."""
+    """The requested ops, by name."""
     candidates: dict[str, list[Candidate]]
-    """By op."""
+    """Implementations by op."""
     command: str
 
 
 def listed(text: str) -> list[str]:
-    """The pieces between commas, each once."""
+    """Return the parts of a comma-separated text, without repeats."""
     return list(dict.fromkeys(piece.strip() for piece in text.split(",") if piece.strip()))
 
 
 def open_session(
     args: argparse.Namespace, command: str, *, ragged: bool, settled: Sequence[str] = ()
 ) -> Session:
-    """Choose platform, layout and implementations, measure the machine; InputError for what is not
-    there.
+    """Choose platform, layout and implementations, and measure the machine; InputError for an
+    unknown or missing one.
 
-    `command` is what was run, and `settled` names the flags that it settles.
+    `command` is the command that runs, and `settled` names the flags whose values it fixes.
     """
     from enginebay.compose.platforms import find_platform
     from enginebay.registry import load_registry
@@ -206,7 +207,7 @@ def open_session(
 def _candidates(
     args: argparse.Namespace, registry: Registry, env: Env
 ) -> tuple[dict[str, Op[Any]], dict[str, list[Candidate]]]:
-    """The wanted ops, and the wanted implementations of each."""
+    """Return the requested ops, and the requested implementations of each."""
     from enginebay.compose.candidates import candidates
     from enginebay.compose.ops import ATTENTION, usable_ops
 
@@ -214,11 +215,11 @@ def _candidates(
     ops = listed(args.op or ATTENTION)
     for op in ops:
         if op not in known_ops:
-            raise unknown_name("op", op, known_ops, "Others have no benchmark.")
+            raise unknown_name("op", op, known_ops, "Other ops have no benchmark.")
     wanted = listed(args.impl or "")
     if args.interpret and not wanted:
         given = "--interpret without --impl"
-        raise InputError(given, "kernels that are named", "Pass --impl NAME.")
+        raise InputError(given, "--interpret with --impl", "Pass --impl NAME.")
     may = wanted if args.interpret else ()
     found = {op: candidates(registry, op, env, interpret=may) for op in ops}
     known = {candidate.name for some in found.values() for candidate in some}
@@ -235,13 +236,15 @@ def _candidates(
 
 
 def _check_cases(args: argparse.Namespace, ops: Iterable[Op[Any]]) -> None:
-    """InputError for a text of --case that is in the name of no shape; nothing is measured then."""
+    """Raise InputError, before any measurement, for a text of --case that no shape's
+    name contains.
+    """
     names = sorted({shape.name for op in ops for shape in shapes_of(args, op, every=True)})
     for text in args.case:
         if not any(has_text(name, text) for name in names):
             near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:3]
-            allowed = f"a part of a name such as {', '.join(near)}"
-            raise InputError(f"--case {text}", allowed, "Pass --case TEXT, or --shapes.")
+            allowed = f"a part of a name, such as {', '.join(near)}"
+            raise InputError(f"--case {text}", allowed, "Pass a part of one, or other --shapes.")
 
 
 def _settings(
@@ -252,7 +255,7 @@ def _settings(
     *,
     ragged: bool,
 ) -> dict[str, BenchSetting]:
-    """What problems share, by dtype."""
+    """Return the common settings of the problems, by dtype."""
     from enginebay.compose.candidates import candidates
     from enginebay.ops.select import choose
     from enginebay_bench.problem import BenchSetting
@@ -285,7 +288,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and value <= 0:
             given = f"--{flag.replace('_', '-')} {value}"
-            raise InputError(given, "more than 0", "Correct it.")
+            raise InputError(given, "more than 0", f"Pass --{flag.replace('_', '-')} 1.")
 
 
 def _shape_names(args: argparse.Namespace) -> list[str]:
@@ -293,8 +296,8 @@ def _shape_names(args: argparse.Namespace) -> list[str]:
 
 
 def shapes_of(args: argparse.Namespace, op: Op[Any], *, every: bool = False) -> list[Shape]:
-    """The shapes to measure an op on: without --shapes a small model's, in one context; with --case
-    some (or `every` one).
+    """Return the shapes of an op to measure: without --shapes a small model's, in one context; with
+    --case the matching ones (or `every` one).
     """
     from enginebay_bench.problem import bench_of
     from enginebay_bench.shapes import parse_shapes
@@ -309,8 +312,8 @@ def shapes_of(args: argparse.Namespace, op: Op[Any], *, every: bool = False) -> 
 
 
 def run_kernels(args: argparse.Namespace) -> int:
-    """Measure, and print each shape's rows when it is measured; 1 when a result is wrong. Refusals
-    are rows, too.
+    """Measure, and print the rows of each shape when it is measured; return 1 when a result is
+    wrong. Refused implementations get a row too.
     """
     from enginebay_bench.kernels import judged, measure_shape
     from enginebay_cli.environment import environment
@@ -350,7 +353,7 @@ def run_kernels(args: argparse.Namespace) -> int:
 
 
 def roofline_after(session: Session) -> Roofline:
-    """The better of the session's measurement and one that is made now."""
+    """Return the better of the session's measurement and a new one."""
     from enginebay_bench.roofline import measure_roofline
 
     bench = session.bench
@@ -358,7 +361,7 @@ def roofline_after(session: Session) -> Roofline:
 
 
 def device_text(session: Session) -> str:
-    """The device as platforms name it."""
+    """Return the device as platforms name it."""
     env = next(iter(session.settings.values())).env
     return env.device_kind or env.platform
 
@@ -382,7 +385,7 @@ def _print(rows: Rows, figure: Figure) -> None:
 
 
 def print_roofline(session: Session, roofline: Roofline) -> None:
-    """What the shares are of, and how to measure again."""
+    """Print the measured roofline, and the command that repeats the run."""
     flops = ", ".join(f"{d} {rate / 1e9:.0f} GFLOP/s" for d, rate in roofline.flops_per_s.items())
     rates = (
         f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in "
@@ -393,5 +396,5 @@ def print_roofline(session: Session, roofline: Roofline) -> None:
 
 
 def short(config: Any) -> str:
-    """A configuration for people."""
+    """Return a configuration as a short text."""
     return ", ".join(f"{name} {value}" for name, value in config.items())

@@ -1,5 +1,5 @@
-"""tune: search the configurations of kernels on this machine, and keep the fastest for engines to
-find.
+"""tune: searches for the fastest configurations of kernels on this machine, and writes tables that
+engines find.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ COLUMNS = (
 )
 
 OF_SHAPES = ("shapes", "case", "target", "page_size", "lengths", "dtype", "platform", "layout")
-"""What a configuration's engine settles itself."""
+"""Flags that --config replaces by the settings of the engine."""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """What to search, on which shapes, and where the tables go."""
+    """Declare what to search, on which shapes, and where to write the tables."""
     add_kernel_arguments(parser)
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="tune the kernels and buckets of the engine that a TOML file makes",
+        help="tune the kernels and buckets of the engine that this TOML file configures",
     )
     parser.add_argument("--platform", metavar="NAME", help="devices to run on (default: auto)")
     parser.add_argument(
@@ -75,7 +75,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto (default: auto)"
     )
     parser.add_argument("--layout", metavar="NAME", help="cache layout (default: auto)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure (default: 10)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds (default: 10)")
     parser.add_argument(
         "--compile-cache",
         metavar="DIR",
@@ -84,23 +84,23 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tuned-folder",
         metavar="DIR",
-        help="where the tables go (default: auto, where engines find your own)",
+        help="folder for the tables (default: auto, where engines find them)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Search, write a table for each implementation, and print what was found."""
+    """Search, write one table per implementation, and print the results."""
     from enginebay_bench.table_files import tuned_folder
 
     if args.config and args.op not in (None, ATTENTION):
         given = f"--op {args.op} with --config"
-        fix = "Name the shapes to tune other ops on, without --config."
-        raise InputError(given, "attention, whose buckets an engine tells", fix)
+        fix = "Pass --shapes in place of --config to tune other ops."
+        raise InputError(given, "attention, whose buckets come from an engine", fix)
     folder, args.tuned_folder = (
         args.tuned_folder,
         None,
-    )  # tables that are there do not change what is measured
+    )  # existing tables must not change what is measured
     session, work = _of_engine(args) if args.config else _of_shapes(args)
     told = "" if folder is None else f" {shlex.quote(f'--tuned-folder={folder}')}"
     session = dataclasses.replace(session, command=session.command + told)
@@ -117,7 +117,7 @@ def run(name: str, args: argparse.Namespace) -> int:
                 _print(rows, one)
             paths = _write(
                 session, found, tuned_folder(folder or AUTO)
-            )  # each time: a search may take hours
+            )  # after each search, because a search may take hours
     if args.json:
         record = {
             "command": session.command,
@@ -131,12 +131,14 @@ def run(name: str, args: argparse.Namespace) -> int:
         print(json.dumps(record, indent=2, default=float))
     else:
         print_roofline(session, session.bench.roofline)
-        print(f"tables: {', '.join(map(str, paths)) or 'none, nothing could be measured'}")
+        print(
+            f"tables: {', '.join(map(str, paths)) or 'none; no implementation could be measured'}"
+        )
     return INTERRUPTED if stop.is_set() else int(any(one.num_wrong for one in found))
 
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
-    """The searches for the named shapes."""
+    """Return the searches for the named shapes."""
     from enginebay_bench.tables import TunedConfigs
     from enginebay_bench.tune import tune_shape
 
@@ -152,8 +154,8 @@ def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 
 def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
-    """The searches for the buckets of a configuration's engine, of its own kernels unless others
-    are named.
+    """Return the searches for the buckets of a configuration's engine, for its own kernels unless
+    --impl names others.
     """
     from enginebay.compose.composition import kernel_configs, make_engine, make_plan
     from enginebay_bench.problem import TuningKey
@@ -183,9 +185,7 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
-    """A table for each implementation that has entries, with the entries that its file had
-    before.
-    """
+    """Write a table for each implementation with entries, and keep older entries of its file."""
     from enginebay_bench.table_files import table_name
     from enginebay_bench.tables import TunedTable
     from enginebay_bench.tune import merge, write_table

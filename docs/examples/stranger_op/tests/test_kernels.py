@@ -90,7 +90,7 @@ def test_tune_writes_a_table_that_steps_find(run: Run, tmp_path: Path) -> None:
     code, record = run("tune", "--op", "swiglu", *shape)
     assert code == 0
     tuned, plainly = sorted(record["results"], key=lambda one: one["impl"])
-    assert plainly["reason"] == "it has nothing to choose here"
+    assert plainly["reason"] == "the implementation has no configurations here"
     assert tuned["num_tried"] == 5, "the default of 256 columns, and four others"
     (path,) = record["tables"]
     (entry,) = json.loads(Path(path).read_text(encoding="utf-8"))["entries"]
