@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class EvalSizes:
     """Max number of tokens of a text, tokens per passage (None: as many as fit, at most 512), and
     greedy tokens after each passage.
     """
@@ -100,7 +100,7 @@ class Passages:
         return sum(len(ids) - self.num_known for ids in self.token_ids)
 
 
-def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
+def split(llm: LLM, text: str, sizes: EvalSizes) -> Passages:
     """Split a text into passages that fit the context; InputError when it is too short to score a
     token.
     """

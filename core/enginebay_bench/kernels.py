@@ -68,7 +68,7 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ShapeLimits:
     """Limits of a shape: memory, and seconds per call at the roofline."""
 
     free_bytes: int

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from enginebay.llm import LLM
 from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 
-Figures = dict[str, float]
-Round = Callable[[LLM, int], Figures]
+RoundFigures = dict[str, float]
+Round = Callable[[LLM, int], RoundFigures]
 """Runs one round on an engine. The round's number seeds its prompts, so no prefix is cached."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class VariantResult:
     """The figures of one variant: medians over rounds, all values, and how many tokens equal the
     first variant's.
     """

@@ -26,7 +26,7 @@ from enginebay_bench.shapes import Axes, Shape
 from enginebay_bench.tables import TunedConfigs
 from enginebay_testing.exact import OpCall, errors
 
-Step = Callable[..., tuple[Any, Any]]
+StepFunction = Callable[..., tuple[Any, Any]]
 """step(state, *arrays) -> (out, state): an engine's call inside jit; `state` is donated."""
 
 PERIOD = 1_000_003
@@ -149,7 +149,7 @@ def cost_of(op: Op[Any], *arguments: Any, **keywords: Any) -> Cost:
     return Cost(0.0, read, written)
 
 
-def call_problem(op: Op[Any], shape: Shape, call: Call) -> Problem:
+def call_problem(op: Op[Any], shape: Shape, call: OpCall) -> Problem:
     """Return one call of an op, checked against its float64 results within the op's tolerance."""
 
     def check(inputs: Inputs, out: Any, _: Any) -> Parity:

@@ -94,7 +94,7 @@ def bucket_key(bucket: Bucket) -> dict[str, int | str | bool]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TableKey:
     """The key of a problem in a table; `text` describes the problem in messages."""
 
     spec: dict[str, int | float | str | bool]
@@ -104,13 +104,13 @@ class Place:
     text: str
 
     @staticmethod
-    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Place:
+    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> TableKey:
         """Return the key of an attention problem."""
         text = f"{bucket} of {spec_key(spec)} in layout {layout.name}, page size {layout.page_size}"
         return TableKey(spec_key(spec), layout.name, layout.page_size, bucket_key(bucket), text)
 
     @staticmethod
-    def of_op(problem: OpProblem) -> Place:
+    def of_op(problem: OpProblem) -> TableKey:
         """Return the key of a problem of an op without phases."""
         sizes = dict(problem.sizes)
         return TableKey({**sizes}, "", 0, {"rows": problem.rows}, f"{problem.rows} rows of {sizes}")
@@ -147,7 +147,7 @@ class TunedConfigs(Tuning):
 
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         """Return the configuration of an implementation for a problem, by the rules of this module,
         and its source.
 
@@ -163,7 +163,7 @@ class TunedConfigs(Tuning):
 
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
-    ) -> tuple[Any, Source]:
+    ) -> tuple[Any, ConfigSource]:
         """Like `config`, for an op without phases."""
         default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
         return self._choose(op, impl, env, TableKey.of_op(problem), default, choices)
@@ -231,7 +231,9 @@ class TunedConfigs(Tuning):
         return medians
 
 
-def _matching(entries: Iterable[TunedEntry], place: Place) -> list[tuple[TunedEntry, Source]]:
+def _matching(
+    entries: Iterable[TunedEntry], place: TableKey
+) -> list[tuple[TunedEntry, ConfigSource]]:
     """Return the entries that may serve a problem, the best match first."""
     here = (place.spec, place.layout, place.page_size)
     same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]

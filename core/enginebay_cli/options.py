@@ -65,6 +65,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("max_num_seqs", "max number of requests that run at once"),
         ("max_num_batched_tokens", "max number of prompt tokens in one step"),
         ("decode_steps", "max tokens that a row decodes in one compiled call"),
+        ("stream_chunk_tokens", "max tokens in a chunk of a stream, while few requests stream"),
         ("draft_tokens", "max draft tokens per row and step"),
     ):
         flag = f"--{name.replace('_', '-')}"

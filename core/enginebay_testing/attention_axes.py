@@ -189,7 +189,7 @@ def _has_choices(
     return False
 
 
-def spec_of(row: Row) -> AttnSpec:
+def spec_of(row: Combination) -> AttnSpec:
     """Return the AttnSpec of a row of values, before its window is chosen."""
     heads, group, dtype = (
         int(cast("int", row["kv_heads"])),
@@ -237,7 +237,7 @@ def sizes_of(config: Any) -> list[int]:
     return sorted({n for n in numbers_of(config) if n >= SMALLEST_SIZE})
 
 
-def _sized(row: Row, context: int, new_tokens: int) -> AttentionCase:
+def _sized(row: Combination, context: int, new_tokens: int) -> AttentionCase:
     """Return a one-row case of this context length, to ask the kernel for its configuration."""
     phase = cast("Mode", row["phase"])
     new = {"decode": 1, "prefill": new_tokens, "mixed": min(new_tokens, context - 1)}[phase]
@@ -348,7 +348,7 @@ def _case(
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: Combination) -> str:
     """Return a name with phase, dtype, sizes, and the values that differ from the usual ones."""
     heads = f"d{row['head_dim']}-{row['kv_heads']}x{row['group']}"
     sizes = f"{row['phase']}-{row['dtype']}-{heads}-page_{row['page']}"

@@ -114,7 +114,7 @@ class AttentionCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionProblem:
+class AttentionInputs:
     """The arrays of a case. `keys[i]` and `values[i]` [kv_len, Hkv, D] are the whole context of row
     i in the cache's dtype.
 
@@ -141,7 +141,7 @@ class AttentionProblem:
 
 def make_problem(
     case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
-) -> AttentionProblem:
+) -> AttentionInputs:
     """Make random arrays for a case; rows and page tables depend only on the case's name and
     `seed`.
 

@@ -15,7 +15,7 @@ from enginebay_testing.attention_cases import AttentionCase, AttentionInputs, co
 from enginebay_testing.op_kit import numbers_of
 
 
-class Result(NamedTuple):
+class AttentionResult(NamedTuple):
     """The results of a step: out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and the
     contents of the cache (see `contents`).
     """
@@ -49,7 +49,7 @@ class AttentionProgram:
 
         self._call = jax.jit(step, donate_argnums=3)
 
-    def __call__(self, problem: AttentionProblem) -> Result:
+    def __call__(self, problem: AttentionInputs) -> AttentionResult:
         """Run a problem on a copy of its cache."""
         cache = {name: np.asarray(array) for name, array in problem.cache.items()}
         per_head = {"sinks": problem.sinks, "slopes": problem.slopes}

@@ -18,7 +18,7 @@ from enginebay_testing.attention_program import AttentionProgram, AttentionResul
 
 
 @dataclasses.dataclass(frozen=True)
-class Runs:
+class AttentionRuns:
     """How often the program of a case runs. All `repeats` of a step must give the same bits;
     `all_scores` adds the other score ranges.
     """
@@ -31,9 +31,9 @@ class Runs:
     num_seeds: int = 1
 
 
-DEVICE_RUNS = Runs()
-INTERPRETED_RUNS = Runs(repeats=1, all_scores=False, neighbours=False)
-OFTEN_INTERPRETED = Runs(all_scores=False)
+DEVICE_RUNS = AttentionRuns()
+INTERPRETED_RUNS = AttentionRuns(repeats=1, all_scores=False, neighbours=False)
+OFTEN_INTERPRETED = AttentionRuns(all_scores=False)
 """Runs of the shortest case only, because each repeat is interpreted again."""
 
 HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
@@ -73,7 +73,7 @@ def check_case(
         _check_neighbours(program, case, layout_type)
 
 
-def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: Runs) -> int:
+def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: AttentionRuns) -> int:
     """Return how often the step of a case runs with the same arrays."""
     num_bytes = case.layout(layout_type).num_bytes()
     is_heavy = _work(case) >= REPEATED_WORK or num_bytes >= REPEATED_BYTES

@@ -37,7 +37,7 @@ class CompileCheck:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class HeadShape:
     """The attention shape of a model: query heads, KV heads, head_dim, and features of
     its layers.
     """

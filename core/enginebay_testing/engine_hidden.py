@@ -38,7 +38,7 @@ def hidden_states_are_the_models(subject: EngineSubject) -> None:
                     off = float(np.abs(found - expected).max())
                     case = f"a prompt of {len(prompt)} tokens, {pooling}"
                     assert off <= TOLERANCE, f"{case}: off by {off} from the reference"
-        if not abilities.takes_embeds:
+        if "prompt_embeds" not in capabilities:
             _check_refused(lambda: llm.generate(segments, greedy(2)))
             return
         first, second = (llm.generate(segments, greedy(6))[0].outputs[0] for _ in range(2))

@@ -21,7 +21,7 @@ from enginebay_testing.verdicts import InexactError
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class OpCall:
     """The arguments of one call of an op: NumPy arrays, and keyword arguments."""
 
     arguments: tuple[Any, ...]
@@ -54,7 +54,7 @@ def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None
         raise InexactError(text, share, bound)
 
 
-def exact_results(op: Op[Any], call: Call) -> list[np.ndarray]:
+def exact_results(op: Op[Any], call: OpCall) -> list[np.ndarray]:
     """Return the results of a call by the op's float64 oracle, or by its reference in float64."""
     if op.oracle is not None:
         oracle = import_target(op.oracle, f"the oracle of op {op.name!r}")
@@ -74,7 +74,7 @@ def _widened(array: np.ndarray) -> Any:
     return jnp.asarray(array, jnp.float64) if is_real else array
 
 
-def errors(op: Op[Any], call: Call, got: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def errors(op: Op[Any], call: OpCall, got: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (error, allowed) for each row of each result of a call; AssertionError where a result
     differs from the reference in shape or dtype.
     """

@@ -49,7 +49,7 @@ THREADS = 4
 DEADLOCK_S = 120.0
 
 
-def grammar_checks(make: Make) -> list[tuple[str, Callable[[], None]]]:
+def grammar_checks(make: MakeLibrary) -> list[tuple[str, Callable[[], None]]]:
     """Return every check of the suite, by name; `make` makes the library over a vocabulary."""
     checks = (
         masks_allow_the_texts_and_nothing_else,

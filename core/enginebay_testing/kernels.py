@@ -124,7 +124,7 @@ def check_rows_are_independent(
 
 def with_other_neighbours(
     case: AttentionCase, layout_type: type[KVLayout]
-) -> tuple[AttentionProblem, AttentionProblem]:
+) -> tuple[AttentionInputs, AttentionInputs]:
     """Return two problems of a case with the same first row and different other rows."""
     problem, other = (make_problem(case, layout_type, seed=seed) for seed in (0, 1))
     mine = problem.token_rows == 0
@@ -146,7 +146,7 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
     return jax.device_put(np.where(mine[:, None, None], np.asarray(own), np.asarray(other)))
 
 
-def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
+def _first_row_of(problem: AttentionInputs, mine: jax.Array, other: jax.Array) -> jax.Array:
     """Return `other` with the first row's pages of `mine`; pages are the first axis of
     all arrays.
     """
@@ -231,7 +231,7 @@ class Expected:
     allowed_rms: float | None
 
 
-def expected_of(problem: AttentionProblem) -> Expected:
+def expected_of(problem: AttentionInputs) -> Expected:
     """Compute the expected results in float64."""
     case, spec = problem.case, problem.case.spec
     q = np.asarray(problem.q)
@@ -299,7 +299,7 @@ def _check_lse(problem: AttentionInputs, expected: Expected, lse: np.ndarray) ->
     _hold(np.abs(lse[tokens] - expected.lse), unit * (1.0 + largest), f"{case.name}: log-sum-exp")
 
 
-def _check_cache(problem: AttentionProblem, after: tuple[jax.Array, jax.Array]) -> None:
+def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -> None:
     """Check that new tokens are at their slots, and that nothing else changed by a single bit."""
     layout, slots = problem.layout, np.asarray(problem.batch.slots)
     real = (slots >= 0) & (not problem.case.spec.kv_shared)

@@ -23,9 +23,7 @@ from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
 from enginebay_testing.model_harness import Chunk, MakeOps, ModelHarness, place_over, random_weights
-
-Check = tuple[str, Callable[[], None]]
-"""A name, and a function that raises AssertionError, with the case, when the check fails."""
+from enginebay_testing.verdicts import Check
 
 NUM_ROWS = 4
 CAPACITY = 64

@@ -163,7 +163,7 @@ def covering_cases(
     axes: OpAxes,
     check: Callable[[Any, PlainCase], None],
     named: Callable[[Any], Iterable[tuple[str, Callable[[], None]]]] = lambda _: (),
-) -> Callable[[Any, Env, Layouts, Extent], Iterator[OpCase]]:
+) -> Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]:
     """Return the cases of an op without phases: the checks in `named`, then `check`
     (implementation, case) for every row of a covering array of `axes`.
 
@@ -199,7 +199,7 @@ def _claimed(axes: OpAxes, kernel: Any, layouts: tuple[str, ...]) -> OpAxes:
     return axes
 
 
-def _name(axes: OpAxes, row: Row) -> str:
+def _name(axes: OpAxes, row: Combination) -> str:
     """Return a name with dtype, layout, and the values (with their axis) that differ from the
     usual.
     """

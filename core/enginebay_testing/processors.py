@@ -23,10 +23,8 @@ from enginebay.processor import (
 )
 from enginebay.sampler import SamplingState
 from enginebay_executor.processing import evolve, process
-from enginebay_testing.sampling_oracle import Params, device_params
-
-Check = tuple[str, Callable[[], None]]
-"""A name, and a function that raises AssertionError, with the case, when the check fails."""
+from enginebay_testing.sampling_oracle import OracleParams, device_params
+from enginebay_testing.verdicts import Check
 
 VOCAB, WIDTH = 75, 40
 """Sizes of the rows: the vocabulary is not a round number."""
@@ -101,7 +99,7 @@ class _Subject:
         return [case for i, options in enumerate(self._examples()) for case in _cases(options, i)]
 
     @functools.cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> ProcessorRows:
         """All cases in one batch, on the host; the other rows are copied from here."""
         logits = np.stack([case.logits for case in self.cases])
         rows: ProcessorRows = jax.tree.map(

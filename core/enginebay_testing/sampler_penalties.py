@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
+def penalty_checks() -> list[tuple[str, Callable[[SamplerRunner], None]]]:
     """Return the checks of penalties; a greedy-only sampler has none."""
     return [
         ("penalised_greedy_rows_get_the_first_best", _greedy_rows_get_the_first_best),
@@ -57,7 +57,7 @@ def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
     ]
 
 
-def history_of(logits: np.ndarray, seed: int) -> History:
+def history_of(logits: np.ndarray, seed: int) -> RowHistory:
     """Return tokens among the best ones of logits [vocab], so that penalties matter; some are in
     both prompt and output, some occur more than once.
     """

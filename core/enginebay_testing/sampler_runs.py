@@ -32,7 +32,7 @@ SLACK = 1e-6
 """Mass by which a border may be missed, because sums are in f32."""
 
 
-class History(NamedTuple):
+class RowHistory(NamedTuple):
     """The tokens of a row before the token to be chosen."""
 
     prompt: Sequence[int]
@@ -165,7 +165,7 @@ def check_alone_and_together(
         )
 
 
-def check_drawn_from(scores: np.ndarray, params: Params, tokens: np.ndarray) -> None:
+def check_drawn_from(scores: np.ndarray, params: OracleParams, tokens: np.ndarray) -> None:
     """Check that `tokens` are a sample of what `params` keep of the penalized scores [vocab]."""
     counts = np.bincount(tokens, minlength=scores.size)
     case = f"{params}, vocabulary {scores.size}"

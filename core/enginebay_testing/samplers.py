@@ -24,10 +24,8 @@ from enginebay_testing.sampler_runs import (
     check_fits,
     logits_of,
 )
-from enginebay_testing.sampling_oracle import Params
-
-Check = tuple[str, Callable[[], None]]
-"""A name, and a function that raises AssertionError, with the case, when the check fails."""
+from enginebay_testing.sampling_oracle import OracleParams
+from enginebay_testing.verdicts import Check
 
 CASES = {
     "temperature": OracleParams(temperature=0.7),
@@ -233,7 +231,9 @@ def _extreme_values(run: SamplerRunner) -> None:
             )
 
 
-def _frequencies(run: Runner, params: Params, logits: np.ndarray | None = None) -> None:
+def _frequencies(
+    run: SamplerRunner, params: OracleParams, logits: np.ndarray | None = None
+) -> None:
     """Check support and chi-square of the draws; without `logits`, for a small and a larger
     vocabulary.
     """

@@ -25,7 +25,7 @@ class OracleParams:
     repetition_penalty: float = 1.0
 
 
-def device_params(rows: Sequence[Params | SamplingParams]) -> DeviceParams:
+def device_params(rows: Sequence[OracleParams | SamplingParams]) -> DeviceParams:
     """Return the parameters of rows as NumPy arrays [S], which jit takes without compiling a
     program.
     """
@@ -60,7 +60,7 @@ def first_best(logits: np.ndarray) -> np.ndarray:
     return np.argmax(logits, axis=-1)
 
 
-def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) -> np.ndarray:
     """Return which tokens top_k, top_p and min_p keep, in this order: penalized logits [vocab] ->
     bool [vocab].
 
@@ -86,7 +86,7 @@ def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.nd
     return kept
 
 
-def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
+def probabilities(logits: np.ndarray, params: OracleParams) -> np.ndarray:
     """Return the probability of each token to be drawn: penalized logits [vocab] -> float64
     [vocab], sum 1.
     """

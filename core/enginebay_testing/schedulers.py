@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from enginebay.scheduler import Decision, Scheduler, SchedulerView, WaitingView
 from enginebay_testing.scheduler_world import POOL, ROWS, SETTINGS, SchedulerLimits, World
-
-Check = tuple[str, Callable[[], None]]
-"""A name, and a function that raises AssertionError, with the case, when the check fails."""
+from enginebay_testing.verdicts import Check
 
 MakeScheduler = Callable[[], Scheduler]
 

@@ -29,11 +29,6 @@ from enginebay_testing.verdicts import Check
 
 _T = TypeVar("_T")
 
-Check = tuple[str, Callable[[], None]]
-"""A name, and a function that raises AssertionError when the check fails, or unittest.SkipTest when
-it does not apply.
-"""
-
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
@@ -137,17 +132,14 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         assert made.model_config.get("extra") == "forbid", (
             f'{declaration.options} does not set extra="forbid"'
         )
-    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+    record = RECORDS.get(entry.kind)
+    if record is not None:
+        assert isinstance(target, record), f"{declaration.target} is not a {record.__name__}"
+    elif entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is not a class"
-    else:
-        is_data = entry.kind in ("model", "op", "command", "by_hand")
-        assert callable(target) or is_data, f"{declaration.target} is not callable"
-    if entry.kind == "command":
-        assert isinstance(target, Command), f"{declaration.target} is not a Command"
-    if entry.kind == "by_hand":
-        assert isinstance(target, ByHand), f"{declaration.target} is not a ByHand"
+    elif entry.kind not in ("model", "tool_parser", "reasoning_parser"):
+        assert callable(target), f"{declaration.target} is not callable"
     if entry.kind == "op":
-        assert isinstance(target, Op), f"{declaration.target} is not an Op"
         assert target.name == entry.name, (
             f"the op's name is {target.name!r}, but it is registered as {entry.name!r}"
         )

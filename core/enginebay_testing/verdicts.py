@@ -19,8 +19,8 @@ FAULTS: frozenset[Verdict] = frozenset({"INCORRECT", "ERROR", "TIMEOUT"})
 KIT = "enginebay_testing"
 
 Check = tuple[str, Callable[[], None]]
-"""The name of a check and a function, which raises AssertionError, with the case, when the promise
-is broken, and unittest.SkipTest when the promise was not made.
+"""A name, and a function that raises AssertionError, with the case, when the check fails, or
+unittest.SkipTest when it does not apply.
 """
 
 Run = Callable[[], Mapping[str, int] | None]

@@ -20,7 +20,7 @@ from typing import Any
 READY = {"ready": True}
 
 
-class Bench:
+class CaseRunner:
     """The cases of the parts that this process was asked for; they are made once."""
 
     def __init__(self) -> None:

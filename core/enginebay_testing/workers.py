@@ -47,7 +47,7 @@ class CaseName:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class CaseResult:
     """The outcome of one case of one part. `order` sorts results in the order of the parts and
     their cases.
     """
@@ -81,7 +81,7 @@ class _Job:
         return (json.dumps(asked) + "\n").encode()
 
 
-class Worker:
+class CheckWorker:
     """One process and its current job. stdout and stderr go to a file, the end of which is reported
     after a crash.
     """
@@ -207,7 +207,7 @@ class Pool:
         """Return the number of known jobs that no worker has started."""
         return len(self._queue)
 
-    def run(self, parts: Sequence[PartName]) -> Iterator[Result]:
+    def run(self, parts: Sequence[PartName]) -> Iterator[CaseResult]:
         """Yield the results of all wanted cases of the parts, in the order in which they end."""
         jobs = (_Job(part, self._level, self._choices, (i, 0)) for i, part in enumerate(parts))
         self._queue.extend(jobs)
@@ -230,7 +230,7 @@ class Pool:
             if worker.ready and worker.job is None and self._queue:
                 worker.give(self._queue.popleft())
 
-    def _wait(self) -> Iterator[Result]:
+    def _wait(self) -> Iterator[CaseResult]:
         """Wait for the next event and yield its results: answers, deaths and timeouts."""
         waits = [self._left(w) for w in self._workers if w.job is not None or not w.ready]
         for key, _ in self._selector.select(max(0.0, min(waits, default=0.0))):
@@ -290,7 +290,7 @@ class Pool:
         return worker.end()
 
 
-def _result(job: _Job, outcome: Outcome) -> Result:
+def _result(job: _Job, outcome: Outcome) -> CaseResult:
     """Return the results of a job; a part whose cases could not be listed gets one that says so."""
     case = job.case or CaseName(job.level or "run", "", "loads", representative=True, traits={})
     return CaseResult(job.part, case, outcome, job.order)

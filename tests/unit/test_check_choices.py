@@ -115,7 +115,8 @@ def test_a_text_or_a_target_that_no_case_has_is_refused_with_the_nearest() -> No
     for name in ("decode_window", "prefill", "mixed"):
         chosen(named(name))
     with pytest.raises(
-        UnknownNameError, match=r"decode_widnow, which no case name. Allowed: such as decode_window"
+        UnknownNameError,
+        match=r"decode_widnow, which no case name of these parts contains. Allowed: such as decode_window",
     ):
         chosen.refuse_unmatched()
     other = Filter(target="sm_9")

@@ -155,7 +155,7 @@ def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
             EvalSizes(num_tokens=1 - min(cut.num_known, 1), passage_len=20, new_tokens=4),
         )
     with pytest.raises(
-        InputError, match="passages of 158 tokens and 4 new ones in a context of 160"
+        InputError, match="passages of 158 tokens plus 4 new tokens in a context of 160"
     ):
         split(paged, TEXT, EvalSizes(passage_len=158, new_tokens=4))
 

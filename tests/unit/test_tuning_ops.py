@@ -107,7 +107,8 @@ def test_the_rules_are_those_of_attention_with_rows_for_the_bucket() -> None:
     required = dataclasses.replace(known, mode="require").bound("rms_norm", TiledNorm(), ENV)
     assert required.choose(problem_of(8)) == Tile(3)
     with pytest.raises(
-        UnsupportedError, match=r"rms_norm tiled 1 is not tuned for 9 rows .*enginebay tune"
+        UnsupportedError,
+        match=r"rms_norm tiled 1 has no tuned configuration for 9 rows .*enginebay tune",
     ):
         required.choose(problem_of(9))
     assert known.bound("rms_norm", rms_norm, ENV) is rms_norm
