@@ -30,7 +30,7 @@ from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.profiling import Profiler
 from enginebay_esurge.service import Service
 from enginebay_esurge.serving import Serving, Updates
-from enginebay_esurge.settings import EngineSettings, FurtherChoices, refuse_unserved
+from enginebay_esurge.settings import EngineSettings, FurtherChoices, refuse_unserved_options
 from enginebay_esurge.weights import load_changes, paged, swap
 
 log = logging.getLogger("enginebay.esurge")
@@ -80,7 +80,7 @@ class eSurge:  # noqa: N801  # the name its users know
         silent_mode: bool = False,
         **kwargs: Unpack[FurtherChoices],
     ) -> None:
-        refuse_unserved(
+        refuse_unserved_options(
             min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint
         )
         settings = EngineSettings(

@@ -169,7 +169,7 @@ def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int
     return {"tensor": sizes["tp"]} if sizes["tp"] != 1 else {}
 
 
-def refuse_unserved(
+def refuse_unserved_options(
     min_input_pad: int,
     detokenizer_max_states: int,
     tokenizer_endpoint: str | None,

@@ -54,7 +54,7 @@ def read_decoder(
     None means hidden_size / num_attention_heads, and num_attention_heads. CheckpointError names a
     wrong field.
     """
-    refuse_unserved(config)
+    refuse_unserved_features(config)
     hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = _kv_heads(config, heads, kv_heads or heads)
     silent = config.get("head_dim") is None and head_dim is None
@@ -97,7 +97,7 @@ def _kv_heads(config: Mapping[str, Any], heads: int, silent: int) -> int:
     return count
 
 
-def refuse_unserved(config: Mapping[str, Any]) -> None:
+def refuse_unserved_features(config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for features that change the result and are not implemented."""
     activation = config.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:

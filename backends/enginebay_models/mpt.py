@@ -21,7 +21,7 @@ from enginebay_models.activations import ACTIVATIONS
 from enginebay_models.blocks import Decoder, DecoderLayer, parameter, vector
 from enginebay_models.decoder import NnxModel
 from enginebay_models.fields import bad_field, flag, number, positive
-from enginebay_models.hf_config import MAX_LAYERS, refuse_unserved
+from enginebay_models.hf_config import MAX_LAYERS, refuse_unserved_features
 from enginebay_models.tensors import Index
 from enginebay_xla.ops import ATTENTION, LINEAR
 
@@ -169,7 +169,7 @@ class MptFamily(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        refuse_unserved(config)
+        refuse_unserved_features(config)
         config = {o: config[u] for o, u in _USUAL.items() if u in config} | dict(config)
         hidden, heads = positive(config, "d_model", 2048), positive(config, "n_heads", 16)
         if hidden % heads:

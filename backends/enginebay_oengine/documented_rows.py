@@ -206,7 +206,7 @@ def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
     )
 
 
-def read_pages(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndarray, ...]:
+def read_page_ids(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndarray, ...]:
     """Return page ids int32 for each cache group; () for a record without pages. InputError for a
     wrong number of groups, or too many pages.
     """

@@ -104,10 +104,10 @@ class PagePool:
         """Raise InternalError unless every page that was ever taken is exactly one of used, cached
         and free.
         """
-        check_books(self._holders, self._freed, self._cached)
+        check_pages(self._holders, self._freed, self._cached)
 
 
-def check_books(holders: Sequence[int], free_list: Sequence[int], cached: AbstractSet[int]) -> None:
+def check_pages(holders: Sequence[int], free_list: Sequence[int], cached: AbstractSet[int]) -> None:
     """Raise InternalError unless every page except the dummy page is exactly one of used, cached
     and free.
 

@@ -30,7 +30,7 @@ from enginebay_oengine.documented_rows import (
     DocumentedRequest,
     SparseParams,
     as_request,
-    read_pages,
+    read_page_ids,
     read_sparse,
 )
 from enginebay_oengine.row_batch import ModelRunBatch, make_batch
@@ -291,7 +291,7 @@ class SequenceBuffer:
                 "Pass fewer stop_token_ids.",
             )
         read_sparse(made.sampling, self.vocab_size)
-        pages = read_pages(getattr(request, "page_ids", None), self.page_tables)
+        pages = read_page_ids(getattr(request, "page_ids", None), self.page_tables)
         row = self.table.add_request(made, req_index)
         output = getattr(request, "output_token_ids", None)
         if output is not None:

@@ -87,7 +87,7 @@ class PallasAttention:
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[PallasAttentionConfig]:
         """Return block sizes to time; all fit the memory of the generation."""
-        return attention_config.candidates(env, spec, bucket, layout)
+        return attention_config.attention_candidates(env, spec, bucket, layout)
 
     def __call__(
         self,

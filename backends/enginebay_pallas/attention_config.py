@@ -71,7 +71,7 @@ def default_config(
     return config
 
 
-def candidates(
+def attention_candidates(
     env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
 ) -> Sequence[PallasAttentionConfig]:
     """Return the default and its neighbours that fit the memory, for the tuner."""

@@ -234,7 +234,7 @@ def attend_block(
     lax.fori_loop(unseen, blocks_of(jnp.minimum(limit - base, plan.block_kv), size), chunk, None)
 
 
-def finish(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> None:
+def finish_unit(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> None:
     """Write the outputs of a unit: 0 and -inf where no key was visible."""
 
     def one_head(head: Any, _: None) -> None:
@@ -313,7 +313,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
     lax.fori_loop(first_step, span.num_blocks, block, None)
     scratch.progress[0] = done_before + span.num_blocks
     scratch.progress[1] = ((span.num_blocks > 0) & (following.num_blocks > 0)).astype(jnp.int32)
-    finish(plan, out, lse, scratch)
+    finish_unit(plan, out, lse, scratch)
     if plan.no_prefix:
         pl.when(is_last)(lambda: writes(lambda copy: copy.wait()))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from enginebay.cli.command import Command
 from enginebay.errors import InputError, UnsupportedError
 from enginebay_cli.options import add_engine_arguments, config_from
-from enginebay_server.keys import read_keys
+from enginebay_server.keys import read_api_keys
 from enginebay_server.settings import ServerSettings, UnknownFields, Warmup
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
         name if hasattr(DEFAULTS, name) else f"{name}_s": getattr(args, name) for name, *_ in LIMITS
     }
     return ServerSettings(
-        api_keys=read_keys(args.api_key_file),
+        api_keys=read_api_keys(args.api_key_file),
         unknown_fields=args.unknown_fields,
         cors_origins=tuple(args.cors_origin),
         warmup=args.warmup,

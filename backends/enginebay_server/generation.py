@@ -126,7 +126,7 @@ class Generation:
                 raise client_left()
             for event in events:
                 assert isinstance(event, RequestEnded), "nothing was submitted for a stream"
-                found[self.place_of(event)] = output_of(event)
+                found[self.place_of(event)] = finished_output(event)
         return [found[place] for place in range(len(found))]
 
     @property
@@ -147,7 +147,7 @@ class Generation:
             self._limit.leave()
 
 
-def output_of(event: RequestEnded) -> RequestOutput:
+def finished_output(event: RequestEnded) -> RequestOutput:
     """The output of a request that has ended. Raises its error; ApiError when it was aborted."""
     if event.error is not None:
         raise event.error

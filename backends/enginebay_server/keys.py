@@ -13,7 +13,7 @@ VARIABLE = "ENGINEBAY_API_KEY"
 MIN_LENGTH = 8
 
 
-def read_keys(path: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def read_api_keys(path: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The keys of a file, one a line (empty lines and lines with # are left out), and that of
     ENGINEBAY_API_KEY. InputError, which shows no key, for a file without a key that can be used.
     """

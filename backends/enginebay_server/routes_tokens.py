@@ -46,7 +46,7 @@ def token_routes(state: AppState) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> Response:
         headers = check_unknown(body, state.settings)
         model = state.models.find(body.model)
-        token_ids = await in_thread(token_ids_of, model, body)
+        token_ids = await in_thread(body_token_ids, model, body)
         record: dict[str, Any] = {
             "count": len(token_ids),
             "max_model_len": model.llm.config.max_model_len,
@@ -60,7 +60,7 @@ def token_routes(state: AppState) -> APIRouter:
     async def count_tokens(body: TokenizeBody) -> Response:
         headers = check_unknown(body, state.settings)
         model = state.models.find(body.model)
-        count = len(await in_thread(token_ids_of, model, body))
+        count = len(await in_thread(body_token_ids, model, body))
         record = {"input_tokens": count, "max_model_len": model.llm.config.max_model_len}
         return as_json(record, headers)
 
@@ -80,7 +80,7 @@ def token_routes(state: AppState) -> APIRouter:
     return router
 
 
-def token_ids_of(model: ServedModel, body: TokenizeBody) -> list[int]:
+def body_token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
     """The token ids of a body's text or conversation. ApiError unless it has one of the two."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(

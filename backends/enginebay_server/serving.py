@@ -118,7 +118,7 @@ def serve(
         models = [
             ServedModel(
                 name,
-                opened.enter_context(load(config)),
+                opened.enter_context(load_model(config)),
                 chat_template=chats.template,
                 tool_parser=chats.tool_parser,
                 reasoning_parser=chats.reasoning_parser,
@@ -150,7 +150,7 @@ def serve(
     return 0
 
 
-def load(config: EngineConfig) -> LLM:
+def load_model(config: EngineConfig) -> LLM:
     """The engine of one model, with its progress shown."""
     with progress() as report:
         return LLM(config=config, progress=report)

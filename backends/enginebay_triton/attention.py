@@ -17,7 +17,7 @@ from enginebay_triton import interpreter
 from enginebay_triton.attention_config import (
     SHORTEST_SPLIT,
     TritonAttentionConfig,
-    candidates,
+    attention_candidates,
     column_blocks,
     default_config,
     next_power,
@@ -83,7 +83,7 @@ class TritonAttention:
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[TritonAttentionConfig]:
         """Return configurations to time, the default first; all fit the GPU's shared memory."""
-        return candidates(env, spec, bucket, layout)
+        return attention_candidates(env, spec, bucket, layout)
 
     def interpreted(self) -> TritonAttention:
         """Return the same kernels, run by Triton's interpreter on platform "cpu"."""

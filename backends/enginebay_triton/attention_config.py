@@ -100,7 +100,7 @@ def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
     return max(1, min(wanted, -(-seen // SHORTEST_SPLIT)), -(-seen // LONGEST_SPLIT))
 
 
-def candidates(
+def attention_candidates(
     env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
 ) -> Sequence[TritonAttentionConfig]:
     """Return the default, then its variants that fit the shared memory of the architecture."""

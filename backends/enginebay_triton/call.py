@@ -63,7 +63,7 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
 
     Raises UnsupportedError where the installed packages cannot.
     """
-    library = load()
+    library = import_jax_triton()
     options: dict[str, Any] = {
         "kernel": kernel,
         "grid": how.grid,
@@ -128,12 +128,12 @@ def _choose_ptx_version() -> None:
 
 
 @functools.cache
-def load() -> Any:
+def import_jax_triton() -> Any:
     """Import jax_triton, adapted to the installed Triton.
 
     Raises UnsupportedError with the reason when the two cannot work together.
     """
-    reason = why_not()
+    reason = why_not_usable()
     if reason is not None:
         raise UnsupportedError(reason)
     if _has_refs():
@@ -165,7 +165,7 @@ def load() -> Any:
     return library
 
 
-def why_not() -> str | None:
+def why_not_usable() -> str | None:
     """Return why the installed versions cannot work together, or None when they can.
 
     Imports nothing.
@@ -198,7 +198,7 @@ def require_versions() -> None:
 
     Modules with kernels call it when they are imported.
     """
-    reason = why_not()
+    reason = why_not_usable()
     if reason is not None:
         raise UnsupportedError(reason)
 

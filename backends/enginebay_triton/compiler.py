@@ -79,7 +79,7 @@ class TritonCompiler:
         """Return why it cannot compile for a target on this machine, or None."""
         if target not in TARGETS:
             return explain(f"target {target}", ", ".join(TARGETS), "Choose one of these.")
-        reason = call.why_not()
+        reason = call.why_not_usable()
         if reason is not None:
             return reason
         if _first_installed(PLUGINS) is None:
@@ -169,7 +169,7 @@ def _first_installed(modules: Sequence[str]) -> str | None:
 @contextlib.contextmanager
 def lowering_for(compute_capability: int) -> Iterator[None]:
     """In the block, kernels are lowered for this architecture and not for the present device."""
-    call.load()
+    call.import_jax_triton()
     _answer_for_absent_devices()
     token = _compute_capability.set(compute_capability)
     try:

@@ -25,7 +25,7 @@ import numpy as np
 
 from enginebay.errors import InternalError, UnsupportedError
 from enginebay_triton.call import INSTALL, Launch, version
-from enginebay_triton.interpreter_worker import read_message, write_message
+from enginebay_triton.interpreter_worker import receive_value, write_message
 
 DTYPES = frozenset({"float16", "float32"})
 """Floating-point dtypes that can be interpreted. Triton's interpreter multiplies bfloat16 wrongly.
@@ -109,7 +109,7 @@ class InterpreterWorker:
             assert process.stdout is not None, "a pipe"
             try:
                 write_message(process.stdin, order)
-                answer = read_message(process.stdout)
+                answer = receive_value(process.stdout)
             except (OSError, EOFError, pickle.UnpicklingError) as error:
                 code = process.poll()
                 self._end()

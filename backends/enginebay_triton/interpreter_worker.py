@@ -54,7 +54,7 @@ def write_message(stream: IO[bytes], message: Any) -> None:
     stream.flush()
 
 
-def read_message(stream: IO[bytes]) -> Any:
+def receive_value(stream: IO[bytes]) -> Any:
     """Receive one value; EOFError at the end. The sender is our own process, so it is trusted."""
     header = stream.read(LENGTH.size)
     if len(header) < LENGTH.size:
@@ -245,7 +245,7 @@ def find_kernel(module: str, file: str, name: str) -> Any:
     return getattr(found, name)
 
 
-def launch(
+def interpret_grid(
     place: tuple[str, str, str],
     grid: tuple[int, ...],
     arrays: Sequence[np.ndarray],
@@ -296,7 +296,7 @@ def cause(error: BaseException) -> str:
     return str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
 
 
-def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
+def serve_launches(orders: IO[bytes], answers: IO[bytes]) -> None:
     """Answer every launch with its results, or with the text of its error."""
     from triton.runtime import interpreter
 
@@ -304,12 +304,12 @@ def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
     mend_index(interpreter)
     for _ in itertools.count():
         try:
-            order = read_message(orders)
+            order = receive_value(orders)
         except EOFError:
             return
         answer: Any
         try:
-            answer = launch(*order)
+            answer = interpret_grid(*order)
         except Exception as error:  # noqa: BLE001  # any error of a kernel goes to the launching process
             answer = cause(error)
         write_message(answers, answer)
@@ -319,4 +319,4 @@ if __name__ == "__main__":
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # output that a kernel prints must not mix with answers
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(sys.stdin.buffer, channel)
+    serve_launches(sys.stdin.buffer, channel)

@@ -111,7 +111,7 @@ def prefill(
     return _arrays_after(recipe, arrays, after, cache, sampled.tokens[:, None])
 
 
-def decode(
+def decode_tokens(
     recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
 ) -> tuple[Arrays, jax.Array]:
     """Sample up to `chunk` tokens for each unfinished row."""

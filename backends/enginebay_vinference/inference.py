@@ -36,7 +36,7 @@ from enginebay_vinference.prompts import (
     TextOrMessages,
     as_texts,
     is_conversation,
-    prompt_ids,
+    prompt_token_ids,
     read_states,
 )
 from enginebay_vinference.requests import RequestMaker, check_seed
@@ -285,7 +285,7 @@ class vInference:  # noqa: N801  # the name its users know
         """Count tokens of a text, or of a conversation after the chat template. `oai_like`: OpenAI
         parts.
         """
-        return len(prompt_ids(self._tokenizer, messages, oai_like=oai_like))
+        return len(prompt_token_ids(self._tokenizer, messages, oai_like=oai_like))
 
     def process_prompt(
         self,
@@ -315,7 +315,7 @@ class vInference:  # noqa: N801  # the name its users know
         """Check and tokenise a prompt; return its PromptText and the generator of its text. The
         generator stops when `is_cancelled` returns True.
         """
-        ids = np.asarray([prompt_ids(self._tokenizer, prompt)], np.int32)
+        ids = np.asarray([prompt_token_ids(self._tokenizer, prompt)], np.int32)
         if ids.size == 0:
             raise RequestError("an empty prompt", "at least one token", "Pass a prompt with text.")
         state = self.init_state(ids, sampling_params=params.model_copy(update={"stop": ()}))

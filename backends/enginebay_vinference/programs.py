@@ -27,14 +27,21 @@ from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
 from enginebay_executor.local import runner_of
 from enginebay_executor.step import Program
-from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
+from enginebay_vinference.functions import (
+    Arrays,
+    Function,
+    InferenceShape,
+    Recipe,
+    decode_tokens,
+    prefill,
+)
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
 from enginebay_vinference.slot_sizes import slot_shape
 
 log = logging.getLogger("enginebay.vinference")
 
 ProgramKind = Literal["prefill", "decode"]
-STEPS: dict[ProgramKind, Callable[..., Any]] = {"prefill": prefill, "decode": decode}
+STEPS: dict[ProgramKind, Callable[..., Any]] = {"prefill": prefill, "decode": decode_tokens}
 KINDS: tuple[ProgramKind, ProgramKind] = ("prefill", "decode")
 
 PATHS = {

@@ -55,7 +55,7 @@ def as_texts(prompts: Any) -> list[str]:
     return [str(text) for text in prompts]
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> list[int]:
+def prompt_token_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> list[int]:
     """Return token ids of a text or a conversation.
 
     TypeError for another type and for a conversation without a chat template; ValueError when it

@@ -97,7 +97,7 @@ class Saved:
                 "Load it with the model it was saved with, or precompile and save again.",
             )
         self._refuse_other_kernels(programs.engine.parts.kernels)
-        here = environment()
+        here = compile_environment()
         changed = [
             f"{name} {self.environment.get(name)} -> {here[name]}"
             for name in here
@@ -168,7 +168,7 @@ def save(inference: SavableInference, programs: Programs, folder: Path) -> None:
         "precompiled": [config.to_dict() for config in inference.precompiled.values()],
         "fingerprint": fingerprint(programs),
         "kernels": dict(programs.engine.parts.kernels),
-        "environment": environment(),
+        "environment": compile_environment(),
         "functions": shapes,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
@@ -246,7 +246,7 @@ def fingerprint(programs: Programs) -> str:
     return _digest(facts)[:16]
 
 
-def environment() -> dict[str, str]:
+def compile_environment() -> dict[str, str]:
     """Return the versions and the hardware that compiled programs depend on."""
     return {
         "enginebay": enginebay.__version__,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import Demand
-from enginebay.executor.buckets import round_up
+from enginebay.executor.buckets import smallest_fit
 from enginebay.executor.parts import StepFacts
 from enginebay.stepping.geometry import CacheSizes, Geometry, Shapes
 
@@ -53,8 +53,8 @@ class SlotSizes(CacheSizes):
         num_tokens = max(demand.num_tokens_per_row, *(lease.capacity for lease in leases))
         longest = self.steps.kv_lens[-1]
         shape = slot_shape(
-            round_up(self.steps.decode_rows, max(num_rows, now.num_slots)),
-            round_up(self.steps.kv_lens, min(max(num_tokens, now.capacity), longest)),
+            smallest_fit(self.steps.decode_rows, max(num_rows, now.num_slots)),
+            smallest_fit(self.steps.kv_lens, min(max(num_tokens, now.capacity), longest)),
             self.page_size,
         )
         return self.shapes_of(shape)

@@ -19,7 +19,7 @@ from enginebay.ops.spec import AttnSpec, Bucket, Mode, derive_batch
 PADDING_ROWS, PADDING_TOKENS, SPARE_PAGES = 1, 3, 2
 
 
-def attention_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+def quick_attention_cases(setting: CheckSetting) -> Iterator[QuickCase]:
     """Yield decode steps, with several pages per row and with one; prompts; and mixed steps."""
     size = setting.page_size
     border = (1, size - 1, size, size + 1, 2 * size)

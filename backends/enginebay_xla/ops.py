@@ -143,7 +143,7 @@ ATTENTION: Op[AttentionOp] = Op(
     "attention",
     AttentionOp,
     "enginebay_xla.attention:xla_attention",
-    "enginebay_xla.attention_quick:attention_cases",
+    "enginebay_xla.attention_quick:quick_attention_cases",
     CLOSE,
     calls=("rope", "kv_write", "rope_kv_write"),
     kit="enginebay_testing.attention_suite:KIT",

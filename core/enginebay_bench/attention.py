@@ -113,7 +113,7 @@ def attention_cost(
     )
 
 
-def attention_problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
+def step_problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
     """Return a step over pages, and for decode steps also a step on a compact copy of the rows'
     cache, for implementations to which engines give such a copy.
     """
@@ -285,5 +285,5 @@ def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
     return (jax.lax.bitcast_convert_type(a, bits) == jax.lax.bitcast_convert_type(b, bits)).all()
 
 
-BENCH = OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, CONTEXTS)), attention_problems)
+BENCH = OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, CONTEXTS)), step_problems)
 """The benchmark of the op attention."""

@@ -14,6 +14,7 @@ from enginebay.compose.composition import Progress
 from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay_bench.scoring import Scored, scoring
+from enginebay_testing.engine_logprobs import log_softmax
 
 ROWS_AT_ONCE = 64
 """Max rows of logits that are converted to f64 together."""
@@ -157,7 +158,7 @@ def evaluate(
                 "Choose a reference model with the same tokenizer.",
             )
         theirs = _score_all(reference, passages, sizes, "scoring the reference", progress)
-    return compare(passages, mine, theirs)
+    return compare_scores(passages, mine, theirs)
 
 
 def _score_all(
@@ -172,7 +173,9 @@ def _score_all(
     return scored
 
 
-def compare(passages: Passages, mine: Sequence[Scored], theirs: Sequence[Scored]) -> Evaluation:
+def compare_scores(
+    passages: Passages, mine: Sequence[Scored], theirs: Sequence[Scored]
+) -> Evaluation:
     """Return the figures of a subject and a reference that scored the same passages."""
     text, decoded = [], []
     reports = []
@@ -251,14 +254,6 @@ def _few_positions(mine: np.ndarray, theirs: np.ndarray, targets: np.ndarray) ->
         reference[at, targets],
         mine.argmax(axis=-1) == theirs.argmax(axis=-1),
     )
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Return log_softmax over the last axis, f64 [..., vocab]."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    result: np.ndarray = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-    return result
 
 
 def _perplexity(logprobs: np.ndarray) -> float | None:

@@ -12,8 +12,8 @@ from enginebay.errors import EnginebayError, RequestError, UnsupportedError
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
 from enginebay.validation import Validated
-from enginebay_bench.evaluate import log_softmax
 from enginebay_bench.scoring import Scorer, scoring
+from enginebay_testing.engine_logprobs import log_softmax
 
 try:
     from lm_eval.api.model import LM

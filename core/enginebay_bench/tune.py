@@ -195,7 +195,7 @@ def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: B
     return dataclasses.replace(one, entry=entry)
 
 
-def merge(path: Path, table: TunedTable) -> TunedTable:
+def merge_tables(path: Path, table: TunedTable) -> TunedTable:
     """Return the table with the entries of an older file that it does not have itself; entries of
     other versions are dropped.
     """

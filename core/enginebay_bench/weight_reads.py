@@ -132,7 +132,7 @@ def _share(one: Instruction, others: Sequence[Instruction]) -> float:
     return math.prod(taken) / math.prod(int(size) for size in whole[1].split(",") if size)
 
 
-def compare(
+def compare_reads(
     compiler: KernelCompiler, target: str, model: Mapping[str, Any], num_tokens: int
 ) -> str:
     """Return a line for a target: weights read by a mixed step, and by a prefill and a
@@ -181,7 +181,7 @@ def main(target: str, config: str, num_tokens: str = "512") -> None:
     if target not in able:
         raise unknown_name("target", target, able)
     model = json.loads(Path(config).read_text())
-    print(compare(able[target], target, model, int(num_tokens)))
+    print(compare_reads(able[target], target, model, int(num_tokens)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from enginebay_cli.generate import (
     add_sampling_arguments,
     after_first,
     completion_record,
-    load,
+    load_llm,
     print_whole,
     read_stdin,
     sampling_from,
@@ -59,7 +59,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     config = config_from(args)
     history = [{"role": "system", "content": args.system}] if args.system else []
     is_terminal = not args.message and not args.json and sys.stdin.isatty() and sys.stdout.isatty()
-    with ExitStack() as bars, load(bars, config) as llm, traced(args):
+    with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
         chat = Conversation(llm, params, history, bars)
         if is_terminal:
             bars.close()

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from enginebay.cli.command import Command
 from enginebay.errors import InputError, explain
 from enginebay.types import Pooling
-from enginebay_cli.generate import load, read_stdin
+from enginebay_cli.generate import load_llm, read_stdin
 from enginebay_cli.options import (
     add_engine_arguments,
     add_profile_argument,
@@ -52,7 +52,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     if not prompts:
         raise InputError(explain("no text", "one or more", 'Write: enginebay embed "A text".'))
     config = config_from(args)
-    with ExitStack() as bars, load(bars, config) as llm, traced(args):
+    with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
         found = llm.embed(prompts, pooling=args.pooling, normalize=args.normalize)
         bars.close()
         for prompt, embedding in zip(prompts, found, strict=True):

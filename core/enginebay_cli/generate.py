@@ -219,7 +219,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Complete the prompt and print the completions."""
     prompt, params = _prompt(args), sampling_from(args)
     config = config_from(args)
-    with ExitStack() as bars, load(bars, config) as llm, traced(args):
+    with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
         # The first chunk comes before anything is printed, because the engine may refuse the
         # prompt.
         chunks: Iterable[StreamChunk]
@@ -249,7 +249,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def load(bars: ExitStack, config: EngineConfig) -> LLM:
+def load_llm(bars: ExitStack, config: EngineConfig) -> LLM:
     """Load the engine; progress is shown until `bars` is closed."""
     return LLM(config=config, progress=bars.enter_context(progress()))
 

@@ -13,7 +13,7 @@ from enginebay.cli.command import Command
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
 from enginebay.registry import Registry, load_registry
 from enginebay_cli.interrupts import INTERRUPTED, second_ends
-from enginebay_cli.parsing import Parser, refuse_rest
+from enginebay_cli.parsing import CommandParser, refuse_rest
 from enginebay_cli.waiting import plain_waits
 
 
@@ -50,7 +50,7 @@ def _dispatch(arguments: list[str]) -> int:
 
             start_jax()
     command = None if name is None else load_command(name, registry)
-    parser = Parser(
+    parser = CommandParser(
         prog="enginebay",
         description="Run language models in JAX; every part can be replaced by a plugin.",
     )

@@ -54,7 +54,7 @@ class HelpWithDefaults(argparse.HelpFormatter):
         return f"{text} (default: {'none' if is_empty else '%(default)s'})"
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that raises InputError for wrong arguments and accepts no abbreviated flags."""
 
     def __init__(self, *, prog: str, description: str | None = None) -> None:

@@ -33,10 +33,10 @@ from enginebay.model import Model
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_executor.shadow_steps import (
     ShadowCacheForm,
-    attend,
+    attend_over_copy,
     capture,
-    compare,
     compare_calls,
+    compare_outputs,
     hidden_states,
 )
 from enginebay_executor.view import RunnerView
@@ -144,7 +144,7 @@ class Shadow:
                     cache = runner.state.cache[group][layer]
                     copying = functools.partial(form.copy, layouts, group)
                     copy, _ = run(("copy", side, group), copying, (cache, tables[group]))
-                    attending = functools.partial(attend, make_ops, form, group, spec)
+                    attending = functools.partial(attend_over_copy, make_ops, form, group, spec)
                     (_, out), seconds = run(
                         ("attend", side, group),
                         attending,
@@ -153,7 +153,7 @@ class Shadow:
                     )
                     totals[side] += seconds
                     outs.append(out)
-                self._note(bucket.mode, group, layer, compare(*outs))
+                self._note(bucket.mode, group, layer, compare_outputs(*outs))
         phase.times.append((totals[0], totals[1]))
         phase.num_compared += 1
 

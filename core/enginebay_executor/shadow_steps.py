@@ -180,7 +180,7 @@ def difference(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, jax.Array,
     return off, relative, bad.sum(dtype=jnp.float32)
 
 
-def attend(
+def attend_over_copy(
     make_ops: OpsFactory,
     form: ShadowCacheForm,
     group: str,
@@ -204,7 +204,7 @@ def attend(
 
 
 @jax.jit
-def compare(
+def compare_outputs(
     chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
     """(largest difference, the same relative to the largest value, number of values that are not

@@ -151,7 +151,7 @@ def claimed_axes(caps: Caps, layouts: Mapping[str, type[KVLayout]]) -> OpAxes:
     return dataclasses.replace(axes, never=(*axes.never, *never))
 
 
-def covering_cases(
+def attention_covering_cases(
     kernel: AttentionImpl,
     env: Env,
     layouts: Mapping[str, type[KVLayout]],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
-from enginebay_testing.attention_axes import DEVICE, INTERPRETED, covering_cases
+from enginebay_testing.attention_axes import DEVICE, INTERPRETED, attention_covering_cases
 from enginebay_testing.attention_cases import HEAD_DIMS, PAGE_SIZES, AttentionCase, attention_cases
 from enginebay_testing.attention_runs import (
     DEVICE_RUNS,
@@ -79,7 +79,7 @@ def constructed_checks(
     """
     kinds = {layout.__name__: layout for layout in layouts}
     reach = INTERPRETED if interpreted else DEVICE
-    cases = list(covering_cases(kernel, env, kinds, reach, triples=triples))
+    cases = list(attention_covering_cases(kernel, env, kinds, reach, triples=triples))
     shortest = _shortest([case for case, _ in cases])
     for case, layout in cases:
         runs = DEVICE_RUNS
@@ -155,7 +155,7 @@ def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], 
     """Raise SkipTest with the kernel's reason if it does not support a case."""
     from enginebay_testing import kernels
 
-    reason = kernels.why_not(kernel, case, layout, env)
+    reason = kernels.why_not_case(kernel, case, layout, env)
     if reason is not None:
         raise unittest.SkipTest(reason)
 

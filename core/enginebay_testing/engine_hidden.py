@@ -10,7 +10,7 @@ from enginebay.errors import RequestError
 from enginebay.llm import LLM
 from enginebay.llm.abilities import Abilities
 from enginebay.llm.segments import Segments
-from enginebay_testing.subject import EngineSubject, greedy, prompts_of
+from enginebay_testing.subject import EngineSubject, greedy, random_prompts
 
 TOLERANCE = 1e-4
 """Max difference between a value of a pooled hidden state and the reference, in f32."""
@@ -24,7 +24,7 @@ def hidden_states_are_the_models(subject: EngineSubject) -> None:
 
     An engine that does not declare hidden_states, or prompt_embeds, refuses such requests.
     """
-    prompts, reference = prompts_of(subject.vocab_size, LENGTHS, seed=17), subject.reference()
+    prompts, reference = random_prompts(subject.vocab_size, LENGTHS, seed=17), subject.reference()
     with subject.shared() as llm:
         capabilities = Abilities.of(llm.plan).capabilities
         segments = _segments(llm)

@@ -14,7 +14,14 @@ from enginebay.llm.abilities import Abilities
 from enginebay.outputs import CompletionOutput
 from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.subject import LENGTHS, EngineSubject, greedy, penalised, prompts_of, seeded
+from enginebay_testing.subject import (
+    LENGTHS,
+    EngineSubject,
+    greedy,
+    penalty_params,
+    random_prompts,
+    seeded,
+)
 
 TOLERANCE = 1e-4
 """Max difference between an engine's log-probability and the reference, in nats, in f32."""
@@ -32,8 +39,8 @@ def logprobs_are_the_models(subject: EngineSubject) -> None:
     also returns log-probabilities of prompts, even from a cached prefix, and of the whole
     vocabulary.
     """
-    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=13)
-    kinds = (greedy, seeded, penalised)
+    prompts = random_prompts(subject.vocab_size, LENGTHS, seed=13)
+    kinds = (greedy, seeded, penalty_params)
     params = [asking(kinds[i % 3](12), num_best) for i, num_best in enumerate(ASKED)]
     with subject.shared() as llm:
         if "logprobs" not in Abilities.of(llm.plan).capabilities:
@@ -47,7 +54,7 @@ def logprobs_are_the_models(subject: EngineSubject) -> None:
             _check_wide(subject.reference(), llm, max(prompts, key=len))
     for outputs in (together, alone):
         for prompt, own, output in zip(prompts, params, outputs, strict=True):
-            check_logprobs(subject.reference(), prompt, output.outputs[0], own.logprobs)
+            check_returned_logprobs(subject.reference(), prompt, output.outputs[0], own.logprobs)
 
 
 def asking(params: SamplingParams, num_best: int | None) -> SamplingParams:
@@ -55,7 +62,7 @@ def asking(params: SamplingParams, num_best: int | None) -> SamplingParams:
     return params.model_copy(update={"logprobs": num_best})
 
 
-def check_logprobs(
+def check_returned_logprobs(
     reference: ReferenceModel,
     prompt: Sequence[int],
     completion: CompletionOutput,
@@ -111,7 +118,9 @@ def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
     for _ in range(2):  # the second time, the cache may have the prompt
         [output] = llm.generate([prompt], params)
         check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 5)
-        check_logprobs(reference, prompt, output.outputs[0], llm.plan.model.info.vocab_size)
+        check_returned_logprobs(
+            reference, prompt, output.outputs[0], llm.plan.model.info.vocab_size
+        )
 
 
 def _check_entry(

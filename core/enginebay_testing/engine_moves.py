@@ -18,7 +18,7 @@ from enginebay.stepping.engine import StepEngine
 from enginebay.types import SamplingParams
 from enginebay_executor.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
-from enginebay_testing.subject import EngineSubject, greedy, penalised, prompts_of, seeded
+from enginebay_testing.subject import EngineSubject, greedy, penalty_params, random_prompts, seeded
 
 MID_PROMPT = 16
 """Tokens in the first chunk of a prompt, after which the row is moved."""
@@ -28,8 +28,8 @@ def state_moves_to_another_engine(subject: EngineSubject) -> None:
     """A request gets the same tokens after it moves to another row of another engine, in the middle
     of its prompt or of its output.
     """
-    prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
-    cases = (*dict.fromkeys((greedy, seeded, penalised)).items(), (penalised, MID_PROMPT))
+    prompt = random_prompts(subject.vocab_size, (21,), seed=5)[0]
+    cases = (*dict.fromkeys((greedy, seeded, penalty_params)).items(), (penalty_params, MID_PROMPT))
     with subject.shared() as first, subject.make() as second:
         moves_between(first, second, prompt, [(params(12), end) for params, end in cases])
 
@@ -104,7 +104,7 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
     """`put` after `take` leaves the same bytes in every cache array, in the pages of another row.
     `layout` names the cache layout; None means the subject's own.
     """
-    prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
+    prompt = random_prompts(subject.vocab_size, (21,), seed=5)[0]
     if layout is None:
         with subject.shared() as llm:
             for end in (None, MID_PROMPT):

@@ -26,8 +26,8 @@ from enginebay_testing.subject import (
     EngineSubject,
     generate,
     greedy,
-    penalised,
-    prompts_of,
+    penalty_params,
+    random_prompts,
     seeded,
 )
 from enginebay_testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
@@ -77,7 +77,7 @@ def greedy_tokens_are_the_models(subject: EngineSubject) -> None:
     """Each greedy token is the best token of a single forward pass over all tokens before it."""
     reference = subject.reference()
     with subject.make() as llm:
-        prompts = prompts_of(subject.vocab_size, LENGTHS)
+        prompts = random_prompts(subject.vocab_size, LENGTHS)
         for prompt, output in zip(prompts, generate(llm, prompts, greedy()), strict=True):
             wrong = reference.first_wrong_token(prompt, output, TOLERANCE)
             assert wrong is None, (
@@ -89,8 +89,8 @@ def seeded_tokens_are_the_samplers(subject: EngineSubject) -> None:
     """Each token is what the plan's sampler draws from the logits of a forward pass over all before
     it.
     """
-    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
-    penalties = penalised().model_dump(
+    prompts = random_prompts(subject.vocab_size, LENGTHS, seed=9)
+    penalties = penalty_params().model_dump(
         include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
     )
     both = seeded(), SamplingParams(**(seeded().model_dump() | penalties))
@@ -110,8 +110,8 @@ def penalised_tokens_are_the_models(subject: EngineSubject) -> None:
     The requests of the batch differ, their prompts are cut into chunks, and the cache may have a
     prefix of them.
     """
-    prompts = prompts_of(subject.vocab_size, LENGTHS * 2, seed=11)
-    params = [penalised(kind=i) for i in range(len(prompts))]
+    prompts = random_prompts(subject.vocab_size, LENGTHS * 2, seed=11)
+    params = [penalty_params(kind=i) for i in range(len(prompts))]
     with subject.shared() as llm:
         plain = generate(llm, prompts, greedy())
         for _ in range(2):
@@ -131,9 +131,9 @@ def recomputed_rows_keep_their_counts(subject: EngineSubject) -> None:
     """A row whose output is prefilled again, as after a preemption, counts these tokens
     as output.
     """
-    prompt = prompts_of(subject.vocab_size, (15,), seed=12)[0]
+    prompt = random_prompts(subject.vocab_size, (15,), seed=12)[0]
     with subject.shared() as llm:
-        for params in (penalised(24, kind) for kind in range(3)):
+        for params in (penalty_params(24, kind) for kind in range(3)):
             output = llm.run_on_engine(
                 functools.partial(_interrupt_and_recompute, llm.engine, prompt, params)
             )
@@ -160,13 +160,13 @@ def _interrupt_and_recompute(
 
 def alone_equals_batch(subject: EngineSubject) -> None:
     """A request's greedy tokens are the same alone and in a batch of other lengths."""
-    _compare_alone_with_batch(subject, prompts_of(subject.vocab_size, LENGTHS), greedy())
+    _compare_alone_with_batch(subject, random_prompts(subject.vocab_size, LENGTHS), greedy())
 
 
 def seeded_alone_equals_batch(subject: EngineSubject) -> None:
     """A seeded request's sampled tokens are the same alone and in a batch of other lengths."""
     _compare_alone_with_batch(
-        subject, prompts_of(subject.vocab_size, LENGTHS * 2, seed=1), seeded()
+        subject, random_prompts(subject.vocab_size, LENGTHS * 2, seed=1), seeded()
     )
 
 
@@ -183,7 +183,7 @@ def same_buckets_give_equal_bits(subject: EngineSubject) -> None:
     """With equal bucket sizes, neighbours and row number change no token, not even at a
     near-tie.
     """
-    target, *others = prompts_of(subject.vocab_size, (16,) * 7, seed=10)
+    target, *others = random_prompts(subject.vocab_size, (16,) * 7, seed=10)
     with subject.shared() as llm:
         for params in (greedy(), seeded()):
             first = generate(llm, [target, *others[:3]], params)[0]
@@ -195,13 +195,13 @@ def same_buckets_give_equal_bits(subject: EngineSubject) -> None:
 
 def chunk_sizes_do_not_matter(subject: EngineSubject) -> None:
     """Prompts cut into chunks of 16 give the same tokens as prompts in one piece."""
-    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=2)
+    prompts = random_prompts(subject.vocab_size, LENGTHS, seed=2)
     _compare_choices(subject, prompts, [{"max_num_batched_tokens": budget} for budget in (16, 256)])
 
 
 def decode_steps_do_not_matter(subject: EngineSubject) -> None:
     """Decoding 1, 3 or 16 steps per call gives the same tokens, with and without overlap."""
-    prompts = prompts_of(
+    prompts = random_prompts(
         subject.vocab_size, (*LENGTHS[:4], 5), seed=3
     )  # one prompt more than rows, so that a request waits
     choices = [(1, True), (1, False), (3, True), (16, False)]
@@ -229,7 +229,7 @@ def _compare_choices(
 def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
     """A row ends with its stop token or at max_tokens, and not later."""
     with subject.shared() as llm:
-        prompts = prompts_of(subject.vocab_size, (5, 40), seed=4)
+        prompts = random_prompts(subject.vocab_size, (5, 40), seed=4)
         for prompt, whole in zip(prompts, generate(llm, prompts, greedy(20)), strict=True):
             stop = whole[9]
             params = SamplingParams(
@@ -246,7 +246,7 @@ def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
 
 def steps_do_not_wait(subject: EngineSubject) -> None:
     """step() returns before its tokens are computed; only Pending.read() reads from the device."""
-    prompt = prompts_of(subject.vocab_size, (21,), seed=13)[0]
+    prompt = random_prompts(subject.vocab_size, (21,), seed=13)[0]
     with subject.shared() as llm:
         waits = llm.run_on_engine(functools.partial(_waits_of_steps, llm.engine, prompt))
         assert not waits, f"step() waits for the device: it calls {', '.join(waits)} on an array"
@@ -283,7 +283,7 @@ def everything_is_released(subject: EngineSubject) -> None:
     """
     with subject.shared() as llm:
         free = llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens)
-        prompts = prompts_of(subject.vocab_size, LENGTHS * 3, seed=6)
+        prompts = random_prompts(subject.vocab_size, LENGTHS * 3, seed=6)
         llm.generate(prompts, greedy(6))
         for stream in _left_early(llm, prompts[:3]):
             stream.close()  # type: ignore[attr-defined]
@@ -314,7 +314,7 @@ def ledger_keeps_its_contract(subject: EngineSubject) -> None:
 def arrays_can_be_dropped(subject: EngineSubject) -> None:
     """Dropping the arrays and making new ones changes no tokens."""
     with subject.shared() as llm:
-        prompts = prompts_of(subject.vocab_size, (9, 70), seed=7)
+        prompts = random_prompts(subject.vocab_size, (9, 70), seed=7)
         before = generate(llm, prompts, greedy(8))
         llm.run_on_engine(llm.engine.drop_arrays)
         llm.run_on_engine(llm.engine.make_arrays)
@@ -330,9 +330,9 @@ def nothing_compiles_after_warmup(subject: EngineSubject) -> None:
         _forbid_compiling(llm, forbidden=True)
         before = _num_compiled(llm)
         assert before > 0, "warmup() compiled no program, or the engine did not count it"
-        prompts = prompts_of(subject.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
+        prompts = random_prompts(subject.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
         lengths = (1, 9, 20, 24, 10, 4)
-        for kind in (greedy, penalised):
+        for kind in (greedy, penalty_params):
             outputs = llm.generate(prompts, [kind(n) for n in lengths])
             assert tuple(len(o.outputs[0].token_ids) for o in outputs) == lengths
         assert _num_compiled(llm) == before, (
@@ -345,7 +345,7 @@ def dropped_arrays_come_back_warm(subject: EngineSubject) -> None:
     with subject.shared() as llm:
         llm.warmup()
         _forbid_compiling(llm, forbidden=True)
-        prompts = prompts_of(subject.vocab_size, (5, 40), seed=8)
+        prompts = random_prompts(subject.vocab_size, (5, 40), seed=8)
         before = generate(llm, prompts, greedy(9))
         llm.run_on_engine(llm.engine.drop_arrays)
         llm.run_on_engine(llm.engine.make_arrays)
@@ -355,7 +355,7 @@ def dropped_arrays_come_back_warm(subject: EngineSubject) -> None:
 def compiling_can_be_forbidden(subject: EngineSubject) -> None:
     """A request that needs a new program fails with CompilationError; later requests are served."""
     with subject.make() as llm:
-        prompts = prompts_of(subject.vocab_size, (5,), seed=8)
+        prompts = random_prompts(subject.vocab_size, (5,), seed=8)
         _forbid_compiling(llm, forbidden=True)
         try:
             generate(llm, prompts, greedy(3))

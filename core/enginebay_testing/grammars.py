@@ -93,10 +93,10 @@ def check_texts(grammar: Grammar, texts: tuple[str, ...], case: str) -> None:
     """Follow every text of a grammar, split into tokens in two ways."""
     for seed in range(2):
         for text in texts:
-            follow(grammar.start(), text, texts, case, seed)
+            masks_to_text(grammar.start(), text, texts, case, seed)
 
 
-def follow(
+def masks_to_text(
     constraint: Constraint, text: str, texts: tuple[str, ...], case: str, seed: int = 0
 ) -> list[np.ndarray]:
     """Accept random allowed tokens until `text` is complete, and return the masks of the way."""
@@ -166,17 +166,17 @@ def each_constraint_goes_its_own_way(library: GrammarLibrary) -> None:
 def goes_on_alone(grammar: Grammar, texts: tuple[str, ...]) -> None:
     """Check that constraints of one grammar are independent."""
     one, other = grammar.start(), grammar.start()
-    follow(one, texts[-1], texts, "a constraint beside another", seed=3)
-    follow(other, texts[0], texts, "a constraint beside one that ended", seed=4)
+    masks_to_text(one, texts[-1], texts, "a constraint beside another", seed=3)
+    masks_to_text(other, texts[0], texts, "a constraint beside one that ended", seed=4)
     check_place(grammar.start(), texts, "", "a constraint that starts after another ended")
 
 
 def masks_stay_as_they_were(library: GrammarLibrary) -> None:
     """A mask stays unchanged after its constraint has moved on, so that it can be read later."""
     grammar, texts = served_grammar(library)
-    alone = follow(grammar.start(), texts[-1], texts, "the first time")
+    alone = masks_to_text(grammar.start(), texts[-1], texts, "the first time")
     copies = [mask.copy() for mask in alone]
-    follow(grammar.start(), texts[-1], texts, "the second time")
+    masks_to_text(grammar.start(), texts[-1], texts, "the second time")
     for before, copied in zip(alone, copies, strict=True):
         assert np.array_equal(before, copied), "a mask changed when another constraint moved on"
     constraint = grammar.start()

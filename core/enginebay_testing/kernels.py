@@ -40,7 +40,7 @@ __all__ = [
     "check_rows_are_independent",
     "preferred_layout",
     "run_attention",
-    "why_not",
+    "why_not_case",
 ]
 
 F32_BOUND = 1e-6
@@ -67,7 +67,7 @@ def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
     return known[next(name for name in impl.caps.layouts if name in known)]
 
 
-def why_not(
+def why_not_case(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
 ) -> str | None:
     """Return the implementation's own reason not to support a case, or None."""

@@ -13,7 +13,7 @@ from enginebay.ops.caps import Caps
 from enginebay.registry import Entry, Registry
 from enginebay_testing.report import CheckRecord
 from enginebay_testing.suites import DTYPES, label
-from enginebay_testing.traits import values_of
+from enginebay_testing.traits import trait_values
 
 PROBED: Mapping[str, tuple[str, ...]] = {
     "mode": ("decode", "prefill", "mixed"),
@@ -99,7 +99,7 @@ def _declared(caps: Caps) -> Iterator[dict[str, Any]]:
 def _checked(records: Iterable[CheckRecord]) -> Iterator[dict[str, Any]]:
     groups: dict[tuple[str, str, str, str], list[CheckRecord]] = collections.defaultdict(list)
     for record in records:
-        for axis, value in [("", ""), *values_of(record.traits)]:
+        for axis, value in [("", ""), *trait_values(record.traits)]:
             groups[record.level, record.target, axis, value].append(record)
     for (level, target, axis, value), found in groups.items():
         verdicts = [str(record.verdict) for record in found]

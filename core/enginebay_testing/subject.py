@@ -107,7 +107,7 @@ def _begin_again(llm: LLM) -> None:
     llm.engine.compilations.forbidden = False
 
 
-def prompts_of(vocab_size: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+def random_prompts(vocab_size: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     """Return random prompts of these lengths."""
     rng = np.random.default_rng(seed)
     return [[int(t) for t in rng.integers(0, vocab_size, n)] for n in lengths]
@@ -137,7 +137,7 @@ PENALTIES = ((0.7, 0.4, 1.4), (1.5, 0.0, 1.0), (0.0, 1.1, 1.0), (0.0, 0.0, 1.8),
 """Presence, frequency and repetition penalties: all, each alone, and negative ones."""
 
 
-def penalised(max_tokens: int = 24, kind: int = 0) -> SamplingParams:
+def penalty_params(max_tokens: int = 24, kind: int = 0) -> SamplingParams:
     """Return greedy parameters with the penalties of a kind."""
     presence, frequency, repetition = PENALTIES[kind % len(PENALTIES)]
     return SamplingParams(

@@ -37,7 +37,7 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
     }
 
 
-def values_of(traits: dict[str, str]) -> Iterator[tuple[str, str]]:
+def trait_values(traits: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield each axis with each of its values: a case with two features counts for both."""
     for axis, value in traits.items():
         for one in value.split("+") if axis == "feature" else (value,):

@@ -80,7 +80,7 @@ class CaseRunner:
         return self._cases[key]
 
 
-def serve(requests: int, answers: int) -> None:
+def serve_cases(requests: int, answers: int) -> None:
     """Answer requests until they end."""
     from enginebay_startup.platforms import start_jax
 
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> None:
     """Serve requests on the two file descriptors in `argv`."""
     faulthandler.enable()
     requests, answers = map(int, argv)
-    serve(requests, answers)
+    serve_cases(requests, answers)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ MAX_LOG_BYTES = 1 << 20
 """Bytes that a worker may write to one file, hence to its stderr."""
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the requests end."""
     first = read_message(requests)
     module, _, name = first["target"].partition(":")
@@ -105,7 +105,7 @@ def main(stack_bytes: int) -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.stack_size(stack_bytes)
-    thread = threading.Thread(target=serve, args=(requests, answers))
+    thread = threading.Thread(target=serve_jobs, args=(requests, answers))
     thread.start()
     thread.join()
 

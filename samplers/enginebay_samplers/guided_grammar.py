@@ -17,7 +17,7 @@ from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.text import Tokenizer
-from enginebay_samplers.guided_schema import why_not
+from enginebay_samplers.guided_schema import why_not_enforced
 
 ALLOWED = {
     "json_schema": "a schema of the keywords in docs/guided.md, which some value satisfies",
@@ -229,7 +229,7 @@ def _definition(structure: Structure) -> str:
     """
     text = structure.text
     if structure.form in {"json_schema", "json_object"}:
-        reason = why_not(json.loads(text))
+        reason = why_not_enforced(json.loads(text))
         if reason:
             raise _refusal(structure, reason)
         return llguidance.LLMatcher.grammar_from_json_schema(

@@ -72,7 +72,7 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
-def why_not(schema: dict[str, Any]) -> str | None:
+def why_not_enforced(schema: dict[str, Any]) -> str | None:
     """Why the outputs of this schema could not be held to all that it says, or None."""
     schema = dict(schema)
     options = schema.pop(OPTIONS, {"whitespace_flexible": False})

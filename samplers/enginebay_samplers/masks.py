@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.constraint import num_words
 from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay.types import MAX_STOP_TOKENS
@@ -20,7 +21,6 @@ from enginebay_samplers.tokens import (
     check_number,
     from_bits,
     is_among,
-    num_words,
     to_bits,
 )
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.constraint import num_words
 from enginebay.processor import (
     LogitsProcessor,
     ProcessorState,
@@ -24,7 +25,7 @@ from enginebay.processor import (
 from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
-from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, num_words, to_bits
+from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, to_bits
 
 MAX_MATCH = 50
 """Tokens of a repetition that dry tells apart, as its source has it: longer ones cost the same."""

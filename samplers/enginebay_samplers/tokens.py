@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from enginebay.constraint import num_words
 from enginebay.errors import RequestError
 
 WORD = 32
@@ -34,11 +35,6 @@ def is_among(ids: jax.Array, vocab: int) -> jax.Array:
     """
     row = jnp.arange(ids.shape[0])[:, None]
     return jnp.zeros((ids.shape[0], vocab), bool).at[row, ids].set(True, mode="drop")
-
-
-def num_words(vocab: int) -> int:
-    """How many uint32 a set of token ids takes."""
-    return -(-vocab // WORD)
 
 
 def to_bits(ids: Iterable[int], vocab: int) -> np.ndarray:

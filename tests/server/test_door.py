@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from enginebay.errors import ConfigError, InputError
-from enginebay_server.keys import is_known, read_keys
+from enginebay_server.keys import is_known, read_api_keys
 from enginebay_server.settings import ServerSettings
 from tests.server.asking import HELLO, Asker, error_of
 
@@ -64,9 +64,9 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of two users\nkey-of-the-first\n\n  key-of-the-second  \n")
     variable = {"ENGINEBAY_API_KEY": "key-of-the-third"}
-    keys = read_keys(str(file), variable)
+    keys = read_api_keys(str(file), variable)
     assert keys == ("key-of-the-first", "key-of-the-second", "key-of-the-third")
-    assert read_keys(None, {}) == ()
+    assert read_api_keys(None, {}) == ()
     assert is_known("key-of-the-second", keys)
     assert not is_known("key-of-the-fourth", keys)
     assert not is_known("schl\u00fcssel", keys)
@@ -80,7 +80,7 @@ def test_a_file_without_a_good_key_is_refused_and_not_shown(
     if text is not None:
         file.write_text(text)
     with pytest.raises(InputError) as caught:
-        read_keys(str(file), {})
+        read_api_keys(str(file), {})
     assert str(file) in str(caught.value)
     assert not text or text.strip("# \n") not in str(caught.value).replace("none", "")
 

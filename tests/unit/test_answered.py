@@ -19,7 +19,7 @@ from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import EnginebayError, InternalError, RequestError, StoppedError
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Call, Ticket
+from enginebay.loop.messages import LoopCall, Ticket
 from enginebay.loop.observer import Ending
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.brief import BRIEF
@@ -234,7 +234,7 @@ def test_an_engine_that_cannot_begin_anew_answers_everybody_and_says_why(
     def leave(_: StepPlan) -> None:
         """More is in the inbox by then."""
         queued.extend(loop.submit([request("queued")]))
-        loop._inbox.put(Call(lambda: None, call))
+        loop._inbox.put(LoopCall(lambda: None, call))
         sys.exit(3)
 
     with monkeypatch.context() as patch, seeing(loop.engine, launch=leave):

@@ -25,7 +25,7 @@ from enginebay_bench.problem import BenchSetting, bench_of
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
 from enginebay_bench.tables import TunedEntry, TunedTable
-from enginebay_bench.tune import Tuned, merge, tune_shape, write_table
+from enginebay_bench.tune import Tuned, merge_tables, tune_shape, write_table
 from tests.layouts import BUILTIN_LAYOUTS
 
 ENV = Env("cpu", "", "a processor")
@@ -265,11 +265,11 @@ def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
     )
     write_table(path, table)
     again = one.entry.model_copy(update={"median_s": 9.0})
-    merged = merge(path, table.model_copy(update={"entries": (again,)}))
+    merged = merge_tables(path, table.model_copy(update={"entries": (again,)}))
     assert merged.entries == (other, again)
-    assert merge(path, table.model_copy(update={"version": "2", "entries": (again,)})).entries == (
-        again,
-    )
+    assert merge_tables(
+        path, table.model_copy(update={"version": "2", "entries": (again,)})
+    ).entries == (again,)
 
 
 def test_the_program_measures_and_tunes_and_engines_find_it(

@@ -12,13 +12,13 @@ import pytest
 from enginebay.config import EngineConfig
 from enginebay_cli.main import load_command, main, summaries
 from enginebay_cli.options import add_engine_arguments, config_from, with_default
-from enginebay_cli.parsing import HelpWithDefaults, Parser
+from enginebay_cli.parsing import CommandParser, HelpWithDefaults
 
 IS_HELP = (argparse._HelpAction, argparse._VersionAction)
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    parser = Parser(prog=f"enginebay {command}")
+    parser = CommandParser(prog=f"enginebay {command}")
     load_command(command).add_arguments(command, parser)
     return parser
 
@@ -76,6 +76,6 @@ def test_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_any_setting_can_be_given_by_flag(flags: list[str], field: str, value: Any) -> None:
-    parser = Parser(prog="enginebay generate")
+    parser = CommandParser(prog="enginebay generate")
     add_engine_arguments(parser)
     assert config_from(parser.parse_args(flags)).model_dump()[field] == value

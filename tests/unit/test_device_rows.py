@@ -21,7 +21,7 @@ from enginebay_executor.device import COLUMNS, DeviceRows, write_history
 from enginebay_executor.local import runner_of
 from enginebay_executor.verify import advance_guessed
 from enginebay_testing.driver import RequestDriver, request_of
-from enginebay_testing.subject import penalised
+from enginebay_testing.subject import penalty_params
 from tests.brief import LEAST
 from tests.pool import few_sizes
 from tests.unit.serving import SIZES
@@ -140,10 +140,10 @@ def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> Non
 @pytest.mark.parametrize(
     ("params", "start", "num_cached", "known"),
     [
-        (penalised(), 6, 6, True),
-        (penalised(), 9, 6, False),
-        (penalised(), 0, 0, False),
-        (penalised(), 3, 0, False),
+        (penalty_params(), 6, 6, True),
+        (penalty_params(), 9, 6, False),
+        (penalty_params(), 0, 0, False),
+        (penalty_params(), 3, 0, False),
         (SamplingParams(), 6, 6, False),
     ],
     ids=[
@@ -205,7 +205,7 @@ def warm() -> Iterator[Warm]:
 
         def without_warmup() -> pytest.ExceptionInfo[CompilationError]:
             llm.engine.compilations.forbidden = True
-            driver = RequestDriver(llm.engine, request_of(PROMPT, penalised()))
+            driver = RequestDriver(llm.engine, request_of(PROMPT, penalty_params()))
             driver.lease.num_cached = driver.num_computed = 24
             with pytest.raises(CompilationError) as error:
                 driver.prefill()
@@ -218,7 +218,7 @@ def warm() -> Iterator[Warm]:
 
 def test_a_prompt_that_was_cached_is_counted_all_the_same(warm: Warm) -> None:
     for kind in (0, 1, 3):
-        params = penalised(16, kind)
+        params = penalty_params(16, kind)
         whole, hit = (
             warm.llm.run_on_engine(lambda n=n, p=params: history_after_a_hit(warm.llm.engine, p, n))
             for n in (0, 24)
@@ -232,7 +232,7 @@ def test_cached_tokens_need_no_program_that_warmup_has_not_compiled(warm: Warm) 
     assert warm.error.match("not compiled: history of a row")
     compilations = warm.llm.engine.compilations
     assert compilations.count == warm.num_programs
-    warm.llm.run_on_engine(lambda: history_after_a_hit(warm.llm.engine, penalised(16), 24))
+    warm.llm.run_on_engine(lambda: history_after_a_hit(warm.llm.engine, penalty_params(16), 24))
     assert compilations.count == warm.num_programs
 
 
@@ -240,7 +240,7 @@ def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused(warm: Warm
     engine = warm.llm.engine
 
     def take_and_put() -> None:
-        driver = RequestDriver(engine, request_of(PROMPT, penalised(8)))
+        driver = RequestDriver(engine, request_of(PROMPT, penalty_params(8)))
         driver.prefill()
         state = engine.take(driver.lease)
         assert len(state.token_ids) == len(PROMPT) + 1

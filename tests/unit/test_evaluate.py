@@ -17,7 +17,7 @@ from enginebay.config import make_config
 from enginebay.errors import InputError, RequestError
 from enginebay.prefix_key import PrefixKey
 from enginebay_bench.cli.eval import print_tables, reference_config
-from enginebay_bench.evaluate import EvalSizes, Passages, compare, evaluate, split
+from enginebay_bench.evaluate import EvalSizes, Passages, compare_scores, evaluate, split
 from enginebay_bench.scoring import Scored, scoring
 from enginebay_testing.driver import request_of
 from enginebay_testing.reference import ReferenceModel
@@ -108,7 +108,9 @@ def test_the_figures_are_those_of_their_definitions() -> None:
     mine = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.1, 0.8, 0.1]], np.float32))
     theirs = np.log(np.array([[0.25, 0.5, 0.25], [0.25, 0.5, 0.25], [0.1, 0.1, 0.8]], np.float32))
     passages = Passages(((0, 1, 2),), (0,), 0, 5)
-    found = compare(passages, [Scored((0, 1, 2), (1,), mine)], [Scored((0, 1, 2), (2,), theirs)])
+    found = compare_scores(
+        passages, [Scored((0, 1, 2), (1,), mine)], [Scored((0, 1, 2), (2,), theirs)]
+    )
     kl = 0.25 * math.log(0.5) + 0.5 * math.log(2)
     assert found.prefill.max == pytest.approx(kl, abs=1e-6)
     assert found.prefill.mean == pytest.approx(kl / 2, abs=1e-6)
@@ -128,13 +130,13 @@ def test_logits_that_are_not_finite_are_counted_and_kept_out() -> None:
     mine, theirs = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
     mine[0, 1] = np.nan
     passages = Passages(((0, 1),), (0,), 0, 2)
-    found = compare(passages, [Scored((0, 1), (0,), mine)], [Scored((0, 1), (0,), theirs)])
+    found = compare_scores(passages, [Scored((0, 1), (0,), mine)], [Scored((0, 1), (0,), theirs)])
     assert found.num_nonfinite == 1
     assert found.perplexity is None
     assert found.reference_perplexity == pytest.approx(3.0)
     assert found.prefill.mean is None
     assert found.decode.mean == 0.0
-    found = compare(passages, [Scored((0, 1), (0,), theirs)], [Scored((0, 1), (0,), mine)])
+    found = compare_scores(passages, [Scored((0, 1), (0,), theirs)], [Scored((0, 1), (0,), mine)])
     assert (found.num_nonfinite, found.prefill.mean, found.decode.mean) == (1, None, 0.0)
     assert (found.perplexity, found.reference_perplexity) == (pytest.approx(3.0), None)
 

@@ -32,7 +32,7 @@ from enginebay_models.lfm2 import family as lfm2
 from enginebay_oengine.pools import SNAPSHOTS_PER_ROW
 from enginebay_testing.engine_moves import MID_PROMPT, moves_between, put_and_compare
 from enginebay_testing.recording import frames, replay
-from enginebay_testing.subject import greedy, penalised, seeded
+from enginebay_testing.subject import greedy, penalty_params, seeded
 from tests.parity import tiny
 from tests.pool import few_sizes
 from tests.unit.test_mixed_steps import mixed, watch
@@ -338,7 +338,7 @@ def test_a_row_moves_within_its_engine_in_the_middle_of_its_prompt(paged: LLM) -
 
 @pytest.mark.slow
 def test_rows_move_between_paged_and_contiguous_engines(paged: LLM, folder: str) -> None:
-    prompt, kinds = tiny.prompts()[3], (greedy(12), seeded(12), penalised(12))
+    prompt, kinds = tiny.prompts()[3], (greedy(12), seeded(12), penalty_params(12))
     cases = [(params, end) for params in kinds for end in (None, MID_PROMPT)]
     with few_sizes(), LLM(folder, engine="vinference", **CHOICES) as contiguous:
         for first, second in itertools.product((paged, contiguous), repeat=2):

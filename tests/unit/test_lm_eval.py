@@ -18,8 +18,8 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay_bench.evaluate import log_softmax
 from enginebay_bench.scoring import Scored
+from enginebay_testing.engine_logprobs import log_softmax
 from enginebay_testing.reference import ReferenceModel
 
 pytestmark = pytest.mark.xdist_group("llm")

@@ -28,7 +28,7 @@ from enginebay_cli import generate
 from enginebay_executor.launched import LaunchedStep
 from enginebay_executor.logprobs import logprobs_of
 from enginebay_executor.step import Sampled
-from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
+from enginebay_testing.engine_logprobs import asking, check_returned_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY
 from tests.fakes import install
@@ -112,7 +112,7 @@ def test_a_request_is_told_what_it_asked_for(
 ) -> None:
     for params in (GREEDY, with_(HOT, seed=3)):
         output = llm.generate(PROMPT, asking(params, num_best))[0]
-        check_logprobs(reference, output.prompt_token_ids, output.outputs[0], num_best)
+        check_returned_logprobs(reference, output.prompt_token_ids, output.outputs[0], num_best)
         plain = llm.generate(PROMPT, params)[0].outputs[0]
         assert output.outputs[0].token_ids == plain.token_ids
         assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
@@ -123,7 +123,7 @@ def test_each_of_a_batch_is_told_its_own(llm: LLM, reference: ReferenceModel) ->
     params = [asking(with_(HOT, seed=i), num_best) for i, num_best in enumerate(asked)]
     for prompt, num_best, output in zip(PROMPTS, asked, llm.generate(PROMPTS, params), strict=True):
         ids = llm.tokenizer.encode(prompt)
-        check_logprobs(reference, ids, output.outputs[0], num_best)
+        check_returned_logprobs(reference, ids, output.outputs[0], num_best)
 
 
 def test_penalties_and_temperature_change_nothing_of_it(
@@ -131,14 +131,14 @@ def test_penalties_and_temperature_change_nothing_of_it(
 ) -> None:
     params = with_(HOT, seed=1, top_k=3, repetition_penalty=1.7, frequency_penalty=1.0, logprobs=4)
     output = llm.generate(PROMPT, params)[0]
-    check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 4)
+    check_returned_logprobs(reference, output.prompt_token_ids, output.outputs[0], 4)
 
 
 def test_several_completions_are_told_each_its_own(llm: LLM, reference: ReferenceModel) -> None:
     output = llm.generate(PROMPT, with_(HOT, n=3, seed=2, logprobs=2))[0]
     assert len({completion.cumulative_logprob for completion in output.outputs}) == 3
     for completion in output.outputs:
-        check_logprobs(reference, output.prompt_token_ids, completion, 2)
+        check_returned_logprobs(reference, output.prompt_token_ids, completion, 2)
 
 
 def test_a_stop_text_cuts_them_with_the_tokens(llm: LLM) -> None:
@@ -158,7 +158,7 @@ def test_a_stop_token_is_told_too(llm: LLM, reference: ReferenceModel) -> None:
     stop = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids[5]
     output = llm.generate(PROMPT, with_(GREEDY, stop_token_ids=[stop], logprobs=0))[0]
     assert output.outputs[0].token_ids[-1] == stop
-    check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 0)
+    check_returned_logprobs(reference, output.prompt_token_ids, output.outputs[0], 0)
 
 
 def chosen_sum(completion: CompletionOutput) -> float:
@@ -215,7 +215,7 @@ def test_preempted_requests_keep_what_they_were_told(
     assert len(scheduler.interrupted) == len(PROMPTS)
     for output in outputs:
         assert len(output.outputs[0].token_ids) == 12
-        check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 3)
+        check_returned_logprobs(reference, output.prompt_token_ids, output.outputs[0], 3)
 
 
 def test_nothing_is_sent_to_the_host_unless_a_row_asks(
@@ -250,7 +250,7 @@ def test_a_model_over_several_devices_tells_the_same() -> None:
     with LLM(LEAST, mesh={"tensor": 2}, sampler="greedy", **SMALL) as sharded:
         reference = ReferenceModel(sharded.plan)
         for output in sharded.generate(prompts, with_(GREEDY, max_tokens=6, logprobs=5)):
-            check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)
+            check_returned_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)
 
 
 @pytest.mark.parametrize("value", [-2, MAX_LOGPROBS + 1, 2.0, "2", True])

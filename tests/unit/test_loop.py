@@ -16,7 +16,7 @@ from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, StoppedError
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Abort, Call, Inbox, Stop, Submit, Ticket, TokenEvent
+from enginebay.loop.messages import Abort, Inbox, LoopCall, Stop, Submit, Ticket, TokenEvent
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.fakes import compose_fake, expected_tokens
 from tests.pool import EnginePool
@@ -280,7 +280,7 @@ def test_a_step_that_fails_while_the_loop_is_closed_fails_nobody_else(
 
 def test_who_still_waits_in_the_inbox_of_a_broken_engine_is_told() -> None:
     inbox, ticket, answer = Inbox(), Ticket(request("late")), Future[Any]()
-    inbox.put(Submit(ticket), Abort("late"), Call(lambda: 1, answer))
+    inbox.put(Submit(ticket), Abort("late"), LoopCall(lambda: 1, answer))
     inbox.close("the engine broke down")
     with pytest.raises(StoppedError, match="the engine broke down"):
         inbox.put(Stop())

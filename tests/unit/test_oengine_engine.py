@@ -18,7 +18,7 @@ from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.outputs import RequestOutput
 from enginebay_executor.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
-from enginebay_testing.subject import EngineSubject, generate, greedy, penalised, seeded
+from enginebay_testing.subject import EngineSubject, generate, greedy, penalty_params, seeded
 from enginebay_testing.ties import MAX_NEAR_TIES, assert_same_tokens
 from tests.brief import TINY
 from tests.pool import EnginePool
@@ -33,7 +33,7 @@ SMALL = loops.PAGED
 KINDS: dict[str, SamplingParams] = {
     "greedy": greedy(20),
     "seeded": seeded(20),
-    "penalised": penalised(20),
+    "penalised": penalty_params(20),
 }
 
 
@@ -162,7 +162,7 @@ def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
     kinds = [
         greedy(40),
         seeded(40),
-        penalised(40),
+        penalty_params(40),
         SamplingParams(max_tokens=30, temperature=1.0, seed=3, n=3),
     ]
     params = [kinds[int(rng.integers(len(kinds)))] for _ in prompts]

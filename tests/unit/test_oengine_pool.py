@@ -13,7 +13,7 @@ import pytest
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.prefix_key import PrefixKey
-from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_books
+from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_pages
 from enginebay_oengine.prefix import PrefixIndex, page_digests
 
 
@@ -74,9 +74,9 @@ def test_wrong_calls_are_refused() -> None:
 def test_broken_books_are_found(
     holders: list[int], free: list[int], cached: set[int], found: str
 ) -> None:
-    check_books([0, 1, 0, 0, 0], [4, 3], {2})
+    check_pages([0, 1, 0, 0, 0], [4, 3], {2})
     with pytest.raises(InternalError, match=found):
-        check_books(holders, free, cached)
+        check_pages(holders, free, cached)
 
 
 def test_pages_that_tokens_need() -> None:

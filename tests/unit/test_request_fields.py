@@ -26,7 +26,11 @@ from enginebay_executor import full_vocab
 from enginebay_executor.full_vocab import log_softmax as device_log_softmax
 from enginebay_executor.full_vocab import prompt_logprobs
 from enginebay_executor.local import runner_of
-from enginebay_testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
+from enginebay_testing.engine_logprobs import (
+    check_prompt_logprobs,
+    check_returned_logprobs,
+    log_softmax,
+)
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
 from tests.fakes import install
@@ -161,7 +165,7 @@ def test_each_of_a_batch_is_told_of_its_own_prompt(
             assert output.prompt_logprobs is None
         else:
             check_prompt_logprobs(reference, prompt, output.prompt_logprobs, num_best)
-    check_logprobs(reference, prompts[2], outputs[2].outputs[0], 1)
+    check_returned_logprobs(reference, prompts[2], outputs[2].outputs[0], 1)
 
 
 def test_several_completions_and_streams_are_told_once(llm: LLM, reference: ReferenceModel) -> None:
@@ -201,7 +205,7 @@ def test_the_whole_vocabulary_is_told_beside_others(
     for prompt, output, num_best in zip(
         (SHORT, LONG, SHORT), outputs, (vocab_size, 2, None), strict=True
     ):
-        check_logprobs(reference, prompt, output.outputs[0], num_best)
+        check_returned_logprobs(reference, prompt, output.outputs[0], num_best)
     told = outputs[0].outputs[0].logprobs
     assert told is not None
     assert all(sorted(one) == list(range(vocab_size)) for one in told)
@@ -285,7 +289,7 @@ def test_log_probabilities_end_with_a_stop_sequence(
     whole = llm.generate([SHORT], hot)[0].outputs[0].token_ids
     output = llm.generate([SHORT], with_(hot, stop_words_ids=[whole[4:6]]))[0].outputs[0]
     assert output.token_ids == whole[:6]
-    check_logprobs(reference, SHORT, output, 2)
+    check_returned_logprobs(reference, SHORT, output, 2)
 
 
 @pytest.mark.parametrize(

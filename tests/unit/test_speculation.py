@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay.errors import InternalError
-from enginebay_testing.subject import greedy, penalised, prompts_of, seeded
+from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded
 from tests.brief import TINY
 from tests.fakes import install
 from tests.unit.changing import Changing, changing
@@ -57,7 +57,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Changing]:
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("wrong_every", [0, 3, 1], ids=["right", "every_third_wrong", "all_wrong"])
 def test_tokens_are_those_of_ordinary_decoding(made: Changing, kind: str, wrong_every: int) -> None:
-    prompts, params = prompts_of(90, (5, 20, 9)), KINDS[kind]
+    prompts, params = random_prompts(90, (5, 20, 9)), KINDS[kind]
     ordinary = run(made, prompts, params, None)
     assert all(output.metrics and output.metrics.num_draft_tokens == 0 for output in ordinary)
     plain, known = plain_and_known(made, prompts, params)
@@ -84,7 +84,7 @@ def test_drafts_that_hold_are_followed_by_more_in_the_same_step(
 ) -> None:
     params = KINDS[kind]
     assert made.llm.plan.config.draft_passes > 1
-    for prompt in prompts_of(90, (6, 17), seed=93):
+    for prompt in random_prompts(90, (6, 17), seed=93):
         plain, known = plain_and_known(made, [prompt], params)
         far = FarOracle(known, wrong_every)
         drafted = run(made, [prompt], params, far)
@@ -103,8 +103,8 @@ def test_drafts_that_hold_are_followed_by_more_in_the_same_step(
 
 
 def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(made: Changing) -> None:
-    prompts = prompts_of(90, (6, 11, 17, 25), seed=4)
-    params = [greedy(NUM_NEW), penalised(NUM_NEW), seeded(NUM_NEW), greedy(NUM_NEW)]
+    prompts = random_prompts(90, (6, 11, 17, 25), seed=4)
+    params = [greedy(NUM_NEW), penalty_params(NUM_NEW), seeded(NUM_NEW), greedy(NUM_NEW)]
     with made.drafted(None):
         plain = tokens_of(made.llm.generate(prompts, params))
     known = [p + t for p, t in zip(prompts[:3], plain[:3], strict=True)]
@@ -119,7 +119,7 @@ def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(made: Changi
 
 @pytest.mark.parametrize("at", range(3, 9))
 def test_a_stop_token_among_the_drafts_ends_the_row_there(made: Changing, at: int) -> None:
-    prompt = prompts_of(90, (8,), seed=7)[0]
+    prompt = random_prompts(90, (8,), seed=7)[0]
     params = SamplingParams(max_tokens=NUM_NEW, temperature=3.0, seed=1, ignore_eos=True)
     [plain], known = plain_and_known(made, [prompt], params)
     stop = plain[at]
@@ -131,14 +131,14 @@ def test_a_stop_token_among_the_drafts_ends_the_row_there(made: Changing, at: in
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_lengths_end_rows_within_and_between_steps(made: Changing, max_tokens: int) -> None:
-    prompt = prompts_of(90, (8,), seed=8)[0]
+    prompt = random_prompts(90, (8,), seed=8)[0]
     [plain], known = plain_and_known(made, [prompt], greedy(12))
     completion = run(made, [prompt], greedy(max_tokens), Oracle(known))[0].outputs[0]
     assert (completion.token_ids, completion.finish_reason) == (plain[:max_tokens], "length")
 
 
 def test_a_row_may_end_at_the_last_place_of_the_cache(made: Changing) -> None:
-    prompt = prompts_of(90, (100,), seed=9)[0]
+    prompt = random_prompts(90, (100,), seed=9)[0]
     plain, known = plain_and_known(made, [prompt], greedy(28))
     assert tokens_of(run(made, [prompt], greedy(28), Oracle(known, wrong_every=5))) == plain
 
@@ -147,7 +147,7 @@ def test_what_rejected_drafts_left_behind_is_never_found_again(made: Changing) -
     """The text that was generated is a prompt now: pages that were published hold it, and no
     draft.
     """
-    prompt = prompts_of(90, (10,), seed=12)[0]
+    prompt = random_prompts(90, (10,), seed=12)[0]
     plain, [text] = plain_and_known(made, [prompt], greedy(NUM_NEW + 8))
     drafted = tokens_of(run(made, [prompt], greedy(NUM_NEW), Oracle([text], wrong_every=3)))
     text = prompt + drafted[0]
@@ -169,7 +169,7 @@ def test_more_rows_than_are_verified_together_decode_as_usual(
     made: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("enginebay.loop.speculation.MAX_VERIFIED_ROWS", 1)
-    prompts = prompts_of(90, (6, 7), seed=5)
+    prompts = random_prompts(90, (6, 7), seed=5)
     outputs = run(made, prompts, greedy(9), Oracle())
     drafted = [output.metrics.num_draft_tokens for output in outputs if output.metrics]
     assert drafted == [0, 0]
@@ -177,7 +177,7 @@ def test_more_rows_than_are_verified_together_decode_as_usual(
 
 def test_rows_together_get_what_each_gets_alone(made: Changing) -> None:
     """Also where no step is launched before the one before it is read."""
-    prompts = prompts_of(90, (6, 14), seed=6)
+    prompts = random_prompts(90, (6, 14), seed=6)
     alone = [plain_and_known(made, [prompt], greedy(NUM_NEW))[0][0] for prompt in prompts]
     known = [p + t for p, t in zip(prompts, alone, strict=True)]
     assert tokens_of(run(made, prompts, greedy(NUM_NEW), Oracle(known, wrong_every=4))) == alone

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_testing.subject import greedy, prompts_of, seeded
+from enginebay_testing.subject import greedy, random_prompts, seeded
 from tests.brief import TINY
 from tests.fakes import install
 from tests.unit.changing import Changing, changing
@@ -19,7 +19,7 @@ from tests.unit.loops import Pauses, go_on, seeing
 pytestmark = pytest.mark.xdist_group("speculation")
 
 NUM_NEW = 36
-PROMPTS = prompts_of(90, (9, 21, 13, 27), seed=6)
+PROMPTS = random_prompts(90, (9, 21, 13, 27), seed=6)
 KINDS = {"greedy": greedy(NUM_NEW), "seeded": seeded(NUM_NEW)}
 PAGE_SIZE, NUM_PAGES = 8, 11
 """One of the requests fits, and two run."""

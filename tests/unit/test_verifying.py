@@ -15,9 +15,9 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay_executor.local import runner_of
-from enginebay_testing.engine_logprobs import check_logprobs
+from enginebay_testing.engine_logprobs import check_returned_logprobs
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.subject import greedy, penalised, prompts_of, seeded
+from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded
 from enginebay_testing.ties import assert_same_tokens
 from tests.brief import LEAST, TINY
 from tests.pool import few_sizes
@@ -93,7 +93,7 @@ def check_drafted(
     """Prompts of these lengths get the tokens of ordinary decoding; those drafts hold that are
     right.
     """
-    prompts = prompts_of(90, lengths)
+    prompts = random_prompts(90, lengths)
     plain, known = plain_and_known(made, prompts, params)
     drafted = run(made, prompts, params, Oracle(known, wrong_every))
     assert_same_tokens(reference, prompts, plain, tokens_of(drafted), params)
@@ -108,7 +108,7 @@ def check_drafted(
             assert metrics.num_accepted_tokens == metrics.num_draft_tokens
         if wrong_every == 1:
             assert metrics.num_accepted_tokens <= 1
-        check_logprobs(reference, prompt, completion, params.logprobs)
+        check_returned_logprobs(reference, prompt, completion, params.logprobs)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_drafts_that_are_a_chunk_change_no_token(
 
 def check_far(made: Changing, reference: ReferenceModel, kind: str, wrong_every: int) -> None:
     params = KINDS[kind]
-    for prompt in prompts_of(93, (6, 15)):
+    for prompt in random_prompts(93, (6, 15)):
         plain, known = plain_and_known(made, [prompt], params)
         far = FarOracle(known, wrong_every)
         drafted = run(made, [prompt], params, far)
         assert_same_tokens(reference, [prompt], plain, tokens_of(drafted), params)
-        check_logprobs(reference, prompt, drafted[0].outputs[0], params.logprobs)
+        check_returned_logprobs(reference, prompt, drafted[0].outputs[0], params.logprobs)
         metrics = drafted[0].metrics
         assert metrics is not None
         if plain != tokens_of(drafted):
@@ -166,8 +166,8 @@ def test_passes_of_chunks_are_verified_in_one_step(
 def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(
     pages: Changing, reference: ReferenceModel
 ) -> None:
-    prompts = prompts_of(90, (6, 11, 17, 23), seed=4)
-    params = [greedy(NUM_NEW), penalised(NUM_NEW), seeded(NUM_NEW), greedy(NUM_NEW)]
+    prompts = random_prompts(90, (6, 11, 17, 23), seed=4)
+    params = [greedy(NUM_NEW), penalty_params(NUM_NEW), seeded(NUM_NEW), greedy(NUM_NEW)]
     with pages.drafted(None):
         plain = tokens_of(pages.llm.generate(prompts, params))
     known = [p + t for p, t in zip(prompts[:3], plain[:3], strict=True)]
@@ -205,7 +205,7 @@ def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
 
 
 def test_text_that_repeats_is_drafted_by_looking_it_up(pages: Changing) -> None:
-    prompt = prompts_of(90, (8,), seed=2)[0] * 3
+    prompt = random_prompts(90, (8,), seed=2)[0] * 3
     plain, _ = plain_and_known(pages, [prompt], greedy(NUM_NEW))
     drafted = run(pages, [prompt], greedy(NUM_NEW), pages.proposer.usual)
     assert tokens_of(drafted) == plain
@@ -215,7 +215,7 @@ def test_text_that_repeats_is_drafted_by_looking_it_up(pages: Changing) -> None:
 
 @pytest.mark.parametrize("at", [3, 6])
 def test_a_stop_token_among_the_drafts_ends_the_row_there(pages: Changing, at: int) -> None:
-    prompt = prompts_of(90, (8,), seed=7)[0]
+    prompt = random_prompts(90, (8,), seed=7)[0]
     params = SamplingParams(max_tokens=NUM_NEW, temperature=3.0, seed=1, ignore_eos=True)
     [plain], known = plain_and_known(pages, [prompt], params)
     stop = plain[at]
@@ -226,7 +226,7 @@ def test_a_stop_token_among_the_drafts_ends_the_row_there(pages: Changing, at: i
 
 
 def test_lengths_end_rows_within_and_between_steps(pages: Changing, slots: Changing) -> None:
-    prompt = prompts_of(90, (8,), seed=8)[0]
+    prompt = random_prompts(90, (8,), seed=8)[0]
     for made, lengths in ((pages, (1, 2, 5, 6, 7, 11)), (slots, (4, 9))):
         [plain], known = plain_and_known(made, [prompt], greedy(12))
         for max_tokens in lengths:
@@ -238,7 +238,7 @@ def test_lengths_end_rows_within_and_between_steps(pages: Changing, slots: Chang
 
 
 def test_a_row_may_end_at_the_last_place_of_the_cache(pages: Changing, slots: Changing) -> None:
-    prompt = prompts_of(90, (14,), seed=9)[0]
+    prompt = random_prompts(90, (14,), seed=9)[0]
     for made in (pages, slots):
         plain, known = plain_and_known(made, [prompt], greedy(50))
         assert tokens_of(run(made, [prompt], greedy(50), Oracle(known, wrong_every=5))) == plain
@@ -250,7 +250,7 @@ def test_what_rejected_drafts_left_behind_is_never_found_again(
     """The text that was generated is a prompt now: pages that were published hold it, and no
     draft.
     """
-    prompt = prompts_of(90, (10,), seed=12)[0]
+    prompt = random_prompts(90, (10,), seed=12)[0]
     _, known = plain_and_known(pages, [prompt], greedy(NUM_NEW))
     text = (
         prompt + tokens_of(run(pages, [prompt], greedy(NUM_NEW), Oracle(known, wrong_every=3)))[0]
@@ -264,7 +264,7 @@ def test_what_rejected_drafts_left_behind_is_never_found_again(
 def test_preempted_rows_that_are_drafted_get_the_tokens_of_ordinary_decoding(
     pages: Changing, reference: ReferenceModel
 ) -> None:  # holds SG5
-    prompts, params = prompts_of(90, (16, 15, 16, 14), seed=6), greedy(48)
+    prompts, params = random_prompts(90, (16, 15, 16, 14), seed=6), greedy(48)
     plain = [plain_and_known(pages, [prompt], params)[0][0] for prompt in prompts]
     counts = Counts()
     pages.llm.loop.observers.add(counts)
@@ -281,7 +281,7 @@ def test_frequencies_are_those_of_the_model(
 ) -> None:
     """Pairs of tokens, the second of which is verified: chi-square, 8 degrees of freedom."""
     monkeypatch.setattr("enginebay.loop.draft_stats.ENOUGH", 0.0)
-    prompt = prompts_of(90, (8,), seed=3)[0]
+    prompt = random_prompts(90, (8,), seed=3)[0]
     params = SamplingParams(
         max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True
     )

@@ -34,7 +34,7 @@ def named(name: str) -> AttentionCase:
 
 
 def check(case: AttentionCase, layout_type: type[KVLayout]) -> None:
-    reason = kernels.why_not(xla_attention, case, layout_type, Env("cpu"))
+    reason = kernels.why_not_case(xla_attention, case, layout_type, Env("cpu"))
     if reason is not None:
         pytest.skip(reason)
     kernels.check_attention(xla_attention, case, layout_type)

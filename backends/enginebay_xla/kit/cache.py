@@ -48,7 +48,7 @@ def _slots(case: PlainCase, layout: KVLayout) -> np.ndarray:
     return scattered.astype(np.int32)
 
 
-def check_kv_write(kernel: Any, case: PlainCase) -> None:
+def check_kv_write_case(kernel: Any, case: PlainCase) -> None:
     """Check that new tokens are where the layout's own write puts them, nothing else changed."""
     layout = _layout(case)
     slots = _slots(case, layout)
@@ -84,7 +84,7 @@ def _read(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
     return layout.read(cache, jnp.arange(layout.num_pages))
 
 
-def check_rope_kv_write(kernel: Any, case: PlainCase) -> None:
+def check_rope_kv_write_case(kernel: Any, case: PlainCase) -> None:
     """Check that q and the written k are rotated, v is unchanged, and nothing else changed."""
     layout, spec = _layout(case), rope_spec(case)
     slots = _slots(case, layout)

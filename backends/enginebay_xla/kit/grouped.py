@@ -32,7 +32,7 @@ def group_sizes(kind: str, groups: int, rng: np.random.Generator) -> np.ndarray:
     return sizes.astype(np.int32)
 
 
-def check_grouped_linear(kernel: Any, case: PlainCase) -> None:
+def check_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     """Check each row against the product with its group's weight, an f32 sum and one rounding.
 
     Rows after the last group must be 0. A row of NaN, and weights of groups without rows, must not

@@ -48,7 +48,7 @@ def _split(size: int, num_dims: int) -> tuple[int, ...]:
     return (size,) if num_dims == 1 else (max(1, size // 4), 4)
 
 
-def check_linear(kernel: Any, case: PlainCase) -> None:
+def check_linear_case(kernel: Any, case: PlainCase) -> None:
     """Check a product: an f32 sum, then a bias, then one rounding."""
     row, rng = case.row, case.rng()
     in_dims, out_dims = (_split(case.int(f"{n}puts"), case.int(f"{n}_dims")) for n in ("in", "out"))
@@ -127,7 +127,7 @@ def _hold_norm(
     hold(error, allowed, what, rms=None if str(case.dtype) == "float32" else 0.4)
 
 
-def check_rms_norm(kernel: Any, case: PlainCase) -> None:
+def check_rms_norm_case(kernel: Any, case: PlainCase) -> None:
     """Check rows within two roundings of the dtype; a row of NaN must not change others."""
     x = _norm_input(case, _norm_shape(case))
     weight = _norm_weight(case, x.shape[-1])
@@ -135,7 +135,7 @@ def check_rms_norm(kernel: Any, case: PlainCase) -> None:
     _hold_norm(got, x, weight, case, "rms_norm")
 
 
-def check_add_rms_norm(kernel: Any, case: PlainCase) -> None:
+def check_add_rms_norm_case(kernel: Any, case: PlainCase) -> None:
     """Check that the sum is that of the dtype bit by bit, and its norm within two roundings."""
     x = _norm_input(case, _norm_shape(case))
     residual = (
@@ -213,7 +213,7 @@ def hold_turned(
     hold(error, allowed, what, rms=None if str(x.dtype) == "float32" or tolerance else 0.36)
 
 
-def check_rope(kernel: Any, case: PlainCase) -> None:
+def check_rope_case(kernel: Any, case: PlainCase) -> None:
     """Check rotated features within one rounding of f32 arithmetic."""
     spec, tokens = rope_spec(case), case.int("tokens")
     positions = rope_positions(case, tokens)
@@ -222,7 +222,7 @@ def check_rope(kernel: Any, case: PlainCase) -> None:
     hold_turned(got, x, positions, spec, "rope")
 
 
-def check_embedding(kernel: Any, case: PlainCase) -> None:
+def check_embedding_case(kernel: Any, case: PlainCase) -> None:
     """Check that each row equals the table's bit by bit; also NaN, infinities, negative zeros."""
     vocab, tokens = case.int("vocab"), case.int("tokens")
     rng = case.rng()

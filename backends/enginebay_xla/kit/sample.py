@@ -51,7 +51,7 @@ class SampleCase:
 def sample_checks(op: SampleOp) -> list[Check]:
     """Return every check of an implementation; rows of one vocabulary share a compiled program."""
     call = jax.jit(op)
-    cases = [case for vocab in VOCABS for case in sample_cases(vocab)]
+    cases = [case for vocab in VOCABS for case in vocabulary_cases(vocab)]
     checks: list[Check] = [
         (f"sample[{c.name}]", functools.partial(check_sample, call, c, seed))
         for seed, c in enumerate(cases)
@@ -62,7 +62,7 @@ def sample_checks(op: SampleOp) -> list[Check]:
     ]
 
 
-def sample_cases(vocab: int) -> list[SampleCase]:
+def vocabulary_cases(vocab: int) -> list[SampleCase]:
     """Return the cases of one vocabulary, with NUM_ROWS rows each."""
     wide = vocab * 7 // 8
     kinds = {
@@ -174,7 +174,7 @@ def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
 
 def _rows_are_independent(op: SampleOp) -> None:
     """Check that a row's token does not depend on the other rows."""
-    case = sample_cases(VOCABS[1])[3]
+    case = vocabulary_cases(VOCABS[1])[3]
     seeds = np.random.default_rng(0).integers(0, 2**32, (NUM_ROWS, 2), dtype=np.uint32)
     together = _run(op, case, seeds)
     for row in range(0, NUM_ROWS, 3):
@@ -224,7 +224,7 @@ TOP_P = {"all": 1.0, "most": 0.95, "some": 0.6, "least": 1e-9}
 MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
 
 
-def check_sample_row(op: SampleOp, given: PlainCase) -> None:
+def check_sample_case(op: SampleOp, given: PlainCase) -> None:
     """Run `check_sample` for a case, and check that a repeated step gives the same tokens.
 
     Every second row keeps all tokens, so that rows need different computations.

@@ -47,7 +47,7 @@ def row_lengths(kind: str, rows: int, rng: np.random.Generator) -> tuple[np.ndar
     return new[order].astype(np.int32), before[order].astype(np.int32)
 
 
-def check_short_conv(kernel: Any, case: PlainCase) -> None:
+def check_short_conv_case(kernel: Any, case: PlainCase) -> None:
     """Check outputs and states.
 
     Each output is an f32 sum and one rounding. The state of each row is its last inputs, bit by

@@ -14,7 +14,7 @@ from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
-from enginebay.compose.platforms import make_platforms, pick_platform, why_not
+from enginebay.compose.platforms import make_platforms, pick_platform, why_not_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, NamedFact, resolve
 from enginebay.compose.sampling_defaults import choose_sampling_defaults
@@ -80,7 +80,7 @@ def make_plan(
     here = platform.env().platform
     facts = Facts(
         platforms=[
-            NamedFact(n, p.priority, why_not(p), registry.find("platform", n).built_in)
+            NamedFact(n, p.priority, why_not_platform(p), registry.find("platform", n).built_in)
             for n, p in platforms.items()
         ],
         engines=_facts(registry, "engine", here),

@@ -17,7 +17,7 @@ from enginebay.compose.negotiate import (
     choose_attention,
     choose_layout,
     choose_tuning,
-    why_not,
+    why_not_phase,
 )
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
 from enginebay.compose.partition import partitioned
@@ -101,7 +101,7 @@ class ChosenKernels:
         self, impl: AttentionImpl, phase: Mode, problems: Sequence[AttentionProblem]
     ) -> str | None:
         """Return why an implementation of attention cannot run the problems of a phase, or None."""
-        return why_not(
+        return why_not_phase(
             impl,
             env=self.env,
             specs=self.specs,

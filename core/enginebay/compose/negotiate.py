@@ -29,7 +29,7 @@ StepsFor = Callable[[Caps], Sequence[AttentionProblem]]
 """Capabilities of the decode kernel -> the attention problems, for the chosen layout."""
 
 
-def why_not(
+def why_not_phase(
     impl: AttentionImpl,
     *,
     env: Env,
@@ -80,7 +80,7 @@ def choose_attention(
         def refusal(impl: AttentionImpl, phase: Mode = phase) -> str | None:
             caps = found["decode"].impl.caps if "decode" in found else impl.caps
             fields: Any = {"env": env, "specs": specs, "phase": phase, "is_sharded": is_sharded}
-            return why_not(impl, problems=steps(caps), **fields)
+            return why_not_phase(impl, problems=steps(caps), **fields)
 
         found[phase], why = choose(
             f"kernels.attention.{phase}",

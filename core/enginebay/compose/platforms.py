@@ -49,7 +49,7 @@ def _make_platform(registry: Registry, entry: Entry) -> Platform:
     return platform
 
 
-def why_not(platform: Platform) -> str | None:
+def why_not_platform(platform: Platform) -> str | None:
     """Return why a platform cannot be used, or None. An error that its code raises is a reason."""
     try:
         return platform.why_not()
@@ -64,7 +64,7 @@ def pick_platform(
     has no device.
     """
     if config.platform == AUTO:
-        able = {name: p for name, p in platforms.items() if why_not(p) is None}
+        able = {name: p for name, p in platforms.items() if why_not_platform(p) is None}
         if not able:
             raise UnsupportedError(
                 "no platform has a device",
@@ -77,9 +77,9 @@ def pick_platform(
         return able[best]
     entry = registry.find("platform", config.platform)
     platform = platforms.get(config.platform) or _make_platform(registry, entry)
-    reason = why_not(platform)
+    reason = why_not_platform(platform)
     if reason is not None:
-        able_names = [n for n, p in platforms.items() if why_not(p) is None]
+        able_names = [n for n, p in platforms.items() if why_not_platform(p) is None]
         raise UnsupportedError(
             f"platform = {config.platform!r}: {reason}",
             ", ".join(able_names) or "none here",

@@ -33,7 +33,7 @@ def finer(low: int, high: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, *between}))
 
 
-def round_up(sizes: Sequence[int], needed: int) -> int:
+def smallest_fit(sizes: Sequence[int], needed: int) -> int:
     """The smallest of the ascending `sizes` that is at least `needed`."""
     for size in sizes:
         if size >= needed:
@@ -64,17 +64,21 @@ class BucketSizes:
         size of prefill rows, programs without a prefix also come in every other size only; prefills
         between these sizes use the program for rows with a prefix.
         """
-        every, seqs = self.prefill_tokens, round_up(self.prefill_rows, num_rows)
+        every, seqs = self.prefill_tokens, smallest_fit(self.prefill_rows, num_rows)
         coarse = every[::-2][::-1]
         if len(self.prefill_rows) > 1:
-            return seqs, round_up(coarse if is_rare or seqs > 1 else every, num_tokens), no_prefix
-        tokens = round_up(every, num_tokens)
+            return (
+                seqs,
+                smallest_fit(coarse if is_rare or seqs > 1 else every, num_tokens),
+                no_prefix,
+            )
+        tokens = smallest_fit(every, num_tokens)
         return seqs, tokens, no_prefix and tokens in coarse
 
     @property
     def verify_rows(self) -> tuple[int, ...]:
         """Rows of a verify step: every other size of a decode step, always with the smallest."""
-        largest = round_up(self.decode_rows, min(MAX_VERIFIED_ROWS, self.decode_rows[-1]))
+        largest = smallest_fit(self.decode_rows, min(MAX_VERIFIED_ROWS, self.decode_rows[-1]))
         sizes = [size for size in self.decode_rows if size <= largest]
         return tuple(sorted({sizes[0], *sizes[::-2]}))
 

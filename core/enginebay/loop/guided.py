@@ -94,7 +94,7 @@ def follow_all(
     return failures
 
 
-def settle(tracked: RequestState, until_s: float) -> EnginebayError | None:
+def wait_for_mask(tracked: RequestState, until_s: float) -> EnginebayError | None:
     """Wait for the mask after the last token until `until_s` of the monotonic clock; if it is not
     ready then, mark the request as late. Returns the error with which the request must end, or
     None.
@@ -123,7 +123,7 @@ def split_late(
     for tracked in late:
         if tracked.finished:
             continue
-        error = settle(tracked, until_s)
+        error = wait_for_mask(tracked, until_s)
         reason: FinishReason | None = "error" if error else None
         if tracked.is_late and error is None:
             still.append(tracked)

@@ -18,8 +18,8 @@ from enginebay.errors import EnginebayError, RequestError, StoppedError, error_l
 from enginebay.loop.delivery import Delivery
 from enginebay.loop.messages import (
     Abort,
-    Call,
     Inbox,
+    LoopCall,
     LoopMessage,
     Stop,
     Submit,
@@ -143,7 +143,7 @@ class EngineLoop:
         if threading.current_thread() is self._thread:
             return function()
         result: Future[Any] = Future()
-        self._inbox.put(Call(function, result))
+        self._inbox.put(LoopCall(function, result))
         try:
             return result.result()
         finally:
@@ -247,7 +247,7 @@ class EngineLoop:
                 tracked = self._requests.find(request_id)
                 if tracked is not None:
                     self._steps.end(tracked, "abort")
-            case Call(function, result):
+            case LoopCall(function, result):
                 self._answer(function, result)
             case Stop():
                 for tracked in self._requests.everything:

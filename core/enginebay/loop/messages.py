@@ -93,7 +93,7 @@ class Abort:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class LoopCall:
     """Run a function on the engine thread between steps, after all launched steps were read."""
 
     function: Callable[[], Any]
@@ -105,7 +105,7 @@ class Stop:
     """End the thread; unfinished requests end with an error."""
 
 
-LoopMessage = Submit | Abort | Call | Stop
+LoopMessage = Submit | Abort | LoopCall | Stop
 
 
 class Inbox:
@@ -156,6 +156,6 @@ class Inbox:
             match self._messages.get():
                 case Submit(ticket):
                     ticket.put(TokenEvent((), "error", error=error))
-                case Call(_, result):
+                case LoopCall(_, result):
                     if result.set_running_or_notify_cancel():
                         result.set_exception(error)

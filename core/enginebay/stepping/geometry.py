@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import AttentionProblem, Demand
-from enginebay.executor.buckets import BucketSizes, round_up
+from enginebay.executor.buckets import BucketSizes, smallest_fit
 from enginebay.executor.keys import StepKey, verify_bucket
 from enginebay.executor.parts import (
     EngineParts,
@@ -66,8 +66,8 @@ class Geometry:
         When all slots decode at full length, attention reads the cache in place. Otherwise the rows
         are first copied (compact_decode), or read through page tables.
         """
-        seqs = round_up(self.sizes.decode_rows, num_rows)
-        kv_len = min(round_up(self.sizes.kv_lens, min(longest, self.capacity)), self.capacity)
+        seqs = smallest_fit(self.sizes.decode_rows, num_rows)
+        kv_len = min(smallest_fit(self.sizes.kv_lens, min(longest, self.capacity)), self.capacity)
         pages = pages_for(kv_len, self.page_size)
         whole = seqs == self.num_slots and kv_len == self.capacity and pages == 1
         bucket = Bucket(seqs, seqs, pages, 1, kv_len, "decode", rows_are_pages=whole)
@@ -77,7 +77,7 @@ class Geometry:
         """The program that verifies drafts of `num_rows` rows. It has one context length only, the
         longest.
         """
-        seqs = round_up(self.sizes.verify_rows, num_rows)
+        seqs = smallest_fit(self.sizes.verify_rows, num_rows)
         pages = pages_for(self.capacity, self.page_size)
         return StepKey("verify", verify_bucket(seqs, self.num_drafts, pages, self.capacity))
 

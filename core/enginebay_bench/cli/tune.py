@@ -188,7 +188,7 @@ def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]
     """Write a table for each implementation with entries, and keep older entries of its file."""
     from enginebay_bench.table_files import table_name
     from enginebay_bench.tables import TunedTable
-    from enginebay_bench.tune import merge, write_table
+    from enginebay_bench.tune import merge_tables, write_table
     from enginebay_cli.environment import environment
 
     device = device_text(session)
@@ -208,7 +208,7 @@ def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]
             entries=tuple(one.entry for one in some if one.entry is not None),
         )
         path = folder / table_name(op, impl, device)
-        write_table(path, merge(path, table))
+        write_table(path, merge_tables(path, table))
         paths.append(path)
     return paths
 

@@ -44,7 +44,7 @@ are slow ones.
 )
 def test_conforms(name: str) -> None:
     interpreted = attention.interpreted()
-    reason = kernels.why_not(interpreted, CASES[name], TpuRpaLayout, Env("cpu"))
+    reason = kernels.why_not_case(interpreted, CASES[name], TpuRpaLayout, Env("cpu"))
     if reason is not None:
         pytest.skip(reason)
     kernels.check_attention(interpreted, CASES[name], TpuRpaLayout)
@@ -177,10 +177,12 @@ def test_runs_under_shard_map() -> None:
 
 def test_it_says_what_it_cannot_serve() -> None:
     case = CASES["decode_paged_float16"]
-    reason = str(kernels.why_not(attention, case, HndLayout, Env("cpu")))
+    reason = str(kernels.why_not_case(attention, case, HndLayout, Env("cpu")))
     for part in ("needs platform tpu", "layout hnd", "float16"):
         assert part in reason, f"{part!r} is missing in {reason!r}"
-    assert kernels.why_not(attention, CASES["mixed_all"], TpuRpaLayout, Env("tpu", "v6e")) is None
+    assert (
+        kernels.why_not_case(attention, CASES["mixed_all"], TpuRpaLayout, Env("tpu", "v6e")) is None
+    )
 
 
 def problem_sizes(

@@ -114,17 +114,19 @@ def test_other_layouts_are_refused() -> None:
 CASES = {c.name: c for c in kernels.attention_cases() if c.mode == "prefill"}
 FLASH = flash_attention.interpreted()
 SERVED = [
-    n for n, c in CASES.items() if kernels.why_not(FLASH, c, TpuRpaLayout, kernels.CPU) is None
+    n for n, c in CASES.items() if kernels.why_not_case(FLASH, c, TpuRpaLayout, kernels.CPU) is None
 ]
 FIRST = "prefill_window"
 
 
 def test_flash_attention_says_what_it_lacks() -> None:
     assert len(SERVED) >= 12
-    lacking = {n: kernels.why_not(FLASH, c, TpuRpaLayout, kernels.CPU) for n, c in CASES.items()}
+    lacking = {
+        n: kernels.why_not_case(FLASH, c, TpuRpaLayout, kernels.CPU) for n, c in CASES.items()
+    }
     assert "sinks" in str(lacking["prefill_sinks"])
     assert "needs platform tpu" in str(
-        kernels.why_not(flash_attention, CASES[FIRST], TpuRpaLayout, kernels.CPU)
+        kernels.why_not_case(flash_attention, CASES[FIRST], TpuRpaLayout, kernels.CPU)
     )
 
 

@@ -20,7 +20,7 @@ from enginebay_testing.kernels import (
     check_result,
     check_rows_are_independent,
     run_attention,
-    why_not,
+    why_not_case,
 )
 from enginebay_triton.attention import TritonAttention, attention
 from enginebay_triton.attention_config import TritonAttentionConfig
@@ -46,7 +46,7 @@ interpreted = attention.interpreted()
 @pytest.mark.parametrize("name", QUICK)
 def test_representative_cases(name: str) -> None:
     case = CASES[name]
-    assert why_not(interpreted, case, NhdLayout, CPU) is None
+    assert why_not_case(interpreted, case, NhdLayout, CPU) is None
     check_attention(interpreted, case, NhdLayout)
 
 
@@ -54,7 +54,7 @@ def test_representative_cases(name: str) -> None:
 @pytest.mark.parametrize("layout", [NhdLayout, HndLayout])
 @pytest.mark.parametrize("name", CASES)
 def test_every_case(name: str, layout: Any) -> None:
-    reason = why_not(interpreted, CASES[name], layout, CPU)
+    reason = why_not_case(interpreted, CASES[name], layout, CPU)
     if reason is not None:
         pytest.skip(reason)
     check_attention(interpreted, CASES[name], layout)

@@ -25,7 +25,7 @@ from enginebay_triton.layout import NhdLayout
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import SampleConfig, sample
 from enginebay_triton.write import kv_write, rope_kv_write
-from enginebay_xla.kit.sample import VOCABS, check_sample, sample_cases, sample_checks
+from enginebay_xla.kit.sample import VOCABS, check_sample, sample_checks, vocabulary_cases
 from enginebay_xla.layout import HndLayout
 from enginebay_xla.norm import rms_norm as xla_rms_norm
 
@@ -110,7 +110,7 @@ def test_a_layout_that_the_kernels_do_not_know_is_refused() -> None:
     ids=["together", "far_equals", "everything"],
 )
 def test_sample(config: SampleConfig, case: int) -> None:
-    whole = sample_cases(VOCABS[0])[case]
+    whole = vocabulary_cases(VOCABS[0])[case]
     rows = [0, 5, 10, 12]  # of each kind of parameters
     few = dataclasses.replace(
         whole, z=whole.z[rows], params=tuple(whole.params[row] for row in rows)

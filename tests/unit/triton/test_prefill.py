@@ -54,7 +54,7 @@ def small_blocks() -> Any:
 
 
 def check(impl: Any, case: AttentionCase, layout: type[KVLayout]) -> None:
-    reason = kernels.why_not(impl, case, layout, CPU)
+    reason = kernels.why_not_case(impl, case, layout, CPU)
     if reason is not None:
         pytest.skip(reason)
     kernels.check_attention(impl, case, layout, CPU)
