@@ -142,8 +142,7 @@ class AttentionInputs:
 def make_problem(
     case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
 ) -> AttentionInputs:
-    """Make random arrays for a case; rows and page tables depend only on the case's name and
-    `seed`.
+    """Make random arrays for a case; rows and page tables depend only on its name and `seed`.
 
     An empty step has the static shapes and the cache of the case, but no active row.
     """
@@ -223,9 +222,7 @@ def _share_pages(
     keys: tuple[np.ndarray, ...],
     values: tuple[np.ndarray, ...],
 ) -> None:
-    """Let every row begin with the full pages of the longest prefix; keys and values
-    are read-only.
-    """
+    """Let every row begin with the full pages of the longest prefix; arrays are read-only."""
     prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
     source = int(np.argmax(prefixes))
     for row, prefix in enumerate(prefixes):
@@ -253,9 +250,7 @@ def _on_device(
     kv_lens: jax.Array,
     table: jax.Array,
 ) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
-    """Return the cache with `places` written slot by slot, the batch, and the contents of the
-    cache.
-    """
+    """Return the cache with `places` written by slot, the batch, and the cache's contents."""
     slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), slots, *places)
     batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
@@ -276,9 +271,7 @@ def _places_before(
     values: tuple[np.ndarray, ...],
     table: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return k, v of every slot: poison except at tokens of earlier steps (all tokens if
-    kv_shared).
-    """
+    """Return k, v of every slot: poison except at earlier tokens (all tokens if kv_shared)."""
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
     k, v = _poisoned(case, (2, *shape), layout.dtype)
     v = v[..., : case.spec.v_dim]
@@ -307,9 +300,7 @@ def attention_cases() -> Iterator[AttentionCase]:
 
 
 def _mode_cases() -> Iterator[AttentionCase]:
-    """Yield the three modes with paged, contiguous and row-is-page caches, lengths near page
-    borders.
-    """
+    """Yield the modes with paged, contiguous and row-is-page caches; lengths near page borders."""
     border = (1, 15, 16, 17, 64)
     ones = (1,) * len(border)
     homes: dict[str, dict[str, Any]] = {
@@ -370,9 +361,7 @@ def _shape_cases() -> Iterator[AttentionCase]:
 
 
 def _feature_cases() -> Iterator[AttentionCase]:
-    """Yield what only some layers have: windows, soft caps, sinks, shared caches, lse,
-    constants.
-    """
+    """Yield features of some layers: windows, soft caps, sinks, shared caches, lse, constants."""
     features: dict[str, dict[str, Any]] = {
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},

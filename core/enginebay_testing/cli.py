@@ -53,14 +53,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help="only cases for this target: a platform, interpreter, or an architecture "
-        "(default: all)",
+        help="only cases for this target: platform, interpreter, or architecture (default: all)",
     )
     parser.add_argument(
         "--platform",
         metavar="NAME",
-        help="run on this platform (default: the best one that the part declares and that has a "
-        "device)",
+        help="run on this platform (default: the best declared one that has a device)",
     )
     parser.add_argument(
         "--config",

@@ -147,9 +147,7 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _first_row_of(problem: AttentionInputs, mine: jax.Array, other: jax.Array) -> jax.Array:
-    """Return `other` with the first row's pages of `mine`; pages are the first axis of
-    all arrays.
-    """
+    """Return `other` with the first row's pages of `mine`; pages are axis 0 of all arrays."""
     pages = np.asarray(problem.batch.page_table)[0][
         : -(-problem.case.kv_lens[0] // problem.layout.page_size)
     ]
@@ -203,9 +201,7 @@ def _check_output(problem: AttentionInputs, expected: Expected, out: np.ndarray)
 def _hold(
     error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str
 ) -> None:
-    """Raise InexactError at the place where `error` exceeds `allowed` most; NaN counts as the
-    largest.
-    """
+    """Raise InexactError at the place where `error` exceeds `allowed` most; NaN is the largest."""
     error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
     if (error <= allowed).all():
         return
@@ -274,9 +270,7 @@ def expected_of(problem: AttentionInputs) -> Expected:
 
 
 def _compared_tokens(mine: np.ndarray) -> np.ndarray:
-    """Return all tokens of a short row; of a long row, multiples of 16 and the last. `mine`: bool
-    [T].
-    """
+    """Return all tokens of a short row `mine` bool [T]; of a long row, every 16th and the last."""
     tokens = np.flatnonzero(mine)
     if tokens.size <= MAX_COMPARED:
         return tokens
@@ -308,9 +302,7 @@ def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -
     for name, *arrays in zip("kv", problem.before, after, (problem.k, problem.v), strict=True):
         old, now, fresh = map(np.asarray, arrays)
         changed = (_bits(old[~new]) != _bits(now[~new])).any(axis=(1, 2)).sum()
-        assert not changed, (
-            f"{problem.case.name}: {name} changed at {changed} places that were not written"
-        )
+        assert not changed, f"{problem.case.name}: {name} changed at {changed} unwritten places"
         written, given = now[slots[real]].astype(np.float64), fresh[real].astype(np.float64)
         lost = layout.tolerance * np.abs(given).max(axis=-1, keepdims=True, initial=0.0)
         is_there = (np.abs(written - given) <= lost).all()
@@ -336,9 +328,7 @@ ROPE_SPECS: dict[str, RopeSpec] = {
 
 
 def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
-    """Raise AssertionError when rotated features are off by more than rounding, including the
-    angles.
-    """
+    """Raise AssertionError when rotated features are off by more than rounding explains."""
     rng = np.random.default_rng(0)
     positions = np.array([0, 1, 7, 100, 1000, 4095], np.int32)
     x = rng.normal(size=(positions.size, 3, 64)).astype(jnp.dtype(dtype))
@@ -406,6 +396,4 @@ def check_embedding(op: Callable[..., Any], dtype: str) -> None:
     ids = np.array([3, 0, 10, 3], np.int32)
     got = np.asarray(jax.jit(op)(table, ids))
     assert got.dtype == table.dtype
-    assert got.tobytes() == table[ids].tobytes(), (
-        f"embedding {dtype}: rows differ from the rows of the table"
-    )
+    assert got.tobytes() == table[ids].tobytes(), f"embedding {dtype}: rows differ from the table"

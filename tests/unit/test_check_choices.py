@@ -116,8 +116,7 @@ def test_a_text_or_a_target_that_no_case_has_is_refused_with_the_nearest() -> No
         chosen(named(name))
     with pytest.raises(
         UnknownNameError,
-        UnknownNameError,
-        match=r"of these parts contains. Allowed: such as decode_window",
+        match=r"decode_widnow, which no case .* contains. Allowed: such as decode_window",
     ):
         chosen.refuse_unmatched()
     other = Filter(target="sm_9")

@@ -129,7 +129,7 @@ def test_a_write_outside_the_table_is_found(
     broken("for_each_write", fault)
     # Writes of several rows to the one page race too, which is found before the cache is looked at.
     found = (AssertionError, jax.errors.JaxRuntimeError)
-    with pytest.raises(found, match=r"places that were not written|races with its own"):
+    with pytest.raises(found, match=r"unwritten places|races with its own"):
         check(case)
 
 
