@@ -141,14 +141,17 @@ class ChatAnswer:
             num_best = self._body.num_logprobs or 0
             content = chat_logprobs(one.token_ids, one.logprobs, num_best, model.token_text)
             told = {"content": content, "refusal": None}
-        parser = self._use.parser(model, self._generation.handles[0].prompt_token_ids)
+        prompt_ids = self._generation.handles[0].prompt_token_ids
+        parser = self._use.parser(model, prompt_ids, guided=is_guided(self._params))
         reply = whole_reply(one.text, parser)
+        stopped_by = stop_reason(model, self._params, one.token_ids, one.finish_reason)
+        is_cut = self._use.is_cut(stopped_by)
         return {
             "index": one.index,
             "message": message_record(reply),
             "logprobs": told,
-            "finish_reason": finish_reason(one.finish_reason, len(reply.calls)),
-            "stop_reason": stop_reason(model, self._params, one.token_ids, one.finish_reason),
+            "finish_reason": finish_reason(one.finish_reason, len(reply.calls), is_cut=is_cut),
+            "stop_reason": stopped_by,
         }
 
 
@@ -175,7 +178,9 @@ class ChatStream(StreamWriter):
         ]
         self._token_ids: list[list[int]] = [[] for _ in range(count)]
         prompt_ids = generation.handles[0].prompt_token_ids
-        self._parsers = [use.parser(self._model, prompt_ids) for _ in range(count)]
+        guided = is_guided(params)
+        self._use = use
+        self._parsers = [use.parser(self._model, prompt_ids, guided=guided) for _ in range(count)]
 
     def begin(self) -> bytes:
         delta: Mapping[str, Any] = {"role": "assistant", "content": "", "refusal": None}
@@ -215,15 +220,15 @@ class ChatStream(StreamWriter):
         if chunk.finish_reason in ("abort", "error"):
             raise ApiError(503, "the server ended the request", code="request_aborted")
         token_ids = self._token_ids[chunk.index]
+        stopped_by = stop_reason(self._model, self._params, token_ids, chunk.finish_reason)
+        is_cut = self._use.is_cut(stopped_by)
         return self._frames.choice(
             {
                 "index": chunk.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": finish_reason(chunk.finish_reason, num_calls),
-                "stop_reason": stop_reason(
-                    self._model, self._params, token_ids, chunk.finish_reason
-                ),
+                "finish_reason": finish_reason(chunk.finish_reason, num_calls, is_cut=is_cut),
+                "stop_reason": stopped_by,
             }
         )
 

@@ -90,6 +90,8 @@ def delta_record(delta: Delta) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def finish_reason(reason: str | None, num_calls: int) -> str | None:
-    """How an answer ended: one with calls that was not cut off ended for them."""
-    return "tool_calls" if num_calls and reason == "stop" else reason
+def finish_reason(reason: str | None, num_calls: int, *, is_cut: bool = False) -> str | None:
+    """How an answer ended: one with calls ended for them, unless its length or, with `is_cut`, a
+    stop text has cut the last call off.
+    """
+    return "tool_calls" if num_calls and reason == "stop" and not is_cut else reason

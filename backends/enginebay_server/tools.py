@@ -50,18 +50,31 @@ class ToolUse:
         is_free = self.mode in ("none", "auto")
         return is_free and any(one is not None and one.keeps_special_tokens for one in used)
 
-    def parser(self, model: ServedModel, prompt_token_ids: Sequence[int]) -> MessageParser | None:
-        """The parser of one answer; None when its text is its content as it stands."""
+    def is_cut(self, stopped_by: str | int | None) -> bool:
+        """Whether what ended an answer has cut a call off: calls that are demanded have no end but
+        their own.
+        """
+        return self.schema is not None and stopped_by is not None
+
+    def parser(
+        self, model: ServedModel, prompt_token_ids: Sequence[int], *, guided: bool = False
+    ) -> MessageParser | None:
+        """The parser of one answer; None when its text is its content as it stands.
+
+        `guided`: whether the answer has a form from its first token on. Then it goes on with no
+        reasoning that the prompt has begun.
+        """
         if self.mode == "named":
             return MessageParser(None, NamedCallParser(str(self.functions[0]["name"])))
         if self.mode == "required":
             return MessageParser(None, CallListParser(), several=self.several)
         formats = model.formats
         decode = model.llm.tokenizer.decode
+        shown_ids = () if guided else prompt_token_ids
         request = ParseRequest(
             formats.chat,
             self.functions,
-            lambda count: decode(prompt_token_ids[-count:], skip_special_tokens=False),
+            lambda count: decode(shown_ids[-count:], skip_special_tokens=False),
         )
         tools: Parser | None = None
         if formats.tools is not None and self._parses_calls(model):

@@ -4,6 +4,7 @@ the text is cut into pieces.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -38,7 +39,13 @@ from enginebay_server.parsing.json_calls import bare_json, hermes, llama3, mistr
 from enginebay_server.parsing.message import MessageParser
 from enginebay_server.parsing.template import template
 from enginebay_server.parsing.thinking import think
-from enginebay_testing.output_formats import REQUEST, RESPONSE_TEMPLATE, joined, parsed
+from enginebay_testing.output_formats import (
+    REQUEST,
+    RESPONSE_TEMPLATE,
+    joined,
+    output_format_checks,
+    parsed,
+)
 
 C, R, S, A = ContentDelta, ReasoningDelta, ToolCallStart, ToolArgumentsDelta
 Found = list[tuple[Any, ...]]
@@ -346,6 +353,53 @@ def test_a_strangers_parser_is_chosen_like_ours(
     assert choose_formats(both, ModelChat("<tool_call>")).tools is hermes
     with pytest.raises(PluginError, match="OutputFormat"):
         choose_formats(both, chat, tools="wrong")
+
+
+class Faulty(Parser):
+    """A parser of Hermes' format with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault, self._inner = fault, hermes.make_parser(REQUEST)
+
+    def feed(self, text: str) -> list[Any]:
+        if self._fault == "by piece":  # each piece is parsed alone
+            return parsed(hermes.make_parser(REQUEST), [text])
+        if self._fault == "refuses" and "Well" in text:
+            raise ValueError("a text that this parser does not expect")
+        return self._changed(self._inner.feed(text))
+
+    def finish(self) -> list[Any]:
+        return [] if self._fault in ("drops", "by piece") else self._changed(self._inner.finish())
+
+    def _changed(self, deltas: list[Any]) -> list[Any]:
+        for place, delta in enumerate(deltas):
+            if isinstance(delta, ToolCallStart) and self._fault == "counts from 1":
+                deltas[place] = dataclasses.replace(delta, index=delta.index + 1)
+            if isinstance(delta, ToolArgumentsDelta) and self._fault == "no object":
+                deltas[place] = dataclasses.replace(delta, text=f"[{delta.text}]")
+            if isinstance(delta, ContentDelta) and self._fault == "strips":
+                deltas[place] = ContentDelta(delta.text.replace("\n", ""))
+        return deltas
+
+
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [
+        ("by piece", "any_split_gives_the_same_parse"),
+        ("drops", "text_that_is_cut_anywhere_can_be_finished"),
+        ("strips", "text_without_marks_is_content"),
+        ("counts from 1", "calls_are_numbered_and_have_objects_for_arguments"),
+        ("no object", "calls_are_numbered_and_have_objects_for_arguments"),
+        ("refuses", "text_that_is_cut_anywhere_can_be_finished"),
+    ],
+)
+def test_the_suite_finds_a_faulty_format(fault: str, check: str) -> None:
+    faulty = OutputFormat(lambda _: Faulty(fault), lambda _: False)
+    checks = dict(output_format_checks(faulty))
+    with pytest.raises((AssertionError, ValueError)):
+        checks[check]()
+    for right in dict(output_format_checks(hermes)).values():
+        right()
 
 
 @pytest.mark.parametrize(
