@@ -27,14 +27,18 @@ PACKAGES = (
 )
 
 
-def environment() -> dict[str, Any]:
-    """Return the record that `enginebay env --json` prints."""
+def environment(*, with_devices: bool = True) -> dict[str, Any]:
+    """Return the record that `enginebay env --json` prints. Without devices JAX starts none, which
+    would take a GPU's memory.
+    """
     return {
         "enginebay": __version__,
         "python": host.python_version(),
         "system": f"{host.system()} {host.release()} {host.machine()}",
         "packages": {package: _version(package) for package in PACKAGES},
-        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()],
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
+        if with_devices
+        else [],
     }
 
 

@@ -22,6 +22,8 @@ from enginebay_bench.cli.kernels import (
     refuse_flags,
     run_kernels,
 )
+from enginebay_bench.cli.serve import NUM_REQUESTS as NUM_SERVED
+from enginebay_bench.cli.serve import OF_SERVE, add_serve_arguments, run_serve
 from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.options import (
     OWN_SAMPLING,
@@ -47,9 +49,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument(
         "what",
-        choices=["latency", "throughput", "kernels"],
+        choices=["latency", "throughput", "kernels", "serve"],
         help="latency: one stream; throughput: a batch of mixed requests; "
-        "kernels: implementations of an op",
+        "kernels: implementations of an op; serve: a running server",
     )
     parser.add_argument(
         "--rounds",
@@ -73,16 +75,21 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--num-requests",
         type=int,
         metavar="N",
-        help=f"throughput: requests in the batch (default: {NUM_REQUESTS})",
+        help=f"throughput: requests in the batch (default: {NUM_REQUESTS}); "
+        f"serve: requests of each load (default: {NUM_SERVED})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_profile_argument(parser)
     add_kernel_arguments(parser.add_argument_group("kernels"))
+    add_serve_arguments(parser.add_argument_group("serve"))
     add_engine_arguments(parser)
 
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Measure every combination of the listed settings, or kernels."""
+    if args.what == "serve":
+        return run_serve(args)
+    refuse_flags(args, f"bench {args.what}", "bench serve", OF_SERVE)
     if args.what == "kernels":
         refuse_flags(
             args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS)
