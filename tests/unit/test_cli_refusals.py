@@ -232,3 +232,10 @@ def test_standard_input_that_is_no_text_ends_with_code_2(
             sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8")
         )
         assert_one_line(run(*command, "--config", config), "standard input")
+
+
+def test_bench_serve_without_httpx_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "enginebay_bench.serve.client", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    found = run("bench", "serve")
+    assert_one_line(found, "bench serve without httpx", "pip install 'enginebay[bench]'")

@@ -169,7 +169,7 @@ def test_the_search_finds_the_capacity_of_a_server(first: float) -> None:
         measured[rate] = figures.good_share
         return figures.good_share >= 0.9
 
-    found = find_rate(holds, first)
+    found = find_rate(holds, lambda: True, first)
     assert found.highest_held is not None
     assert found.lowest_failed is not None
     assert found.highest_held < found.lowest_failed <= CLOSE * found.highest_held
@@ -178,6 +178,9 @@ def test_the_search_finds_the_capacity_of_a_server(first: float) -> None:
 
 
 def test_the_search_ends_without_a_rate_that_holds_or_fails() -> None:
-    assert find_rate(lambda _: False, 1.0).highest_held is None
-    always = find_rate(lambda _: True, 1.0)
+    tried: list[float] = []
+    alone = find_rate(lambda rate: bool(tried.append(rate)), lambda: False, 8.0)
+    assert (alone.highest_held, alone.lowest_failed, tried) == (None, 8.0, [8.0])
+    assert find_rate(lambda _: False, lambda: True, 1.0).highest_held is None
+    always = find_rate(lambda _: True, lambda: True, 1.0)
     assert (always.highest_held, always.lowest_failed) == (2048.0, None)

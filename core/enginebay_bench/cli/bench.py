@@ -22,8 +22,9 @@ from enginebay_bench.cli.kernels import (
     refuse_flags,
     run_kernels,
 )
-from enginebay_bench.cli.serve import NUM_REQUESTS as NUM_SERVED
-from enginebay_bench.cli.serve import OF_SERVE, add_serve_arguments, run_serve
+from enginebay_bench.cli.serve import run_serve
+from enginebay_bench.cli.serve_flags import NUM_REQUESTS as NUM_SERVED
+from enginebay_bench.cli.serve_flags import OF_SERVE, add_serve_arguments
 from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.options import (
     OWN_SAMPLING,

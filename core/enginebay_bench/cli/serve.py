@@ -1,4 +1,4 @@
-"""bench serve: load on an OpenAI-compatible server, from a client's side."""
+"""bench serve: load on an OpenAI-compatible server, measured from a client's side."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from typing import TYPE_CHECKING, Any
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.nesting import parse_json
 from enginebay_bench.cli.kernels import OF_KERNELS, listed, refuse_flags
+from enginebay_bench.cli.serve_flags import (
+    API_KEY_ENV,
+    CONCURRENCY,
+    NEW_TOKENS,
+    NUM_ALONE,
+    NUM_REQUESTS,
+    OF_SERVE,
+    PREFIX_LEN,
+    PROMPT_LEN,
+    SHARE,
+    SHARED,
+    TIMEOUT_S,
+    URL,
+    WARMUP,
+)
 from enginebay_bench.cli.serve_results import make_record, show_results
 from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.rows import Rows
@@ -25,103 +40,10 @@ if TYPE_CHECKING:
     from enginebay_bench.serve.run import Load, LoadRunner, Measurement
     from enginebay_bench.serve.target import Target
 
-URL = "http://127.0.0.1:8000"
-NUM_REQUESTS = 200
-CONCURRENCY = 8
-WARMUP = 8
-TIMEOUT_S = 600.0
-PROMPT_LEN, NEW_TOKENS, PREFIX_LEN = 256, 128, 256
-SHARE = 0.9
-API_KEY_ENV = "OPENAI_API_KEY"
-
-OF_SERVE = (
-    *("url", "endpoint", "requests", "length_spread", "shared_prefixes", "prefix_len", "rates"),
-    *("concurrency", "find_rate", "slo", "slo_share", "duration", "warmup", "seed", "timeout"),
-    *("tokenizer", "body", "ignore_eos", "api_key_env", "out"),
-)
-"""Flags of this mode alone."""
-
-SHARED = ("model", "prompt_len", "new_tokens", "num_requests", "json")
-"""Flags of other modes that this one has too."""
-
 COLUMNS = (
     *("load", "answered", "failed", "requests/s", "tokens/s", "ttft ms p50/p90/p99"),
     *("tpot ms p50/p90/p99", "itl ms p50/p90/p99", "e2e ms p50/p90/p99", "within bounds"),
 )
-
-
-def add_serve_arguments(parser: argparse._ArgumentGroup) -> None:
-    """The server, the requests, the load, and where results go."""
-    _add_target_arguments(parser)
-    _add_load_arguments(parser)
-
-
-def _add_target_arguments(parser: argparse._ArgumentGroup) -> None:
-    for flag, metavar, what in (
-        ("url", "URL", f"address of an OpenAI-compatible server (default: {URL})"),
-        (
-            "api-key-env",
-            "NAME",
-            f"environment variable that has the server's key (default: {API_KEY_ENV})",
-        ),
-        ("requests", "FILE", "requests of a file, ShareGPT or JSONL (default: random words)"),
-        ("tokenizer", "DIR|ID", "counts tokens of prompts and answers here (default: the server)"),
-        ("body", "JSON", "further fields of each request (default: none)"),
-        ("out", "DIR", "folder for result.json, loads.csv, requests.csv, report.html (default: -)"),
-    ):
-        parser.add_argument(f"--{flag}", metavar=metavar, help=what)
-    parser.add_argument(
-        "--endpoint",
-        choices=["chat", "completions"],
-        help="which of the two is asked (default: chat)",
-    )
-    parser.add_argument(
-        "--ignore-eos",
-        action="store_true",
-        default=None,
-        help="send ignore_eos, so that each answer has its full length",
-    )
-    for flag, what in (
-        ("shared-prefixes", "prefixes that the requests share (default: 0)"),
-        ("prefix-len", f"tokens of each shared prefix (default: {PREFIX_LEN})"),
-    ):
-        parser.add_argument(f"--{flag}", type=int, metavar="N", help=what)
-    parser.add_argument(
-        "--length-spread",
-        type=float,
-        metavar="X",
-        help="lengths are between 1 - X and 1 + X times --prompt-len and --new-tokens (default: 0)",
-    )
-
-
-def _add_load_arguments(parser: argparse._ArgumentGroup) -> None:
-    for flag, metavar, what in (
-        ("rates", "R,...", "requests per second, Poisson arrivals; a list measures each"),
-        (
-            "concurrency",
-            "N,...",
-            f"requests in flight; a list measures each (default: {CONCURRENCY})",
-        ),
-        ("slo", "METRIC=TIME,...", "bounds, such as ttft=200ms,tpot=50ms (default: none)"),
-    ):
-        parser.add_argument(f"--{flag}", metavar=metavar, help=what)
-    parser.add_argument(
-        "--find-rate",
-        action="store_true",
-        default=None,
-        help="search the highest rate within --slo, from --rates on (default: 1)",
-    )
-    for flag, what in (
-        ("slo-share", f"share of requests that must hold the bounds (default: {SHARE})"),
-        ("duration", "seconds of arrivals at each rate, in place of --num-requests"),
-        ("timeout", f"seconds until a request has failed (default: {TIMEOUT_S:g})"),
-    ):
-        parser.add_argument(f"--{flag}", type=float, metavar="X", help=what)
-    for flag, what in (
-        ("warmup", f"requests before the first load, which no figure counts (default: {WARMUP})"),
-        ("seed", "of arrivals, lengths and words (default: 0)"),
-    ):
-        parser.add_argument(f"--{flag}", type=int, metavar="N", help=what)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -188,12 +110,19 @@ def _search(args: argparse.Namespace, measure: _Printed, first: Load, bounds: Bo
     from enginebay_bench.serve.find_rate import find_rate
     from enginebay_bench.serve.run import Load
 
-    def holds(rate: float) -> bool:
-        share = measure(Load(_num_requests(args, rate), rate=rate)).figures.good_share
+    def is_within(load: Load) -> bool:
+        share = measure(load).figures.good_share
         return share is not None and share >= bounds.share
 
+    def holds(rate: float) -> bool:
+        return is_within(Load(_num_requests(args, rate), rate=rate))
+
+    def holds_alone() -> bool:
+        num_requests = min(NUM_ALONE, args.num_requests or NUM_ALONE)
+        return is_within(Load(num_requests, concurrency=1))
+
     assert first.rate is not None, "_loads makes loads of rates with --find-rate"
-    return find_rate(holds, first.rate)
+    return find_rate(holds, holds_alone, first.rate)
 
 
 def _settled(args: argparse.Namespace, target: Target) -> dict[str, object]:

@@ -34,7 +34,9 @@ class Client:
         self._target, self._timeout_s, self._tokenizer = target, timeout_s, tokenizer
         is_tls = target.url.startswith("https:")
         # One for all transports: each would make its own, which takes milliseconds.
-        self._ssl = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._ssl = (
+            ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        )
         self._free: list[httpx.AsyncHTTPTransport] = []
         self._headers = httpx.Headers(target.headers)
         self._url = httpx.URL(target.url)

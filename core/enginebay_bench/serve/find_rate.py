@@ -25,8 +25,12 @@ class FoundRate:
     lowest_failed: float | None
 
 
-def find_rate(holds: Callable[[float], bool], first: float) -> FoundRate:
-    """Search from the rate `first`. `holds` measures one rate.
+def find_rate(
+    holds: Callable[[float], bool], holds_alone: Callable[[], bool], first: float
+) -> FoundRate:
+    """Search from the rate `first`. `holds` measures one rate; `holds_alone` sends one request
+    after the other, and is called when `first` does not hold: if that does not hold either, no rate
+    does.
 
     The rate is doubled while it holds, or halved until it does; then the search bisects by the
     geometric mean. A rate above one that failed is never measured.
@@ -37,6 +41,8 @@ def find_rate(holds: Callable[[float], bool], first: float) -> FoundRate:
     for _ in range(MAX_STEPS):
         if holds(rate):
             held = rate
+        elif failed is None and not holds_alone():
+            return FoundRate(None, rate)
         else:
             failed = rate
         if held is not None and failed is not None:

@@ -137,13 +137,14 @@ def _section(title: str, plots: Iterable[str], names: Sequence[str]) -> str:
 
 def _by_load(measured: Sequence[Measurement], limits_s: Mapping[str, float]) -> list[str]:
     """p50, p90 and p99 of each latency over the rate, or over the requests in flight."""
-    is_open = all(one.figures.rate is not None for one in measured)
+    is_open = any(one.figures.rate is not None for one in measured)
     x = Axis("requests per second" if is_open else "requests in flight")
 
     def place(one: Measurement) -> float:
         return (one.figures.rate if is_open else one.figures.concurrency) or 0.0
 
-    ordered = sorted(measured, key=place)
+    alike = [one for one in measured if (one.figures.rate is not None) == is_open]
+    ordered = sorted(alike, key=place)
     plots = []
     for name, title in LATENCIES:
         summaries = [(place(one), getattr(one.figures, f"{name}_s")) for one in ordered]
