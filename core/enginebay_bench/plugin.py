@@ -21,7 +21,7 @@ def register_commands(register: Register) -> None:
     register(
         "bench",
         "enginebay_bench.cli.bench:COMMAND",
-        summary="measure engines side by side, or every implementation of an op",
+        summary="measure engines side by side, every implementation of an op, or a server",
     )
     register(
         "tune",
