@@ -71,7 +71,7 @@ def test_lines_have_prompts_messages_or_conversations(tmp_path: Path) -> None:
         (lines({"prompt": ""}), "line 1 of"),
         (lines({"prompt": "a", "max_tokens": 0}), "line 1 of"),
         (lines([1]).replace("[1]", "17"), "line 1 of"),
-        ('{"prompt": "a"', "line 1 of .* no JSON"),
+        ('{"prompt": "a"', "line 1 of .* JSON"),
         ('[{"prompt": "a"}, 3]', "entry 2 of"),
         ("", "without any request"),
         (json.dumps([{"conversations": []}]), "without any request"),

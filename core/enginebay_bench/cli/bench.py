@@ -87,7 +87,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Measure every combination of the listed settings, or kernels."""
+    """Measure engines, kernels or a server."""
     if args.what == "serve":
         return run_serve(args)
     refuse_flags(args, f"bench {args.what}", "bench serve", OF_SERVE)
@@ -97,6 +97,11 @@ def run(name: str, args: argparse.Namespace) -> int:
         )
         return run_kernels(args)
     refuse_flags(args, f"bench {args.what}", "bench kernels", OF_KERNELS)
+    return _run_engines(args)
+
+
+def _run_engines(args: argparse.Namespace) -> int:
+    """Measure every combination of the listed settings."""
     args.rounds = ROUNDS if args.rounds is None else args.rounds
     args.num_requests = NUM_REQUESTS if args.num_requests is None else args.num_requests
     from enginebay.llm import LLM
