@@ -1,1 +1,1 @@
-"""From logits to tokens: greedy and standard sampling."""
+"""Samplers, logits processors, grammars and proposers."""

@@ -1,4 +1,4 @@
-"""The processor bad_words: sequences of tokens that are never finished."""
+"""The processor bad_words: sequences of tokens that a request must not contain."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, check_number, is_among
 
 MAX_SEQUENCES = 256
-"""How many sequences one request may have."""
+"""Max number of sequences of a request."""
 
 MAX_LENGTH = 16
-"""Tokens of a sequence."""
+"""Max number of tokens of a sequence."""
 
 ANY, NONE = -1, -2
-"""In a sequence's beginning: any token, or none at all. Before the text: no token, which equals
-neither.
+"""Markers in the arrays. ANY in a sequence matches every position, also one before the text. NONE
+marks positions before the text, and equals no token.
 """
 
 
 class BadWordsOptions(BaseModel):
-    """The sequences."""
+    """Options of the processor bad_words."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -47,18 +47,18 @@ class BadWordsOptions(BaseModel):
 
 
 class BadWords(LogitsProcessor):
-    """A sequence's last token is impossible where the tokens before it end the text, prompt and
-    output together.
+    """Makes the last token of a sequence impossible after the tokens before it.
 
-    As NoBadWordsLogitsProcessor of Hugging Face transformers has it. Where no other token is
-    possible, nothing is changed.
+    The text is the prompt and the output. This is NoBadWordsLogitsProcessor of Hugging Face
+    transformers. A row without another possible token is not changed.
     """
 
     reads_tokens = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """Each sequence's last token, the vocabulary's size where there is none, and those before
-        it, the last one last.
+        """Return the last token of each sequence and the tokens before it.
+
+        Unused sequences have the vocabulary's size as last token.
         """
         return {
             "last": RowField("int32", (MAX_SEQUENCES,)),
@@ -66,8 +66,9 @@ class BadWords(LogitsProcessor):
         }
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """RequestError for too many sequences, too long ones, and ids that the model does
-        not have.
+        """Return the arrays of a row.
+
+        RequestError for too many or too long sequences, and for ids outside the vocabulary.
         """
         vocab, sequences = facts.sizes.vocab_size, options.sequences
         check_number("bad words", len(sequences), MAX_SEQUENCES)
@@ -79,7 +80,7 @@ class BadWords(LogitsProcessor):
                 raise RequestError(
                     f"a bad word of {len(ids)} tokens, which begins with {ids[:4]}",
                     f"at most {MAX_LENGTH} tokens",
-                    "Leave its end out: what cannot be begun is not finished.",
+                    "Pass only its first tokens: then the whole sequence is impossible too.",
                 )
             last[i] = ids[-1]
             before[i, MAX_LENGTH - len(ids) :] = ids[:-1]
@@ -88,7 +89,7 @@ class BadWords(LogitsProcessor):
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return the changed logits, f32 [S, vocab]."""
         vocab = logits.shape[-1]
         where = state.positions[:, None] - jnp.arange(MAX_LENGTH - 1, 0, -1)
         tail = jnp.take_along_axis(state.token_ids, jnp.maximum(where, 0), axis=-1)

@@ -1,4 +1,4 @@
-"""What processors share that cut tokens off by their probability after temperature."""
+"""Shared by processors that remove tokens by their probability after temperature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The greedy sampler: the first best token of every row, whatever the row's parameters say."""
+"""The greedy sampler: takes the first best token of every row and ignores sampling parameters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from enginebay_numerics.sampling import first_best
 
 
 def sample(logits: jax.Array, state: SamplingState) -> jax.Array:
-    """logits f32 [S, vocab] -> token ids int32 [S]; `state` is not looked at."""
+    """Return token ids int32 [S] of logits f32 [S, vocab]; `state` is not read."""
     del state
     return first_best(logits)

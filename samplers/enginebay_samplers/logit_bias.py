@@ -1,4 +1,4 @@
-"""The processor logit_bias: what a request adds to the logits of single tokens."""
+"""The processor logit_bias: adds values to the logits of single tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from enginebay.sampler import SamplingState
 from enginebay_samplers.tokens import check_ids, check_number
 
 MAX_BIASED = 1024
-"""How many tokens of one request may have a bias."""
+"""Max number of biased tokens of a request."""
 
 Bias = Annotated[float, Field(ge=-100.0, le=100.0, strict=True)]
 
 
 class LogitBiasOptions(BaseModel):
-    """What is added to which token's logit."""
+    """Options of the processor logit_bias."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -41,14 +41,16 @@ class LogitBias(LogitsProcessor):
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """Token ids, the vocabulary's size where there is none, and what is added to them."""
+        """Return token ids (the vocabulary's size in unused places) and their biases."""
         return {
             "ids": RowField("int32", (MAX_BIASED,)),
             "values": RowField("float32", (MAX_BIASED,)),
         }
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """RequestError for too many tokens, and for ids that the model does not have."""
+        """Return the arrays of a row; RequestError for too many tokens or ids outside the
+        vocabulary.
+        """
         bias, vocab = options.bias, facts.sizes.vocab_size
         check_number("tokens with a bias", len(bias), MAX_BIASED)
         check_ids("logit_bias", bias, vocab)
@@ -59,6 +61,6 @@ class LogitBias(LogitsProcessor):
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return the changed logits, f32 [S, vocab]."""
         row = jnp.arange(logits.shape[0])[:, None]
         return logits.at[row, processor_state["ids"]].add(processor_state["values"], mode="drop")

@@ -1,5 +1,5 @@
-"""The processors allowed_token_ids and min_tokens: tokens that a request makes impossible, always
-or at first.
+"""The processors allowed_token_ids and min_tokens, which make tokens impossible, always or at
+first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(stric
 
 
 class AllowedTokenIdsOptions(BaseModel):
-    """The tokens that may be chosen."""
+    """Options of the processor allowed_token_ids."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -44,14 +44,14 @@ class AllowedTokenIdsOptions(BaseModel):
 
 
 class AllowedTokenIds(LogitsProcessor):
-    """No other token is possible; where none of them is, nothing is changed."""
+    """Makes all other tokens impossible. A row without a possible token is not changed."""
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The set of those allowed, a bit for each token."""
+        """Return the set of allowed tokens, one bit per token."""
         return {"allowed": RowField("uint32", (num_words(sizes.vocab_size),))}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """RequestError for ids that the model does not have."""
+        """Return the arrays of a row; RequestError for ids outside the vocabulary."""
         vocab = facts.sizes.vocab_size
         ids = range(vocab) if options.token_ids is None else options.token_ids
         check_ids("allowed_token_ids", ids, vocab)
@@ -65,7 +65,7 @@ class AllowedTokenIds(LogitsProcessor):
 
 
 class MinTokensOptions(BaseModel):
-    """How many tokens come before one that ends the request."""
+    """Options of the processor min_tokens."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -83,16 +83,17 @@ class MinTokensOptions(BaseModel):
 
 
 class MinTokens(LogitsProcessor):
-    """Tokens that end the request are impossible before so many others were made; where no other is
-    possible, they are not.
+    """Makes the tokens that end the request impossible until `min_tokens` tokens were generated.
+
+    A row without another possible token is not changed.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """How many, and the ids, the vocabulary's size where there is none."""
+        """Return the number and the ids (the vocabulary's size in unused places)."""
         return {"min_tokens": RowField("int32"), "ids": RowField("int32", (MAX_STOP_TOKENS,))}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """RequestError for too many ids, and for those that the model does not have."""
+        """Return a row's arrays; RequestError for too many ids or ids outside the vocabulary."""
         vocab = facts.sizes.vocab_size
         stops = list(dict.fromkeys((*facts.eos_token_ids, *options.stop_token_ids)))
         check_number("end-of-sequence and stop token ids", len(stops), MAX_STOP_TOKENS)

@@ -1,5 +1,5 @@
-"""Drafts by looking up: what followed the row's last tokens when they stood in its prompt or output
-before.
+"""Drafts by prompt lookup: the tokens that followed an earlier occurrence of the row's last tokens,
+in its prompt or output.
 
 Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless
 Acceleration of Large Language Models", 2023.
@@ -16,14 +16,19 @@ from enginebay.proposer import Proposer
 
 
 class NgramOptions(BaseModel):
-    """Options of the look-up."""
+    """Options of the proposer "ngram"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_n: int = Field(
-        default=2, ge=1, le=32, description="fewest last tokens that must have occurred before"
+        default=2,
+        ge=1,
+        le=32,
+        description="min number of last tokens that must have occurred before",
     )
-    max_n: int = Field(default=4, ge=1, le=32, description="most last tokens that are compared")
+    max_n: int = Field(
+        default=4, ge=1, le=32, description="max number of last tokens that are compared"
+    )
 
     @model_validator(mode="after")
     def _least_is_not_more_than_most(self) -> Self:
@@ -33,8 +38,9 @@ class NgramOptions(BaseModel):
 
 
 class NgramProposer(Proposer):
-    """What followed the latest of the longest earlier occurrences of the row's last min_n to max_n
-    tokens.
+    """Drafts the tokens after an earlier occurrence of the row's last min_n to max_n tokens.
+
+    The longest occurrence counts; of equally long ones, the latest.
     """
 
     looks_far = True
@@ -43,10 +49,9 @@ class NgramProposer(Proposer):
         self.options = options
 
     def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
-        """One pass over the tokens, then over the few places that are left.
+        """Return at most `most` draft tokens, by one pass over the tokens and one over the matches.
 
-        An occurrence so near the end that fewer than `most` tokens follow is taken for a period:
-        they are repeated.
+        If fewer than `most` tokens follow the occurrence, they are repeated as a period.
         """
         nothing = np.empty(0, np.int32)
         last = len(token_ids) - 1

@@ -1,6 +1,4 @@
-"""What this package offers: the samplers "greedy" and "standard", eleven logits processors,
-grammars, and the proposer "ngram".
-"""
+"""Registers samplers, eleven logits processors, grammars, guides and the proposer "ngram"."""
 
 from __future__ import annotations
 
@@ -8,31 +6,31 @@ from enginebay.hooks import Register, hookimpl
 
 PROCESSORS = {
     "logit_bias": ("logit_bias:LogitBias", 10, "adds to the logits of single tokens"),
-    "guided": ("guided:Guided", 15, "leaves the tokens that a request's grammar allows"),
+    "guided": ("guided:Guided", 15, "keeps the tokens that a request's grammar allows"),
     "allowed_token_ids": ("masks:AllowedTokenIds", 20, "makes all other tokens impossible"),
-    "min_tokens": ("masks:MinTokens", 21, "no end before so many new tokens"),
-    "bad_words": ("bad_words:BadWords", 22, "sequences of tokens that are never finished"),
+    "min_tokens": ("masks:MinTokens", 21, "no end before a number of new tokens"),
+    "bad_words": ("bad_words:BadWords", 22, "sequences of tokens that never appear"),
     "no_repeat_ngram": (
         "repetition:NoRepeatNgram",
         23,
-        "no sequence of so many tokens comes twice",
+        "no sequence of a given length appears twice",
     ),
-    "dry": ("repetition:Dry", 40, "long repetitions cost more and more"),
+    "dry": ("repetition:Dry", 40, "repetitions are penalised by their length"),
     "penalties": ("penalties:Penalties", 50, "presence, frequency and repetition"),
-    "typical": ("typical:Typical", 110, "tokens whose surprise is near the entropy"),
-    "xtc": ("xtc:Xtc", 120, "now and then leaves the likeliest tokens out"),
+    "typical": ("typical:Typical", 110, "keeps tokens whose surprise is near the entropy"),
+    "xtc": ("xtc:Xtc", 120, "sometimes removes the most likely tokens"),
     "mirostat": (
         "mirostat:Mirostat",
         130,
-        "cuts unlikely tokens off to keep the surprise near a target",
+        "removes unlikely tokens to keep the surprise near a target",
     ),
 }
-"""Where each lies in this package, its place in the order of application, and what it does."""
+"""For each processor: its module, its place in the order of application, and its summary."""
 
 
 @hookimpl
 def register_samplers(register: Register) -> None:
-    """greedy and standard."""
+    """Register greedy and standard."""
     register(
         "greedy",
         "enginebay_samplers.greedy:sample",
@@ -49,9 +47,7 @@ def register_samplers(register: Register) -> None:
 
 @hookimpl
 def register_logits_processors(register: Register) -> None:
-    """What adds to scores, what makes tokens impossible, what counts repetitions, and, last, what
-    cuts by probability.
-    """
+    """Register the processors: biases, masks, repetitions, and last the cuts by probability."""
     for name, (place, order, summary) in PROCESSORS.items():
         register(
             name,
@@ -64,7 +60,7 @@ def register_logits_processors(register: Register) -> None:
 
 @hookimpl
 def register_grammars(register: Register) -> None:
-    """llguidance."""
+    """Register llguidance."""
     register(
         "llguidance",
         "enginebay_samplers.guided_grammar:Llguidance",
@@ -77,7 +73,7 @@ def register_grammars(register: Register) -> None:
 
 @hookimpl
 def register_guides(register: Register) -> None:
-    """guarded."""
+    """Register guarded."""
     register(
         "guarded",
         "enginebay_samplers.guides.grammars:choose_grammars",
@@ -87,10 +83,10 @@ def register_guides(register: Register) -> None:
 
 @hookimpl
 def register_proposers(register: Register) -> None:
-    """ngram."""
+    """Register ngram."""
     register(
         "ngram",
         "enginebay_samplers.ngram:NgramProposer",
         options="enginebay_samplers.ngram:NgramOptions",
-        summary="what followed the last tokens where they stood before",
+        summary="the tokens that followed an earlier occurrence of the last tokens",
     )

@@ -1,11 +1,11 @@
 """The standard sampler: penalties, temperature, top_k, top_p and min_p, then one draw by Gumbel
 noise.
 
-A draw is argmax(z + noise) over the tokens kept, which is a sample of softmax(z) over them (the
-Gumbel-max trick: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", 2014). The noise belongs
-to the row's key, its position and the token's id, so a row's token is the same however the kept
-tokens were found: which the op sample does, by whatever implementation was chosen, when any row has
-a temperature. Greedy rows pay for the first best token alone.
+A draw is argmax(z + noise) over the kept tokens, which is a sample of softmax(z) over them (the
+Gumbel-max trick: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", 2014). The noise is a
+function of the row's key, the position and the token id, so every implementation of the op sample
+draws the same token. The op runs when a row of the step has a temperature. Greedy rows cost the
+search of the first best token only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from enginebay_samplers.penalties import penalize, penalizes
 
 
 def sample(logits: jax.Array, state: SamplingState, *, draw: SampleOp) -> jax.Array:
-    """logits f32 [S, vocab] (-inf allowed) -> token ids int32 [S], by the contract of
-    enginebay.sampler.Sampler.
+    """Return token ids int32 [S] of logits f32 [S, vocab], which may be -inf; see Sampler.
 
-    A row of temperature 0 or top_k 1 gets the first best token exactly. While all rows are such,
+    A row with temperature 0 or top_k 1 gets the first best token exactly. If all rows are like that
     and none has a penalty, nothing else is computed. `draw` is the op sample.
     """
     logits = logits.astype(jnp.float32)
@@ -40,14 +39,12 @@ def sample(logits: jax.Array, state: SamplingState, *, draw: SampleOp) -> jax.Ar
             lambda: likely,
         )
 
-    # One branch for rows that want nothing: logits that come out of a conditional are copied.
+    # A branch of its own for greedy steps, because logits that leave a conditional are copied.
     return lax.cond(jnp.any(draws | penalizes(state)), in_full, lambda: best)
 
 
 def _drawn(logits: jax.Array, draws: jax.Array, state: SamplingState, draw: SampleOp) -> jax.Array:
-    """Token ids int32 [S]; those of rows with `draws` False mean nothing, and cost the op as little
-    as it can.
-    """
+    """Return token ids int32 [S], valid for rows with `draws` True; others cost little."""
     vocab = logits.shape[-1]
     highest = logits.max(axis=-1, keepdims=True)
     highest = jnp.where(jnp.isfinite(highest), highest, 0.0)

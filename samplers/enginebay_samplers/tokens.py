@@ -1,6 +1,4 @@
-"""What processors share that know tokens by their ids: sets of ids as bits, and tokens made
-impossible.
-"""
+"""Shared by processors that name tokens by id: sets of ids as bits, and impossible tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ from enginebay.constraint import num_words
 from enginebay.errors import RequestError
 
 WORD = 32
-"""Bits of a word of a set."""
+"""Bits of a word."""
 
 
 def ban(logits: jax.Array, banned: jax.Array) -> jax.Array:
-    """logits f32 [S, vocab] with -inf where `banned` bool [S, vocab].
+    """Return logits f32 [S, vocab] with -inf where `banned` bool [S, vocab].
 
-    A row that would have no possible token left keeps its logits: another processor has banned the
-    others, and a request whose wishes exclude one another gets the ones that came first.
+    A row that would have no possible token keeps its logits. This happens when other processors
+    have banned the remaining tokens; the first processor then wins.
     """
     left = jnp.where(banned, -jnp.inf, logits)
     some = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
@@ -30,34 +28,35 @@ def ban(logits: jax.Array, banned: jax.Array) -> jax.Array:
 
 
 def is_among(ids: jax.Array, vocab: int) -> jax.Array:
-    """bool [S, vocab], whether a token is among the row's ids int32 [S, n]; ids of `vocab` stand
-    for none.
+    """Return bool [S, vocab]: whether a token is among the row's ids int32 [S, n].
+
+    The id `vocab` marks an unused place.
     """
     row = jnp.arange(ids.shape[0])[:, None]
     return jnp.zeros((ids.shape[0], vocab), bool).at[row, ids].set(True, mode="drop")
 
 
 def to_bits(ids: Iterable[int], vocab: int) -> np.ndarray:
-    """The set of ids as uint32 [num_words(vocab)], the lowest id in the lowest bit."""
+    """Return the set of ids as uint32 [num_words(vocab)], the lowest id in the lowest bit."""
     member = np.zeros(num_words(vocab) * WORD, bool)
     member[list(ids)] = True
     return np.packbits(member, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def from_bits(bits: jax.Array, vocab: int) -> jax.Array:
-    """bool [S, vocab], whether a token is in the row's set: uint32 [S, num_words(vocab)]."""
+    """Return bool [S, vocab]: whether a token is in the row's set, uint32 [S, words]."""
     shifts = lax.broadcasted_iota(jnp.uint32, (1, 1, WORD), 2)
     return ((bits[:, :, None] >> shifts) & 1).reshape(bits.shape[0], -1)[:, :vocab] != 0
 
 
 def in_bits(bits: jax.Array, ids: jax.Array) -> jax.Array:
-    """bool [S, n], whether ids int32 [S, n] are in the row's set: uint32 [S, num_words(vocab)]."""
+    """Return bool [S, n]: whether ids int32 [S, n] are in the row's set, uint32 [S, words]."""
     words = jnp.take_along_axis(bits, ids // WORD, axis=-1)
     return (words >> (ids % WORD).astype(jnp.uint32)) & 1 != 0
 
 
 def check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
-    """RequestError when a token id is none of the model's."""
+    """Raise RequestError for a token id outside the vocabulary."""
     wrong = next((i for i in ids if not 0 <= i < vocab), None)
     if wrong is not None:
         raise RequestError(
@@ -66,6 +65,6 @@ def check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def check_number(what: str, number: int, most: int) -> None:
-    """RequestError when there are more than the device has places for."""
+    """Raise RequestError for more than `most` values, the places on the device."""
     if number > most:
         raise RequestError(f"{number} {what}", f"at most {most}", "Leave some out.")

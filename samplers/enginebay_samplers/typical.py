@@ -1,4 +1,4 @@
-"""The processor typical: tokens whose surprise is near what the distribution makes one expect."""
+"""The processor typical: keeps tokens whose surprise is near the entropy of the distribution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from enginebay_samplers.distribution import distribution, keep
 
 
 class TypicalOptions(BaseModel):
-    """How much mass is kept."""
+    """Options of the processor typical."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -46,26 +46,25 @@ class TypicalOptions(BaseModel):
 
 
 class Typical(LogitsProcessor):
-    """Keeps the tokens whose -log p is nearest the entropy, the fewest that have mass typical_p,
-    and all that are as near.
+    """Keeps the tokens whose -log p is nearest to the entropy, until their mass is typical_p.
 
-    Locally typical sampling: Meister, Pimentel, Wiher and Cotterell, "Locally typical sampling",
-    2022. The border is found by bisection over the bits of the distance: 31 masked sums. The most
-    likely token may be cut off.
+    Tokens at the same distance as the last one are kept too. Meister, Pimentel, Wiher and
+    Cotterell, "Locally typical sampling", 2022. The border is found by bisection over the bits of
+    the distance, with 31 masked sums. The most likely token may be removed.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The mass."""
+        """Return the field typical_p."""
         return option_fields(TypicalOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any mass can be served."""
+        """Return the value of a row; every value is allowed."""
         return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return the changed logits, f32 [S, vocab]."""
         given = distribution(logits, state)
         p = jnp.exp(given.log_p)
         possible = p > 0.0

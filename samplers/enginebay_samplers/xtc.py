@@ -1,4 +1,4 @@
-"""The processor xtc: now and then, the likeliest tokens are left out."""
+"""The processor xtc: sometimes removes the most likely tokens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from enginebay.sampler import SamplingState, position_keys
 from enginebay_samplers.distribution import distribution, keep
 
 XTC_STREAM = 0x585443
-"""The stream of a position's key that says whether tokens are left out there."""
+"""The random stream, of a position's key, that decides whether tokens are removed."""
 
 
 class XtcOptions(BaseModel):
-    """Which tokens are left out, and how often."""
+    """Options of the processor xtc."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -46,39 +46,39 @@ class XtcOptions(BaseModel):
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="probability that makes a token one of the top choices",
+        description="a token with at least this probability is a top choice",
     )
     probability: Annotated[float, RowValue("float32")] = Field(
-        default=0.5, ge=0.0, le=1.0, description="how often they are left out"
+        default=0.5, ge=0.0, le=1.0, description="probability that top choices are removed"
     )
 
 
 class Xtc(LogitsProcessor):
-    """With chance `probability`, of the tokens of probability `threshold` or more only the least
-    likely stays, and what equals it.
+    """Removes top choices with probability `probability`.
 
-    "Exclude top choices": P. E. Weidmann, text-generation-webui, pull request 6335, 2024. Where
-    fewer than two reach the threshold nothing is changed. Whether it happens at a position follows
-    from the request's key, as its tokens do.
+    Top choices are the tokens with a probability of at least `threshold`. The least likely of them,
+    and tokens equal to it, stay. With fewer than two top choices nothing changes. The request's key
+    decides at which positions it happens. "Exclude top choices": P. E. Weidmann,
+    text-generation-webui, pull request 6335, 2024.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The options."""
+        """Return one field per option."""
         return option_fields(XtcOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any options can be served."""
+        """Return the values of a row; all options are allowed."""
         return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return the changed logits, f32 [S, vocab]."""
         given = distribution(logits, state)
         top = jnp.exp(given.log_p) >= processor_state["threshold"][:, None]
         top = top & jnp.isfinite(logits)
         least = jnp.where(top, logits, jnp.inf).min(axis=-1, keepdims=True)
-        # A key's words are random bits themselves: the last step of deriving it was a draw of them.
+        # The words of a key are random bits, because deriving a key draws them.
         bits = jax.random.key_data(position_keys(state, XTC_STREAM))[:, :1]
         happens = (bits >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24 < processor_state[
             "probability"

@@ -1,5 +1,5 @@
-"""Continuous batching as pure functions: from an order of all requests to what is preempted,
-prefilled and decoded.
+"""Continuous batching as pure functions: from an order of all requests to the rows that are
+preempted, prefilled and decoded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MaxWait = Annotated[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Room:
-    """What is left for prompts: rows, budget of tokens to process, tokens of cache."""
+    """What prompts may use: free rows, tokens of the budget, tokens of free cache."""
 
     rows: int
     budget: int
@@ -48,26 +48,22 @@ class Room:
 
 
 def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Decision:
-    """The decision for requests in this order: whoever comes first in it gets budget and cache
-    first.
+    """Return the decision for requests in this order; the first ones get budget and cache first.
 
-    `order` has every running request, and of the waiting ones at least the first that free rows
-    could take.
+    `order` has every running request, and at least as many of the waiting ones as there are free
+    rows.
 
-    - When decoding rows need cache for their next token and there is not enough, rows are preempted
-      from the end of
-      the order until the rest fits. The first of them never is, so there is always progress.
-      Nothing is admitted then.
-    - Each decoding row takes one token of the budget. What is left goes to prompts, of rows that
-      are partly prefilled
-      and of waiting requests; the last one gets a part of its prompt. A waiting request is admitted
-      when there are a free row and free cache for its prompt and one token; when there are not,
-      none after it is.
-    - `few_steps` decode steps while others prefill or could be admitted: a newcomer then waits for
-      at most that many
-      steps, and the host's work per decision is still shared by so many. Otherwise as many as the
-      engine and `max_steps` allow, but when others wait not beyond the first row that is sure to
-      end.
+    - Preemption: if the cache cannot hold the next token of all decoding rows, rows are preempted
+      from the end of the order until it can. The first row is never preempted, so there is always
+      progress. A decision that preempts admits no request.
+    - Prompts: each decoding row takes one token of the budget. Prompts get the rest: first those of
+      partly prefilled rows, then those of waiting requests. The last of them gets a chunk. A
+      waiting request is admitted if there are a free row and free cache for its prompt and one
+      token. If there are not, no request after it is admitted.
+    - Decode steps: while other requests prefill or could be admitted, a decision has `few_steps`
+      steps. A new request then waits for at most `few_steps` steps, and the host's work is shared
+      by as many. Otherwise a decision has as many steps as the engine and `max_steps` allow. While
+      requests wait, it ends when the first row is certain to end.
     """
     limits = view.limits
     rows = [one for one in order if isinstance(one, RunningView)]
@@ -88,20 +84,22 @@ def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Deci
 
 
 def everybody(view: SchedulerView) -> list[One]:
-    """Running and waiting requests."""
+    """Return running and waiting requests."""
     return [*view.running, *view.waiting]
 
 
 def oldest_first(rows: Iterable[RunningView]) -> list[RunningView]:
-    """Running requests by arrival, so that the youngest is preempted first."""
+    """Return running requests by arrival, so that the latest one is preempted first."""
     return sorted(rows, key=lambda row: row.arrival_s)
 
 
 def first_in_line(
     view: SchedulerView, key: Callable[[WaitingView], float], max_wait_s: float
 ) -> list[WaitingView]:
-    """The waiting requests that free rows could take: those that waited too long by arrival, then
-    by least key.
+    """Return as many waiting requests as there are free rows.
+
+    Requests that have waited for `max_wait_s` come first, by arrival; then the others by their key,
+    the smallest first.
     """
 
     def rank(one: WaitingView) -> tuple[bool, float, float]:
@@ -112,23 +110,22 @@ def first_in_line(
 
 
 def cache_to_admit(one: WaitingView) -> int:
-    """Tokens of cache that a waiting request needs: its prompt, less what it shares, and the first
-    token after it.
+    """Return the tokens of cache that a waiting request needs.
+
+    They are its prompt without the shared prefix, and one new token.
     """
     return one.num_prompt_tokens + 1 - one.num_shared_tokens
 
 
 def given_back(row: RunningView) -> int:
-    """Tokens of cache that preempting a row makes free, where it shares none with others."""
+    """Return the tokens of cache that preempting a row frees, if it shares none."""
     if row.num_promised is None:
         return row.num_tokens + row.max_new_left - 1
     return row.num_promised
 
 
 def decodable(rows: Iterable[RunningView], limits: Limits) -> list[RunningView]:
-    """The rows that decode now: those whose prompt is done, as many as the budget has tokens
-    for.
-    """
+    """Return the rows whose prompt is prefilled, as many as the budget has tokens."""
     ready = [row for row in rows if row.num_left == 0 and row.max_new_left > 0]
     return ready[: limits.max_num_batched_tokens]
 
@@ -144,14 +141,12 @@ def max_steps(view: SchedulerView) -> int:
 
 
 def is_ending(row: RunningView) -> bool:
-    """Whether all tokens of a row are launched, so that it gives back what it holds when they are
-    read.
-    """
+    """Return whether all tokens of a row are launched; reading them will free its cache."""
     return row.num_left == 0 and row.max_new_left == 0
 
 
 def room_beside(rows: Iterable[RunningView], limits: Limits) -> Room:
-    """What is left for prompts when those rows that can decode do so for a step."""
+    """Return what prompts may use after one decode step of all rows that can decode."""
     return _room_beside(decodable(rows, limits), limits, limits.free_tokens)
 
 
@@ -161,18 +156,17 @@ def _room_beside(decoding: Sequence[RunningView], limits: Limits, free_tokens: i
 
 
 def growth(decoding: Iterable[RunningView], num_steps: int) -> int:
-    """Tokens of cache still to be promised before these rows can run that many steps."""
+    """Return the tokens of cache that these rows need for `num_steps` steps."""
     return sum([row.growth(num_steps) for row in decoding])
 
 
 def make_room(
     rows: Sequence[RunningView], limits: Limits
 ) -> tuple[tuple[str, ...], list[RunningView], int]:
-    """Who is preempted so that each decoding row can run one step; who is kept; and the free tokens
-    then.
+    """Return (preempted rows, kept rows, free tokens), so that each decoding row can run one step.
 
-    First those that are ending anyway, which have nothing to compute again; then from the end of
-    `rows`.
+    Rows that are ending are preempted first, because nothing is computed again for them; then rows
+    from the end of `rows`.
     """
     kept, free_tokens = list(rows), limits.free_tokens
     preempt: list[str] = []
@@ -190,13 +184,14 @@ def make_room(
 
 
 def has_room(one: WaitingView, room: Room) -> bool:
-    """Whether a waiting request can be admitted."""
+    """Return whether a waiting request can be admitted."""
     return room.rows > 0 and room.budget > 0 and cache_to_admit(one) <= room.tokens
 
 
 def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int], ...], Room]:
-    """What is prefilled, in this order, and the room then. No waiting request is admitted past one
-    that is not.
+    """Return (prefills in this order, the room after them).
+
+    When a waiting request is not admitted, no later one is.
     """
     prefill: list[tuple[str, int]] = []
     is_open = True
@@ -205,7 +200,7 @@ def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int]
             break
         num_left = one.num_left
         if not num_left:
-            continue  # it decodes
+            continue  # a decoding row
         num = min(num_left, room.budget)
         if isinstance(one, WaitingView):
             is_open = is_open and has_room(one, room)
@@ -218,7 +213,7 @@ def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int]
 
 
 def without(view: SchedulerView, names: Collection[str]) -> SchedulerView:
-    """The view as if these running requests had given back what they hold, and were gone."""
+    """Return the view without these running requests, with their cache free."""
     gone = [row for row in view.running if row.request_id in names]
     limits = dataclasses.replace(
         view.limits,
@@ -230,8 +225,9 @@ def without(view: SchedulerView, names: Collection[str]) -> SchedulerView:
 
 
 def steps_that_fit(decoding: Sequence[RunningView], steps: int, spare: int) -> int:
-    """The most steps up to `steps` for which the rows' growth beyond the first step fits into
-    `spare` tokens.
+    """Return the largest number of steps, up to `steps`, whose cache fits.
+
+    The cache of the first step is reserved; that of later steps must fit into `spare` tokens.
     """
     if len(decoding) * (steps - 1) <= spare:
         return steps  # no row grows by more than a token a step

@@ -1,10 +1,9 @@
-"""Virtual token counters: what each tenant has been served, as an immutable record and two
-functions on it.
+"""Virtual token counters: the service that each tenant has received, as an immutable record.
 
-Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A tenant that is served pays
-for it; a tenant that comes back to the queue is lifted to the least of those that are in it, so
-that nobody saves up service by staying away. Counters of two tenants that both have requests
-waiting then differ by a bounded amount.
+Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. Service increases the counter
+of a tenant. When a tenant returns to the queue, its counter is raised to the smallest counter in
+the queue, so that a tenant gains nothing by staying away. The counters of two tenants with waiting
+requests then differ by a bounded amount.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from enginebay_schedulers.batch import One, everybody
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """What a token costs: a prompt token that is processed, and a generated one."""
+    """Cost of a prompt token, and of a generated token."""
 
     input: float
     output: float
@@ -26,23 +25,25 @@ class TokenWeights:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Account:
-    """A tenant's service so far. `queued`: it had requests left waiting after the last decision."""
+    """The service of a tenant; `queued` says whether it had waiting requests after the last
+    decision.
+    """
 
     tenant: str
     counter: float = 0.0
     admitted_s: float = -math.inf
-    """When a request of it was last admitted."""
+    """Time of the last admission of one of its requests."""
     queued: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counters:
-    """The accounts, and up to how many tokens each request that was ever admitted is paid for."""
+    """The accounts, and the number of tokens that each admitted request has been charged for."""
 
     accounts: tuple[Account, ...] = ()
     paid: tuple[tuple[str, int], ...] = ()
     last: str = ""
-    """The tenant that was admitted last: whoever comes back to an empty queue is lifted to its
+    """The tenant that was admitted last. A tenant that returns to an empty queue is raised to its
     counter.
     """
 
@@ -50,11 +51,11 @@ class Counters:
 def settle(
     view: SchedulerView, state: Counters, weights: TokenWeights, forget_s: float
 ) -> Counters:
-    """The counters before a decision: corrected by what the view shows, and with tenants that came
-    back lifted.
+    """Return the counters before a decision.
 
-    An account is forgotten when its tenant has no request and none was admitted for `forget_s`; not
-    that of the tenant that was admitted last.
+    They are corrected by the view, and the counters of returned tenants are raised. An account is
+    forgotten when its tenant has no request and none was admitted for `forget_s` seconds. The
+    account of the tenant that was admitted last is kept.
     """
     present = {one.request_id: one for one in everybody(view)}
     tenants = {one.tenant: None for one in present.values()}
@@ -79,10 +80,10 @@ def settle(
 def charge(
     view: SchedulerView, decision: Decision, state: Counters, weights: TokenWeights
 ) -> Counters:
-    """The counters after a decision: its tokens are paid for by those who get them.
+    """Return the counters after a decision, with its tokens charged.
 
-    A row that a stop token ends has paid for the rest of its steps too. What is computed again
-    after a preemption is not paid twice.
+    A row that ends at a stop token has been charged for all steps of the decision. Tokens that are
+    computed again after a preemption are not charged again.
     """
     present = {one.request_id: one for one in everybody(view)}
     counters = {account.tenant: account.counter for account in state.accounts}

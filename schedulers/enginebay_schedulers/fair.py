@@ -1,5 +1,5 @@
-"""Fair among tenants: whoever was served least goes first, however many requests the others
-queue.
+"""Fairness between tenants: the tenant with the least service is served first, however many
+requests other tenants queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enginebay_schedulers.counters import Counters, TokenWeights, charge, settle
 
 
 class FairOptions(BaseModel):
-    """The section of the scheduler "fair"."""
+    """Options of the scheduler "fair"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,10 +22,10 @@ class FairOptions(BaseModel):
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="what a prompt token that is processed costs",
+        description="cost of a prompt token",
     )
     output_weight: float = Field(
-        default=2.0, gt=0, allow_inf_nan=False, description="what a generated token costs"
+        default=2.0, gt=0, allow_inf_nan=False, description="cost of a generated token"
     )
     max_wait_s: MaxWait = 30.0
     decode_steps_when_waiting: FewSteps = 4
@@ -35,19 +35,17 @@ class Fair(Scheduler):
     """Admits a request of the tenant with the lowest virtual token counter, by the rules of
     `batch.run_batch`.
 
-    - A tenant pays `input_weight` for a prompt token and `output_weight` for a generated one;
-      `counters` has the
-      rules. Of one tenant, requests go in order of arrival. So a flood of one tenant's waits behind
-      itself.
-    - New tenants start level with those that wait. So that ever more of them cannot starve another,
-      a tenant that has
-      requests and of which none was admitted for `max_wait_s` goes first, once, the longest waiting
-      of them before the others.
-    - When decoding rows need cache the tenant with the highest counter gives up its youngest row
-      first. The oldest row
-      of all never is preempted, so that each is safe in the end.
+    - A prompt token costs `input_weight`, a generated token `output_weight`; `counters` describes
+      the rules. The requests of one tenant are served in order of arrival, so many requests of one
+      tenant delay that tenant only.
+    - New tenants start at the smallest counter of the waiting ones. Many new tenants could
+      therefore
+      starve an old one. To prevent this, a tenant with waiting requests of which none was admitted
+      for `max_wait_s` is served first, once; the longest waiting tenant before the others.
+    - When decoding rows need cache, the latest row of the tenant with the highest counter is
+      preempted first. The oldest row is never preempted, so that every row finishes.
 
-    The state are the counters.
+    The counters are the state.
     """
 
     def __init__(self, options: FairOptions | None = None) -> None:
@@ -55,20 +53,18 @@ class Fair(Scheduler):
         self._weights = TokenWeights(self._options.input_weight, self._options.output_weight)
 
     def initial_state(self) -> Counters:
-        """No tenants."""
+        """Return counters without tenants."""
         return Counters()
 
     def decide(self, view: SchedulerView, state: Counters) -> tuple[Decision, Counters]:
-        """The next decision, by the rules of the class, and the counters after it."""
+        """Return the next decision and the counters after it; the class describes the rules."""
         settled = settle(view, state, self._weights, self._options.max_wait_s)
         order: list[One] = [*_rows(view, settled), *self._line(view, settled)]
         decision = run_batch(view, order, self._options.decode_steps_when_waiting)
         return decision, charge(view, decision, settled, self._weights)
 
     def _line(self, view: SchedulerView, counters: Counters) -> list[WaitingView]:
-        """The waiting requests that free rows could take: each the next of the tenant whose turn it
-        is by then.
-        """
+        """Return as many waiting requests as free rows, each of the tenant that is next."""
         queues: dict[str, list[WaitingView]] = {}
         for one in reversed(view.waiting):
             queues.setdefault(one.tenant, []).append(one)
@@ -97,7 +93,7 @@ class Fair(Scheduler):
 
 
 def _rows(view: SchedulerView, counters: Counters) -> list[RunningView]:
-    """Running requests: the oldest, then by their tenant's counter, and by arrival."""
+    """Return running requests: the oldest one, then by the tenant's counter, then by arrival."""
     levels = {account.tenant: account.counter for account in counters.accounts}
     oldest = min(view.running, key=lambda row: row.arrival_s, default=None)
     return sorted(

@@ -1,4 +1,4 @@
-"""First come, first served: continuous batching with chunked prefill under a budget of tokens per
+"""First come, first served: continuous batching with chunked prefill and a token budget per
 decision.
 """
 
@@ -11,7 +11,7 @@ from enginebay_schedulers.batch import FewSteps, One, oldest_first, run_batch
 
 
 class FcfsOptions(BaseModel):
-    """The section of the scheduler "fcfs"."""
+    """Options of the scheduler "fcfs"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,22 +19,20 @@ class FcfsOptions(BaseModel):
 
 
 class Fcfs(Scheduler):
-    """Serves requests in order of arrival, by the rules of `batch.run_batch`; priorities and
-    tenants play no part.
+    """Serves requests in order of arrival, by the rules of `batch.run_batch`.
 
-    Running rows come first, the oldest before the others, then the waiting ones in the order of the
-    view. So no request overtakes another, and the youngest is preempted first. It keeps no state:
-    what it needs is in the view.
+    It ignores priorities and tenants. Running rows come first, by arrival, then waiting requests in
+    the order of the view. No request overtakes another, and the latest one is preempted first.
     """
 
     def __init__(self, options: FcfsOptions | None = None) -> None:
         self._options = options or FcfsOptions()
 
     def initial_state(self) -> None:
-        """None, always."""
+        """Return None: the scheduler keeps no state."""
 
     def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
-        """The next decision, by the rules of the class."""
+        """Return the next decision; the class describes the rules."""
         line = view.waiting[: max(1, view.limits.free_rows)]
         order: list[One] = [*oldest_first(view.running), *line]
         return run_batch(view, order, self._options.decode_steps_when_waiting), None

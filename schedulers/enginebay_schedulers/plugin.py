@@ -1,6 +1,4 @@
-"""What this package offers: the schedulers "fcfs", "priority", "fair", "sjf", "prefix_aware" and
-"static".
-"""
+"""Registers the schedulers "fcfs", "priority", "fair", "sjf", "prefix_aware" and "static"."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_schedulers(register: Register) -> None:
-    """Five orders of continuous batching, and static batches."""
+    """Register five orders of continuous batching, and static batches."""
     register(
         "fcfs",
         "enginebay_schedulers.fcfs:Fcfs",
@@ -21,14 +19,14 @@ def register_schedulers(register: Register) -> None:
         "priority",
         "enginebay_schedulers.priority:Priority",
         options="enginebay_schedulers.priority:PriorityOptions",
-        summary="the most urgent first, with ageing",
+        summary="the most urgent request first, with ageing",
         capabilities={"order": "priority"},
     )
     register(
         "fair",
         "enginebay_schedulers.fair:Fair",
         options="enginebay_schedulers.fair:FairOptions",
-        summary="equal service for tenants, by virtual token counters",
+        summary="equal service for all tenants, by virtual token counters",
     )
     register(
         "sjf",

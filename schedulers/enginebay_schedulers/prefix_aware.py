@@ -1,4 +1,4 @@
-"""Longest cached prefix first: what the cache holds is used before it is thrown out."""
+"""Longest cached prefix first: cached prefixes are used before they are evicted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay_schedulers.batch import (
 
 
 class PrefixAwareOptions(BaseModel):
-    """The section of the scheduler "prefix_aware"."""
+    """Options of the scheduler "prefix_aware"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,12 +25,11 @@ class PrefixAwareOptions(BaseModel):
 
 
 class PrefixAware(Scheduler):
-    """Admits the request of which the most tokens lie in the cache, by the rules of
-    `batch.run_batch`.
+    """Admits the request with the most cached tokens first, by the rules of `batch.run_batch`.
 
-    Ties, and so all requests where nothing is cached, go in order of arrival. Whoever has waited
-    `max_wait_s` goes before all others, in order of arrival too. Rows that run are not overtaken,
-    and the youngest is preempted first. It keeps no state. The order is that of SGLang's longest
+    Ties are served in order of arrival. Requests that have waited for `max_wait_s` come before all
+    others, in order of arrival. Running rows are not overtaken, and the latest one is preempted
+    first. The order is that of SGLang's longest
     prefix match (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
     NeurIPS 2024), which has no bound on waiting.
     """
@@ -41,10 +40,10 @@ class PrefixAware(Scheduler):
         self._options = options or PrefixAwareOptions()
 
     def initial_state(self) -> None:
-        """None, always."""
+        """Return None: the scheduler keeps no state."""
 
     def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
-        """The next decision, by the rules of the class."""
+        """Return the next decision; the class describes the rules."""
         line = first_in_line(view, lambda one: -one.num_cached_tokens, self._options.max_wait_s)
         order: list[One] = [*oldest_first(view.running), *line]
         return run_batch(view, order, self._options.decode_steps_when_waiting), None

@@ -1,4 +1,4 @@
-"""Priority: the most urgent requests first, and waiting makes every request more urgent."""
+"""Priority: the most urgent request first; waiting makes a request more urgent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from enginebay_schedulers.batch import (
 
 
 class PriorityOptions(BaseModel):
-    """The section of the scheduler "priority"."""
+    """Options of the scheduler "priority"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,7 +29,7 @@ class PriorityOptions(BaseModel):
         default=10.0,
         gt=0,
         allow_inf_nan=False,
-        description="seconds of waiting that make up for one level",
+        description="seconds of waiting that equal one level of priority",
     )
     displace: bool = Field(
         default=True,
@@ -42,27 +42,24 @@ class PriorityOptions(BaseModel):
 class Priority(Scheduler):
     """Serves the most urgent request first, running or waiting, by the rules of `batch.run_batch`.
 
-    - A larger priority is more urgent. Requests are ordered by arrival_s - priority * ageing_s: of
-      one priority in
-      order of arrival, and a request is overtaken only by those that come less than `ageing_s` a
-      level after it. These are finitely many, so that nobody starves; and the order of two requests
-      never changes, so that they do not displace one another in turn.
-    - Whoever is last in that order is preempted first when decoding rows need cache.
-    - With `displace`, rows of lower priority than the first of the waiting, which come after it in
-      that order too, are
-      preempted when that makes the room it needs.
-
-    It keeps no state.
+    - A larger priority is more urgent. Requests are ordered by arrival_s - priority * ageing_s.
+      Requests of one priority are served in order of arrival. A request with a priority that is n
+      levels higher overtakes only if it arrives less than n * `ageing_s` later, so no request
+      starves. The order of two requests never changes, so they do not displace each other in turn.
+    - The last request of the order is preempted first when decoding rows need cache.
+    - With `displace`, rows with a lower priority than the first waiting request, and after it in
+      the
+      order, are preempted if that makes enough room for it.
     """
 
     def __init__(self, options: PriorityOptions | None = None) -> None:
         self._options = options or PriorityOptions()
 
     def initial_state(self) -> None:
-        """None, always."""
+        """Return None: the scheduler keeps no state."""
 
     def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
-        """The next decision, by the rules of the class."""
+        """Return the next decision; the class describes the rules."""
         rows = sorted(view.running, key=self._rank)
         line = heapq.nsmallest(view.limits.max_num_seqs, view.waiting, key=self._rank)
         displaced = self._displaced(view, rows, line[0]) if line and self._options.displace else ()
@@ -79,10 +76,12 @@ class Priority(Scheduler):
     def _displaced(
         self, view: SchedulerView, rows: list[RunningView], first: WaitingView
     ) -> tuple[str, ...]:
-        """The fewest rows from the end of the order that make room for `first`; none where that is
-        not enough.
+        """Return the fewest rows from the end of the order that make room for `first`.
+
+        Returns no row if all of them do not make enough room.
         """
-        ending = {row.request_id for row in rows if is_ending(row)}  # they make room by themselves
+        # ending rows free their cache anyway
+        ending = {row.request_id for row in rows if is_ending(row)}
         lower = [
             r for r in rows if r.priority < first.priority and self._rank(r) > self._rank(first)
         ]

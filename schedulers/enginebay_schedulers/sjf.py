@@ -1,4 +1,4 @@
-"""Shortest job first: short prompts overtake long ones, which wait no longer than they must."""
+"""Shortest job first: short prompts overtake long ones, within a bound on waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay_schedulers.batch import (
 
 
 class SjfOptions(BaseModel):
-    """The section of the scheduler "sjf"."""
+    """Options of the scheduler "sjf"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,23 +25,23 @@ class SjfOptions(BaseModel):
 
 
 class Sjf(Scheduler):
-    """Admits the request with the fewest prompt tokens to process, by the rules of
+    """Admits the request with the fewest prompt tokens to compute, by the rules of
     `batch.run_batch`.
 
-    How much a request will generate is not known, so the prompt alone counts, without what lies in
-    the cache. Whoever has waited `max_wait_s` goes before all others, in order of arrival: under
-    lasting overload this is first come, first served. Rows that run are not overtaken, and the
-    youngest is preempted first. It keeps no state.
+    The number of tokens that a request will generate is not known, so only the part of its prompt
+    that is not cached counts. Requests that have waited for `max_wait_s` come before all others, in
+    order of arrival; under lasting overload this is first come, first served. Running rows are not
+    overtaken, and the latest one is preempted first.
     """
 
     def __init__(self, options: SjfOptions | None = None) -> None:
         self._options = options or SjfOptions()
 
     def initial_state(self) -> None:
-        """None, always."""
+        """Return None: the scheduler keeps no state."""
 
     def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
-        """The next decision, by the rules of the class."""
+        """Return the next decision; the class describes the rules."""
         line = first_in_line(view, lambda one: one.num_left, self._options.max_wait_s)
         order: list[One] = [*oldest_first(view.running), *line]
         return run_batch(view, order, self._options.decode_steps_when_waiting), None

@@ -1,6 +1,4 @@
-"""Static batching: a batch is gathered, prefilled and decoded to its end before the next one
-begins.
-"""
+"""Static batching: a batch is prefilled and decoded to its end before the next batch begins."""
 
 from __future__ import annotations
 
@@ -22,41 +20,40 @@ from enginebay_schedulers.batch import (
 
 
 class StaticBatchOptions(BaseModel):
-    """The section of the scheduler "static"."""
+    """Options of the scheduler "static"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch_size: int | None = Field(
-        default=None, ge=1, description="most requests in a batch; None for all rows"
+        default=None, ge=1, description="max number of requests in a batch; None for all rows"
     )
 
 
 class StaticBatch(Scheduler):
-    """The classic of offline work, and the plain case that other schedulers are compared with.
+    """Runs one batch after the other, for offline work and as a baseline for other schedulers.
 
-    - A batch is the first waiting requests, as many as rows, `batch_size` and the cache allow when
-      each of them is
-      counted with all tokens that it may generate. It takes what is waiting at that moment and does
-      not wait for more. A row is preempted only where the cache gives out more than was counted,
-      such as whole pages: the last that was admitted.
-    - The whole batch is prefilled, in chunks where the token budget asks for it; then all of it is
-      decoded together.
-    - Requests that come meanwhile wait until the last of the batch has ended.
+    - A batch has the first waiting requests, as many as rows, `batch_size` and the cache allow,
+      with
+      room for all tokens that they may generate. It does not wait for more requests. A row, the
+      last one admitted, is preempted only if the cache needs more than was counted, such as whole
+      pages.
+    - The whole batch is prefilled, in chunks if the token budget requires it, and then decoded.
+    - Later requests wait until the last request of the batch has ended.
 
-    The state is the ids of the batch, of which some may not be admitted yet.
+    The state is the ids of the batch; some of them may not be admitted yet.
     """
 
     def __init__(self, options: StaticBatchOptions | None = None) -> None:
         self._options = options or StaticBatchOptions()
 
     def initial_state(self) -> tuple[str, ...]:
-        """No batch."""
+        """Return an empty batch."""
         return ()
 
     def decide(
         self, view: SchedulerView, state: tuple[str, ...]
     ) -> tuple[Decision, tuple[str, ...]]:
-        """The next decision and the ids of the batch."""
+        """Return the next decision and the ids of the batch."""
         present = {one.request_id for one in view.waiting} | {
             row.request_id for row in view.running
         }
@@ -83,15 +80,13 @@ class StaticBatch(Scheduler):
                 break
             batch.append(one.request_id)
         if not batch and most > 0 and waiting and waiting[0].num_prompt_tokens < limits.free_tokens:
-            # Its longest answer would not fit, but it may well end before.
+            # Its longest possible answer does not fit, but it may end earlier.
             batch.append(waiting[0].request_id)
         return tuple(batch)
 
 
 def _prompts(view: SchedulerView, batch: frozenset[str]) -> tuple[tuple[str, int], ...]:
-    """What the budget allows of the batch's prompts: rows that have begun first, then those not yet
-    admitted.
-    """
+    """Return the prefills of the batch within the budget; rows that have begun come first."""
     todo: list[One] = [*view.running, *(one for one in view.waiting if one.request_id in batch)]
     limits = view.limits
     return fill_budget(
