@@ -16,12 +16,6 @@ Kind = Literal["prefill", "decode", "compact", "verify", "forward", "sample"]
 """A prefill is compiled as "forward" and "sample" programs; see `enginebay_executor.programs`."""
 
 
-def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
-    """The shapes of a verify step for `num_rows` rows with at most `num_drafts` drafts each."""
-    width = num_drafts + 1
-    return Bucket(num_rows * width, num_rows, pages_per_seq, width, max_kv_len, "mixed")
-
-
 def draft_rows(bucket: Bucket) -> Bucket:
     """The shapes of a verify step that decodes each draft as a row of its own."""
     return dataclasses.replace(bucket, seqs=bucket.tokens, max_q_len=1, mode="decode")

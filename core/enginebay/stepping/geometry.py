@@ -10,7 +10,7 @@ from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import AttentionProblem, Demand
 from enginebay.executor.buckets import BucketSizes, smallest_fit
-from enginebay.executor.keys import StepKey, verify_bucket
+from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import (
     EngineParts,
     StepFacts,
@@ -78,8 +78,8 @@ class Geometry:
         longest.
         """
         seqs = smallest_fit(self.sizes.verify_rows, num_rows)
-        pages = pages_for(self.capacity, self.page_size)
-        return StepKey("verify", verify_bucket(seqs, self.num_drafts, pages, self.capacity))
+        pages, width = pages_for(self.capacity, self.page_size), self.num_drafts + 1
+        return StepKey("verify", Bucket(seqs * width, seqs, pages, width, self.capacity, "mixed"))
 
     def all_steps(self) -> list[StepKey]:
         """Every program that serving can need."""
