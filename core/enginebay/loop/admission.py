@@ -85,10 +85,9 @@ class Admission:
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
         num_shared = tracked.num_shareable
         if tracked.needs_every_token:
-            # A lookup of a single token finds no cached prefix.
-            lease = ledger.admit(row, token_ids[:1], wanted, self._key(tracked))
+            token_ids, head = token_ids[:1], None  # a lookup of one token finds no cached prefix
         # After a preemption the cache may also have some of its output.
-        elif head is None or (tracked.output and self.num_cached(tracked) > num_shared):
+        if head is None or (tracked.output and self.num_cached(tracked) > num_shared):
             lease = ledger.admit(row, token_ids, wanted, self._key(tracked))
         else:
             assert head.lease is not None, "running requests have a lease"

@@ -211,7 +211,12 @@ class EngineLoop:
         elif self._steps.in_flight:
             self._steps.commit_next()
         elif not self._requests.is_empty:
-            return self._wait_for_news()
+            # The scheduler waits, with nothing in flight: for time to pass, or for a message.
+            try:
+                message = self._inbox.get(POLL_S)
+            except queue.Empty:
+                return True
+            return self._handle(message)
         return True
 
     def _take_in(self) -> bool:
@@ -226,16 +231,6 @@ class EngineLoop:
             if not goes_on:
                 return False
         return True
-
-    def _wait_for_news(self) -> bool:
-        """Wait briefly for a message: nothing is in flight, and the scheduler has launched nothing.
-        Returns False to stop.
-        """
-        try:
-            message = self._inbox.get(POLL_S)
-        except queue.Empty:
-            return True
-        return self._handle(message)
 
     def _handle(self, message: LoopMessage) -> bool:
         match message:
@@ -285,7 +280,9 @@ class EngineLoop:
         try:
             ticket, self._submitted = self._submitted, None
             if ticket is not None:
-                self._requests.forget(ticket)
+                tracked = self._requests.find(ticket.request.request_id)
+                if tracked is not None and tracked.ticket is ticket:
+                    self._requests.drop(tracked)
                 if not ticket.has_ended:
                     ticket.put(TokenEvent((), "error", error=cause))
                 return True
@@ -306,7 +303,8 @@ class EngineLoop:
         for tracked in self._requests.everything:
             tracked.finished = True
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))
-        self._requests.clear()
+        self._requests.waiting.clear()
+        self._requests.running.clear()
         self._inbox.refuse_all(cause)
 
 

@@ -154,12 +154,6 @@ class RequestTable:
         """The unfinished request with this id, or None."""
         return self.running.get(request_id) or self.waiting.get(request_id)
 
-    def forget(self, ticket: Ticket) -> None:
-        """Remove the request of a ticket, if it is in the table."""
-        tracked = self.find(ticket.request.request_id)
-        if tracked is not None and tracked.ticket is ticket:
-            self.drop(tracked)
-
     def drop(self, tracked: RequestState) -> None:
         """Remove a request that has ended."""
         request_id = tracked.request.request_id
@@ -180,11 +174,6 @@ class RequestTable:
         if tracked.hidden is not None:
             tracked.hidden.begin_anew()
         self.waiting = {tracked.request.request_id: tracked} | self.waiting
-
-    def clear(self) -> None:
-        """Remove all requests."""
-        self.waiting.clear()
-        self.running.clear()
 
     def heads(self) -> dict[str, RequestState]:
         """By parent id, a running completion whose whole prompt was launched: other completions of

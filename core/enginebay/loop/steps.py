@@ -58,7 +58,7 @@ class StepRunner:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request and no unread step."""
-        return not (self.requests.waiting or self.requests.running or self.in_flight)
+        return self.requests.is_empty and not self.in_flight
 
     def limits(self) -> Limits:
         """The limits of the next decision."""
