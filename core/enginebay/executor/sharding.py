@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from enginebay.cache import CacheLayout
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.weights import WeightSpec, stored_bytes
 
 
@@ -41,11 +41,9 @@ class Placement:
             shards = self.num_shards(axis)
             if size % shards:
                 raise ConfigError(
-                    explain(
-                        f"weight {path!r} has {size} along {axis!r}, split over {shards} devices",
-                        f"a mesh axis that divides {size}",
-                        "Pass a smaller --mesh, or change axis_rules.",
-                    )
+                    f"weight {path!r} has {size} along {axis!r}, split over {shards} devices",
+                    f"a mesh axis that divides {size}",
+                    "Pass a smaller --mesh, or change axis_rules.",
                 )
         return self.sharding(spec.axes)
 
@@ -86,12 +84,9 @@ def make_placement(
     sizes = {axis: size for axis, size in mesh.items() if size > 1}
     total = int(np.prod(list(sizes.values()))) if sizes else 1
     if total > len(devices):
+        given, allowed = f"mesh {dict(mesh)} needs {total} devices", f"at most {len(devices)}"
         raise ConfigError(
-            explain(
-                f"mesh {dict(mesh)} needs {total} devices",
-                f"at most {len(devices)}, the devices of this machine",
-                "Pass a smaller --mesh.",
-            )
+            given, f"{allowed}, the devices of this machine", "Pass a smaller --mesh."
         )
     if total == 1:
         return Placement(None, dict.fromkeys(rules), devices[0])

@@ -250,25 +250,20 @@ class Preparer:
         used = chosen.rows(requested_processors(params, self.tokenizer, chosen.entries), facts)
         if takes_best(params) and not chosen.changes_best(used):
             used = ()
+        num_logprobs = self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
+        if num_logprobs is None and BestOf.of(params) is not None:
+            num_logprobs = 0  # the log-probability of each token itself
         return FrozenSampling(
             max_tokens=self.room(len(prompt))
             if params.max_tokens is None
             else min(params.max_tokens, room),
             params=params.model_copy(),
             stop_token_ids=stop_ids,
-            num_logprobs=self._num_logprobs(params),
+            num_logprobs=num_logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
             processors=used,
             reads_tokens=chosen.reads_tokens(used),
         )
-
-    def _num_logprobs(self, params: SamplingParams) -> int | None:
-        """How many best tokens are returned with each new token. best_of needs the log-probability
-        of the token itself, hence at least 0.
-        """
-        if params.logprobs is None:
-            return None if BestOf.of(params) is None else 0
-        return self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
 
 
 def check_streamable(prepared: Sequence[Prepared]) -> None:

@@ -154,7 +154,16 @@ class Requests:
         unfinished request and for closed `events`, StoppedError after the loop has ended.
         """
         made = [Submission(one, events, self, streams=streams) for one in prepared]
-        self._add(made)
+        with self._lock:
+            for one in made:
+                name = one.prepared.request_id
+                if name in self._active:
+                    raise RequestError(
+                        f"request id {shown(name)}, which an unfinished request has",
+                        "the id of no unfinished request",
+                        "Pass another id, or abort the first request.",
+                    )
+            self._active |= {one.prepared.request_id: one for one in made}
         try:
             for one in made:
                 one.inbound.add(one)
@@ -196,18 +205,6 @@ class Requests:
         with self._lock:
             if self._active.get(one.prepared.request_id) is one:
                 del self._active[one.prepared.request_id]
-
-    def _add(self, made: Sequence[Submission]) -> None:
-        with self._lock:
-            for one in made:
-                name = one.prepared.request_id
-                if name in self._active:
-                    raise RequestError(
-                        f"request id {shown(name)}, which an unfinished request has",
-                        "the id of no unfinished request",
-                        "Pass another id, or abort the first request.",
-                    )
-            self._active |= {one.prepared.request_id: one for one in made}
 
 
 def with_id(prepared: Prepared, request_id: str) -> Prepared:
