@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnsupportedError, shown
 from enginebay.llm import LLM
-from enginebay.model import count_weights
+from enginebay.model import Model
 from enginebay.text import Tokenizer
 from enginebay_worker.tokenizer import TextTokenizer
 
@@ -58,6 +59,11 @@ def refuse_states(plan: Plan, face: str) -> None:
         given = f"a model of the family {info.family!r} for {face}"
         allowed = "models whose cache has only keys and values"
         raise UnsupportedError(given, allowed, "Use LLM, which supports recurrent states.")
+
+
+def count_weights(model: Model) -> int:
+    """Return the number of values in all weights."""
+    return sum(math.prod(spec.shape) for spec in model.weight_specs().values())
 
 
 def size_name(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -20,9 +21,8 @@ from enginebay.compose.composition import make_parts
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError
 from enginebay.model import Weights
-from enginebay.sampler import request_key
 from enginebay.text import Tokenizer
-from enginebay.types import MAX_STOP_TOKENS
+from enginebay.types import MAX_STOP_TOKENS, key_of
 from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
 from enginebay_faces.opening import ModelLike, Rules, eos_token_ids
@@ -46,7 +46,7 @@ from enginebay_oengine.steps import StepLauncher
 def _make_key(seed: int) -> jax.Array:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed = {seed!r}", "an integer from 0 to 2**63 - 1", "Pass seed=0.")
-    return request_key(seed)
+    return jnp.asarray(key_of(seed), jnp.uint32)
 
 
 class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know

@@ -6,9 +6,7 @@ import dataclasses
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import jax
 import numpy as np
 
 from enginebay.background import Background
@@ -155,9 +153,7 @@ class Pending(ABC):
         Called only when a request in the plan asked for log-probabilities, and only on engines that
         declare the capability "logprobs".
         """
-        raise InternalError(
-            f"{type(self).__name__}.read_logprobs was called, but it has no log-probabilities"
-        )
+        raise _undeclared(self, "read_logprobs")
 
     def read_all_logprobs(self, row: int) -> np.ndarray:
         """Return f32 [steps, vocab] for row `row` of the plan: log_softmax of the model's logits
@@ -166,10 +162,7 @@ class Pending(ABC):
         Called only when the request asked for the whole vocabulary, only for steps with one token
         per row, and only on engines that declare the capability "full_vocab_logprobs".
         """
-        raise InternalError(
-            f"{type(self).__name__}.read_all_logprobs was called, but it has no log-probabilities "
-            "of the whole vocabulary"
-        )
+        raise _undeclared(self, "read_all_logprobs")
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
         """Return [tokens, W] for row `row` of the plan, which has `returns_prompt`: entry i is for
@@ -178,10 +171,7 @@ class Pending(ABC):
         The last token of the prompt has no entry. Called only on engines that declare the
         capability "full_vocab_logprobs".
         """
-        raise InternalError(
-            f"{type(self).__name__}.read_prompt_logprobs was called, but it has no "
-            "log-probabilities of prompts"
-        )
+        raise _undeclared(self, "read_prompt_logprobs")
 
     def read_hidden(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Return two vectors f32 [hidden_size] for row `row` of the plan, which has `pools`: the
@@ -189,9 +179,7 @@ class Pending(ABC):
 
         Called only on engines that declare the capability "hidden_states".
         """
-        raise InternalError(
-            f"{type(self).__name__}.read_hidden was called, but it has no hidden states"
-        )
+        raise _undeclared(self, "read_hidden")
 
     def read_logits(self) -> np.ndarray:
         """Wait for the step and return f32 [tokens or more, vocab]: the logits after each token of
@@ -205,6 +193,11 @@ class Pending(ABC):
             "an engine whose steps return all their logits",
             "Choose another engine with --engine.",
         )
+
+
+def _undeclared(pending: Pending, method: str) -> InternalError:
+    name = f"{type(pending).__name__}.{method}"
+    return InternalError(f"{name} was called, but its engine does not declare this capability")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,8 +368,3 @@ class Engine(ABC):
     def shadow_report(self) -> ShadowReport | None:
         """Results of shadow mode so far; None when it is off, and while parts are swapped."""
         return None
-
-
-def cache_bytes(arrays: Any) -> int:
-    """Return the total number of bytes of all arrays in a pytree."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))

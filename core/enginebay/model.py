@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Sharding
 
 from enginebay.cache import CacheArrays, CacheGroup
@@ -175,11 +174,6 @@ class ModelFamily(ABC):
         chosen for, where they depend on it; None: ModelInfo.auto_max_model_len. The caller refuses
         a length above ModelInfo.max_model_len.
         """
-
-
-def count_weights(model: Model) -> int:
-    """Return the number of values in all weights."""
-    return sum(int(np.prod(spec.shape)) for spec in model.weight_specs().values())
 
 
 @dataclasses.dataclass(frozen=True)

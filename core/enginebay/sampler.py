@@ -95,11 +95,6 @@ class Sampler(Protocol):
         """Return token ids int32 [S] for logits f32 [S, vocab]. Traced inside the step."""
 
 
-def request_key(seed: int) -> jax.Array:
-    """Return the key of a request with this seed, uint32 [2] (threefry, 64 bits of seed)."""
-    return jnp.asarray([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], jnp.uint32)
-
-
 def position_keys(state: SamplingState, stream: int = SAMPLE_STREAM) -> jax.Array:
     """Return typed keys [S]: fold_in(fold_in(key of the row, position of the row), stream)."""
     keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")

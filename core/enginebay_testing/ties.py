@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.sampler import SamplingState, request_key
-from enginebay.types import SamplingParams
+from enginebay.sampler import SamplingState
+from enginebay.types import SamplingParams, key_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.sampling_oracle import device_params
 
@@ -110,7 +110,8 @@ def _sampled(
     positions[:num_rows] += after.astype(np.int32)
     tokens = np.zeros(-(-(len(prompt) + len(output)) // WIDTH) * WIDTH, np.int32)
     tokens[: len(prompt) + len(output)] = [*prompt, *output]
-    key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
+    seed_words = np.asarray(key_of(params.seed or 0), np.uint32)
+    key = jax.random.wrap_key_data(seed_words, impl="threefry2x32")
     words = np.asarray(jax.random.key_data(jax.random.fold_in(key, index)))
 
     columns: dict[str, Any] = {  # NumPy arrays: JAX would compile a program for each array

@@ -13,8 +13,8 @@ from flax import nnx
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError
-from enginebay.model import count_weights
 from enginebay.ops.spec import RopeSpec
+from enginebay_faces.opening import count_weights
 from enginebay_models import mpt, plugin
 from enginebay_models.blocks import Mlp
 from enginebay_models.deepseek_v2 import family as deepseek_v2
