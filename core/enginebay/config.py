@@ -7,9 +7,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from enginebay.config_sections import (
     AUTO,
@@ -23,7 +23,7 @@ from enginebay.config_sections import (
 from enginebay.errors import ConfigError, EnginebayError, InputError, shown_text, unknown_name
 from enginebay.keywords import Dtype
 from enginebay.nesting import MAX_DEPTH, check_depth
-from enginebay.validation import Validated, changed_fields
+from enginebay.validation import Validated
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineFields
@@ -184,14 +184,9 @@ class EngineConfig(Validated):
         False, description="warmup() also compiles programs for prompts with embeddings"
     )
 
-    def __init__(self, **fields: Unpack[EngineFields]) -> None:
-        try:
-            super().__init__(**cast("dict[str, Any]", fields))
-        except ValidationError as error:
-            raise self.refused(error) from None
+    if TYPE_CHECKING:
 
-    def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return changed_fields(self)
+        def __init__(self, **fields: Unpack[EngineFields]) -> None: ...
 
     @field_validator("kernels", mode="before")
     @classmethod

@@ -301,20 +301,10 @@ def _load_plugin(
         except Exception as error:  # noqa: BLE001  # as above
             return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
     entries: list[Entry] = []
-    for declaration in found:
-        state, reason = _state(declaration, distribution, before + entries)
-        entries.append(
-            Entry(
-                declaration.kind,
-                declaration.name,
-                point.name,
-                version,
-                distribution,
-                state,
-                reason,
-                declaration,
-            )
-        )
+    origin = (point.name, version, distribution)
+    for one in found:
+        state = _state(one, distribution, before + entries)
+        entries.append(Entry(one.kind, one.name, *origin, *state, one))
     return entries
 
 
@@ -324,19 +314,11 @@ def _state(
     """Return the state of a declared part, and the reason when it is not ready."""
     wanted = hooks.INTERFACE_VERSIONS[declaration.kind]
     if declaration.interface != wanted:
-        return (
-            "broken",
-            (
-                f"written for version {declaration.interface} of the {declaration.kind} "
-                f"interface; this enginebay has version {wanted}"
-            ),
-        )
+        text = f"written for version {declaration.interface} of the {declaration.kind} interface"
+        return "broken", f"{text}; this enginebay has version {wanted}"
+    name = (declaration.kind, declaration.op, declaration.name)
     for entry in taken:
-        if (entry.kind, entry.op, entry.name) == (
-            declaration.kind,
-            declaration.op,
-            declaration.name,
-        ) and entry.state != "broken":
+        if (entry.kind, entry.op, entry.name) == name and entry.state != "broken":
             return "broken", f"the name is already taken by plugin {entry.package!r}"
     missing = [module for module in declaration.requires if not _is_installed(module)]
     if missing:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
 from enginebay.row_value import AppliedBy, FromCheckpoint, RowValue, declared
-from enginebay.validation import Accepts, Validated, changed_fields, option
+from enginebay.validation import Accepts, Validated, option
 
 Float = TypeVar("Float")
 Int = TypeVar("Int")
@@ -210,22 +210,9 @@ class SamplingParams(RowParams[float, int]):
         default_factory=dict, description="other logits processors by name, each with its options"
     )
 
-    if not TYPE_CHECKING:  # a type checker derives the keywords from the fields
-
-        def __init__(self, **fields):
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise self.refused(error) from None
-
     def __setattr__(self, name: str, value: Any) -> None:
-        try:
+        with self._refusing():
             super().__setattr__(name, value)
-        except ValidationError as error:
-            raise self.refused(error) from None
-
-    def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        return changed_fields(self)
 
     @field_validator("*", mode="before")
     @classmethod

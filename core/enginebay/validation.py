@@ -4,7 +4,8 @@ do, on one line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -70,20 +71,41 @@ class Validated(BaseModel):
         return own_error(error, cls.refusal) or cls.refusal(describe_validation(error, cls))
 
     @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Pydantic's, with an error of `refusal`."""
+    @contextlib.contextmanager
+    def _refusing(cls) -> Iterator[None]:
         try:
-            return super().model_validate(obj, **options)
+            yield
         except ValidationError as error:
             raise cls.refused(error) from None
+
+    if not TYPE_CHECKING:  # a type checker derives the keywords from the fields
+
+        def __init__(self, **fields):
+            with self._refusing():
+                super().__init__(**fields)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Pydantic's, with an error of `refusal`."""
+        with cls._refusing():
+            return super().model_validate(obj, **options)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
         """Pydantic's, with an error of `refusal`."""
-        try:
+        with cls._refusing():
             return super().model_validate_json(json_data, **options)
-        except ValidationError as error:
-            raise cls.refused(error) from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """Return the fields whose values are not the defaults, for a short repr."""
+        values = (
+            (name, getattr(self, name), field) for name, field in type(self).model_fields.items()
+        )
+        return [
+            (name, value)
+            for name, value, field in values
+            if value != field.get_default(call_default_factory=True)
+        ]
 
 
 def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
@@ -100,18 +122,6 @@ def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
             )
     more = [f"{len(messages) - MAX_FINDINGS} more."] if len(messages) > MAX_FINDINGS else []
     return " Also: ".join([*list(messages.values())[:MAX_FINDINGS], *more])
-
-
-def changed_fields(model: BaseModel) -> list[tuple[str | None, Any]]:
-    """Return the fields whose values are not the defaults, for a short repr."""
-    values = (
-        (name, getattr(model, name), field) for name, field in type(model).model_fields.items()
-    )
-    return [
-        (name, value)
-        for name, value, field in values
-        if value != field.get_default(call_default_factory=True)
-    ]
 
 
 def own_error(error: ValidationError, kind: type[EnginebayError]) -> EnginebayError | None:
