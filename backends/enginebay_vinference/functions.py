@@ -22,13 +22,11 @@ from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.step import Program, StepState, batches_of, decode_step
+from enginebay_vinference.partition import LEAF_NAMES
 
 Arrays = dict[str, Any]
-"""The arrays of a state that the functions take and return; inputs are donated.
-
-tokens int32 [B, W] (sequences), mask int32 [B, W], position int32 [B, 1], last int32 [B, 1],
-finished bool [B], column int32 [] (current_length), sampling: mapping of arrays [B, ...]; and,
-after the prefill, cache: group -> layers.
+"""The ARRAY_FIELDS of a SampleState by name, which the functions take (donated) and return. The
+cache, model_kwargs/past_key_values, exists after the prefill.
 """
 
 Function = Callable[[Weights, Arrays, jax.Array], tuple[Arrays, jax.Array]]
@@ -86,21 +84,19 @@ class Recipe:
 def prefill(
     recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """Process the prompts in tokens[:, :prefill_length] with a new cache, and sample each row's
+    """Process the prompts in sequences[:, :prefill_length] with a new cache, and sample each row's
     first token.
 
     Padding may be anywhere: only tokens under the mask count, in order. A row without tokens is
     finished.
     """
     shape = recipe.shape
-    prompt = arrays["tokens"][:, : shape.prefill_length]
-    real = arrays["mask"][:, : shape.prefill_length] > 0
+    prompt = arrays["sequences"][:, : shape.prefill_length]
+    real = arrays["model_kwargs"]["attention_mask"][:, : shape.prefill_length] > 0
     lens = real.sum(axis=1, dtype=jnp.int32)
     last_hidden, cache = _prompts(recipe, weights, prompt, real, lens)
     finished = lens == 0
-    rows = _device_rows(
-        recipe, arrays | {"finished": finished, "position": lens[:, None] - 1}, keys
-    )
+    rows = _device_rows(recipe, arrays, keys, length=lens, finished=finished)
     logits = recipe.program.model.logits(
         weights,
         recipe.program.make_ops(_bucket(recipe, "prefill"), recipe.layouts),
@@ -118,13 +114,25 @@ def decode_tokens(
     shape = recipe.shape
     rows_are_pages = recipe.slots.pages_per_slot == 1
     bucket = dataclasses.replace(_bucket(recipe, "decode"), rows_are_pages=rows_are_pages)
+    kwargs, finished = arrays["model_kwargs"], arrays["is_sequence_finished"]
+    length = kwargs["position_ids"][:, 0] + 1
+    rows = _device_rows(recipe, arrays, keys, length=length, finished=finished)
+    names = {leaf: name for name, leaf in LEAF_NAMES.items()}
+    layers = iter(kwargs["past_key_values"]["views"])
+    cache = {
+        g.name: tuple(
+            {names[leaf]: array for leaf, array in next(layers).items()}
+            for _ in range(g.num_layers)
+        )
+        for g in recipe.program.model.info.groups
+    }
     done, sampled = decode_step(
         recipe.program,
         recipe.layouts,
         bucket,
         shape.chunk,
         weights,
-        StepState(arrays["cache"], _device_rows(recipe, arrays, keys)),
+        StepState(cache, rows),
         jnp.arange(shape.num_rows, dtype=jnp.int32),
         jnp.int32(shape.chunk),
         recipe.tables(),
@@ -204,50 +212,54 @@ def _prompts(
     return done[1], done[2]
 
 
-def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
+def _device_rows(
+    recipe: Recipe, arrays: Arrays, keys: jax.Array, *, length: jax.Array, finished: jax.Array
+) -> DeviceRows:
     """The state's rows as the core's steps take them."""
-    sampling = arrays["sampling"]
-    mask = arrays["mask"] > 0
-    width = recipe.shape.width
+    num_rows, width = recipe.shape.num_rows, recipe.shape.width
+    mask = arrays["model_kwargs"]["attention_mask"] > 0
     place = jnp.where(mask, jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, width)
-    row = jnp.arange(recipe.shape.num_rows)[:, None]
-    history = (
-        jnp.zeros((recipe.shape.num_rows, width), jnp.int32)
-        .at[row, place]
-        .set(arrays["tokens"], mode="drop")
-    )
+    row = jnp.arange(num_rows)[:, None]
+    history = jnp.zeros((num_rows, width), jnp.int32)
     columns = {
-        "last_token": arrays["last"][:, 0],
-        "length": arrays["position"][:, 0] + 1,
-        "finished": arrays["finished"],
+        "last_token": arrays["running_token"][:, 0],
+        "length": length,
+        "finished": finished,
         "keys": keys,
         # A state does not store log-probabilities.
-        "num_logprobs": jnp.full(recipe.shape.num_rows, -1, jnp.int32),
-        **sampling,
+        "num_logprobs": jnp.full(num_rows, -1, jnp.int32),
+        **arrays["model_kwargs"]["sampling"],
     }
-    return DeviceRows.of(columns, history)
+    return DeviceRows.of(columns, history.at[row, place].set(arrays["sequences"], mode="drop"))
 
 
 def _arrays_after(
     recipe: Recipe, before: Arrays, rows: DeviceRows, cache: Any, sampled: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """The arrays with sampled tokens int32 [B, steps] appended; -1 marks a row without a new
-    token.
+    """The arrays with sampled tokens int32 [B, steps] appended; -1 marks a row without a
+    new token.
     """
-    new = sampled >= 0
-    num_steps = sampled.shape[1]
+    new, kwargs = sampled >= 0, before["model_kwargs"]
     num_run = new.any(axis=0).sum(dtype=jnp.int32)
-    step = jnp.arange(num_steps, dtype=jnp.int32)
-    column = jnp.where(step < num_run, before["column"] + step, recipe.shape.width)
+    step = jnp.arange(sampled.shape[1], dtype=jnp.int32)
+    column = jnp.where(step < num_run, before["current_length"] + step, recipe.shape.width)
     tokens = jnp.where(new, sampled, recipe.shape.pad_token_id)
+    mask = kwargs["attention_mask"].at[:, column].set(new.astype(jnp.int32), mode="drop")
+    views = [
+        {LEAF_NAMES[name]: array for name, array in layer.items()}
+        for group in recipe.program.model.info.groups
+        for layer in cache[group.name]
+    ]
     after = {
-        "tokens": before["tokens"].at[:, column].set(tokens, mode="drop"),
-        "mask": before["mask"].at[:, column].set(new.astype(jnp.int32), mode="drop"),
-        "position": rows.length[:, None] - 1,
-        "last": rows.last_token[:, None],
-        "finished": rows.finished,
-        "column": before["column"] + num_run,
-        "sampling": before["sampling"],
-        "cache": cache,
+        "current_length": before["current_length"] + num_run,
+        "sequences": before["sequences"].at[:, column].set(tokens, mode="drop"),
+        "running_token": rows.last_token[:, None],
+        "is_sequence_finished": rows.finished,
+        "model_kwargs": {
+            "attention_mask": mask,
+            "position_ids": rows.length[:, None] - 1,
+            "sampling": kwargs["sampling"],
+            "past_key_values": {"views": views},
+        },
     }
     return after, jnp.stack([new.sum(dtype=jnp.int32), (~rows.finished).sum(dtype=jnp.int32)])

@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Self
 
@@ -35,7 +35,7 @@ from enginebay_vinference.functions import (
     decode_tokens,
     prefill,
 )
-from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
+from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement, leaf_path
 from enginebay_vinference.slot_sizes import slot_shape
 
 log = logging.getLogger("enginebay.vinference")
@@ -43,16 +43,6 @@ log = logging.getLogger("enginebay.vinference")
 ProgramKind = Literal["prefill", "decode"]
 STEPS: dict[ProgramKind, Callable[..., Any]] = {"prefill": prefill, "decode": decode_tokens}
 KINDS: tuple[ProgramKind, ProgramKind] = ("prefill", "decode")
-
-PATHS = {
-    "tokens": "sequences",
-    "mask": "model_kwargs/attention_mask",
-    "position": "model_kwargs/position_ids",
-    "last": "running_token",
-    "finished": "is_sequence_finished",
-    "column": "current_length",
-}
-"""Path in a state of each array that the functions take."""
 
 SAMPLING: dict[str, Any] = {
     "max_length": np.int32,
@@ -256,56 +246,51 @@ class Programs:
 
     def _arrays(self, shape: InferenceShape, *, with_cache: bool) -> Arrays:
         rows, width = shape.num_rows, shape.width
-        sizes = {
-            "tokens": (rows, width),
-            "mask": (rows, width),
-            "position": (rows, 1),
-            "last": (rows, 1),
-        }
+        layouts: list[KVLayout] = []
 
-        def one(
-            path: str, size: tuple[int, ...], dtype: Any, layout: KVLayout | None = None
-        ) -> jax.ShapeDtypeStruct:
+        def ints(*size: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(size, jnp.int32)
+
+        def placed(keys: Sequence[Any], array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            path = leaf_path(keys)
+            layout = layouts[keys[3].idx] if path.startswith(VIEWS) else None
             sharding = self.placement.sharding(path, layout)
             try:
-                sharding.shard_shape(size)
+                sharding.shard_shape(array.shape)
             except ValueError as error:
                 raise ConfigError(
-                    f"{path} {list(size)} under the partition rules ({error})",
+                    f"{path} {list(array.shape)} under the partition rules ({error})",
                     "dimensions that are divisible by their mesh axes",
                     "Change the batch size, the prompt length or the partition rules.",
                 ) from None
-            return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
-        arrays: Arrays = {name: one(PATHS[name], size, jnp.int32) for name, size in sizes.items()}
-        arrays["finished"] = one(PATHS["finished"], (rows,), bool)
-        arrays["column"] = one(PATHS["column"], (), jnp.int32)
-        arrays["sampling"] = {
-            name: one(
-                f"model_kwargs/sampling/{name}",
-                (rows, MAX_STOP_TOKENS) if name == "stop_ids" else (rows,),
-                dtype,
-            )
-            for name, dtype in SAMPLING.items()
+        sizes = {"stop_ids": (rows, MAX_STOP_TOKENS)}
+        kwargs: dict[str, Any] = {
+            "attention_mask": ints(rows, width),
+            "position_ids": ints(rows, 1),
+            "sampling": {
+                name: jax.ShapeDtypeStruct(sizes.get(name, (rows,)), dtype)
+                for name, dtype in SAMPLING.items()
+            },
         }
         if with_cache:
-            view = 0
-            arrays["cache"] = {}
-            for group in self.engine.parts.model.info.groups:
-                layout = self.recipe(shape).layouts[group.name]
-                layers = []
-                for _ in range(group.num_layers):
-                    layers.append(
-                        {
-                            name: one(
-                                f"{VIEWS}/{view}/{LEAF_NAMES[name]}", s.shape, s.dtype, layout
-                            )
-                            for name, s in layout.shapes().items()
-                        }
-                    )
-                    view += 1
-                arrays["cache"][group.name] = tuple(layers)
-        return arrays
+            recipe = self.recipe(shape)
+            for group in recipe.program.model.info.groups:
+                layouts += [recipe.layouts[group.name]] * group.num_layers
+            views = [
+                {LEAF_NAMES[name]: array for name, array in layout.shapes().items()}
+                for layout in layouts
+            ]
+            kwargs["past_key_values"] = {"views": views}
+        arrays = {
+            "current_length": ints(),
+            "sequences": ints(rows, width),
+            "running_token": ints(rows, 1),
+            "is_sequence_finished": jax.ShapeDtypeStruct((rows,), bool),
+            "model_kwargs": kwargs,
+        }
+        return jax.tree_util.tree_map_with_path(placed, arrays)
 
 
 class Use:

@@ -63,7 +63,7 @@ class SavableInference(Protocol):
     def precompiled(self) -> Mapping[int, vInferencePreCompileConfig]: ...
 
 
-FORMAT = "enginebay.vinference.1"
+FORMAT = "enginebay.vinference.2"
 MANIFEST = "inference.json"
 FUNCTION_FILE = re.compile(r"functions/[0-9]+-(prefill|decode)\.stablehlo")
 

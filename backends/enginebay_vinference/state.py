@@ -26,14 +26,14 @@ from enginebay_vinference.precompile import vInferencePreCompileConfig
 
 STORAGE = Storage("a state", {"$precompile": vInferencePreCompileConfig})
 
-_TAKEN_OVER = (
+ARRAY_FIELDS = (
     "current_length",
     "sequences",
     "running_token",
     "is_sequence_finished",
     "model_kwargs",
 )
-"""The fields whose arrays are donated to the next step."""
+"""The fields with arrays, which are donated to the next step."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -71,7 +71,7 @@ class SampleState:
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
-        if name in _TAKEN_OVER and _is_deleted(value):
+        if name in ARRAY_FIELDS and _is_deleted(value):
             raise _spent()
         return value
 
@@ -87,7 +87,7 @@ class SampleState:
     @property
     def is_spent(self) -> bool:
         """Whether the arrays were donated to a later step."""
-        return any(_is_deleted(object.__getattribute__(self, name)) for name in _TAKEN_OVER)
+        return any(_is_deleted(object.__getattribute__(self, name)) for name in ARRAY_FIELDS)
 
     def check_not_spent(self) -> None:
         """Raise SpentStateError for a spent state."""

@@ -16,10 +16,9 @@ from enginebay.model import Weights
 from enginebay.row_columns import by_name, neutral_columns, write_row
 from enginebay.types import MAX_STOP_TOKENS, Request, key_of
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
-from enginebay_vinference.partition import LEAF_NAMES
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.programs import ProgramKind, Programs, Use
-from enginebay_vinference.state import SampleState, row_keys
+from enginebay_vinference.state import ARRAY_FIELDS, SampleState, row_keys
 
 
 class Stepper:
@@ -59,21 +58,21 @@ class Stepper:
         )
         mask[:, : shape.prefill_length] = attention_mask > 0
         counts = mask.sum(axis=1, dtype=np.int32)
-        sizes = {
-            "tokens": tokens,
-            "mask": mask,
-            "position": counts[:, None] - 1,
-            "last": np.zeros((shape.num_rows, 1), np.int32),
-            "finished": counts == 0,
-            "column": np.int32(shape.prefill_length),
-            "sampling": dict(sampling),
+        values = {
+            "current_length": np.int32(shape.prefill_length),
+            "sequences": tokens,
+            "running_token": np.zeros((shape.num_rows, 1), np.int32),
+            "is_sequence_finished": counts == 0,
+            "model_kwargs": {
+                "attention_mask": mask,
+                "position_ids": counts[:, None] - 1,
+                "sampling": dict(sampling),
+            },
         }
         where = self.programs.arrays(shape, "prefill")
-        arrays = jax.tree.map(
-            lambda value, like: jax.device_put(value, like.sharding), sizes, where
-        )
-        return _state_of(
-            arrays,
+        arrays = jax.tree.map(lambda v, like: jax.device_put(v, like.sharding), values, where)
+        return SampleState(
+            **arrays,
             prng_key=prng_key,
             padded_length=shape.prefill_length,
             _compile_config=compile_config,
@@ -109,8 +108,8 @@ class Stepper:
         if kind == "decode" and spent > 0:
             decoded = max(rate, 0.0) * float(state._time_spent_computing) + num_new
             rate = decoded / spent
-        return _state_of(
-            after,
+        return SampleState(
+            **after,
             prng_key=state.prng_key,
             tokens_per_second=rate,
             generated_tokens=int(state.generated_tokens) + num_new,
@@ -145,38 +144,17 @@ class Stepper:
         """The state's arrays on the devices of the function. InputError when their shapes do not
         match.
         """
-        kwargs = state.model_kwargs
         where = self.programs.arrays(shape, kind)
         try:
-            arrays: dict[str, Any] = {
-                "tokens": state.sequences,
-                "mask": kwargs["attention_mask"],
-                "position": kwargs["position_ids"],
-                "last": state.running_token,
-                "finished": state.is_sequence_finished,
-                "column": state.current_length,
-                "sampling": dict(kwargs["sampling"]),
-            }
-            if kind == "decode":
-                arrays["cache"] = self._cache(kwargs["past_key_values"]["views"])
-            return jax.tree.map(_place, arrays, where)
+            arrays = {name: getattr(state, name) for name in ARRAY_FIELDS}
+            kwargs = {name: state.model_kwargs[name] for name in where["model_kwargs"]}
+            return jax.tree.map(_place, arrays | {"model_kwargs": kwargs}, where)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"a state of another model or configuration ({error})",
                 f"a state of {shape}",
                 "Use the model and configuration that made this state.",
             ) from error
-
-    def _cache(self, views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        groups, start = {}, 0
-        called = {leaf: name for name, leaf in LEAF_NAMES.items()}
-        for group in self.programs.engine.parts.model.info.groups:
-            layers = views[start : start + group.num_layers]
-            groups[group.name] = tuple(
-                {called.get(leaf, leaf): array for leaf, array in layer.items()} for layer in layers
-            )
-            start += group.num_layers
-        return groups
 
 
 def sampling_columns(
@@ -198,29 +176,6 @@ def sampling_columns(
         columns["stop_ids"][row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         write_row(floats[row], ints[row], sampling.params)
     return columns
-
-
-def _state_of(arrays: Arrays, **others: Any) -> SampleState:
-    kwargs = {
-        "attention_mask": arrays["mask"],
-        "position_ids": arrays["position"],
-        "sampling": arrays["sampling"],
-    }
-    if "cache" in arrays:
-        layers = [layer for group in arrays["cache"].values() for layer in group]
-        kwargs["past_key_values"] = {
-            "views": [
-                {LEAF_NAMES[name]: array for name, array in layer.items()} for layer in layers
-            ]
-        }
-    return SampleState(
-        current_length=arrays["column"],
-        sequences=arrays["tokens"],
-        running_token=arrays["last"],
-        is_sequence_finished=arrays["finished"],
-        model_kwargs=kwargs,
-        **others,
-    )
 
 
 def has_cache(state: SampleState) -> bool:

@@ -32,7 +32,8 @@ class HostFunctions:
     def __init__(self, inference: vInference, shape: InferenceShape) -> None:
         self.shape = shape
         self.vocab_size = inference.model.info.vocab_size
-        self.cache = inference.programs.arrays(shape, "decode")["cache"]
+        arrays = inference.programs.arrays(shape, "decode")
+        self.cache = arrays["model_kwargs"]["past_key_values"]
         self.before: Callable[[str], object] = lambda _: None
         self.script: list[int] | None = None
         self.eos_token_id = inference.generation_config.eos_token_ids[0]
@@ -44,48 +45,55 @@ class HostFunctions:
     def prefill(self, _: Any, arrays: Any, keys: Any) -> Any:
         self.before("prefill")
         after = self._writable(arrays)
-        counts = after["mask"][:, : self.shape.prefill_length].sum(axis=1)
-        after["finished"] = counts == 0
-        after["position"] = counts[:, None].astype(np.int32) - 1
-        after["cache"] = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self.cache)
-        return after, np.array([self._append(after, np.asarray(keys)), (~after["finished"]).sum()])
+        kwargs, finished = after["model_kwargs"], after["is_sequence_finished"]
+        counts = kwargs["attention_mask"][:, : self.shape.prefill_length].sum(axis=1)
+        finished[:] = counts == 0
+        kwargs["position_ids"] = counts[:, None].astype(np.int32) - 1
+        kwargs["past_key_values"] = jax.tree.map(
+            lambda like: np.zeros(like.shape, like.dtype), self.cache
+        )
+        return after, np.array([self._append(after, np.asarray(keys)), (~finished).sum()])
 
     def decode(self, _: Any, arrays: Any, keys: Any) -> Any:
         self.before("decode")
         after = self._writable(arrays)
         num_new = 0
         for _step in range(self.shape.chunk):
-            if not after["finished"].all():
+            if not after["is_sequence_finished"].all():
                 num_new += self._append(after, np.asarray(keys))
-        return after, np.array([num_new, (~after["finished"]).sum()])
+        return after, np.array([num_new, (~after["is_sequence_finished"]).sum()])
 
     def _writable(self, arrays: Any) -> dict[str, Any]:
         """The arrays, with copies of those that a step changes. The cache is not copied."""
-        names = ("tokens", "mask", "position", "last", "finished", "column")
-        return dict(arrays) | {name: np.array(arrays[name]) for name in names}
+        kwargs = arrays["model_kwargs"]
+        copies = {name: np.array(kwargs[name]) for name in ("attention_mask", "position_ids")}
+        others = {name: np.array(arrays[name]) for name in arrays if name != "model_kwargs"}
+        return {**others, "model_kwargs": {**kwargs, **copies}}
 
     def _append(self, after: dict[str, Any], keys: np.ndarray) -> int:
         """Append a token to each row that has not finished; return the number of such rows."""
-        column, sampling = int(after["column"]), after["sampling"]
-        going = np.flatnonzero(~after["finished"])
+        column, kwargs = int(after["current_length"]), after["model_kwargs"]
+        sampling, positions = kwargs["sampling"], kwargs["position_ids"]
+        going = np.flatnonzero(~after["is_sequence_finished"])
         for row in going:
             token = self._next(after, row, keys[row])
-            after["tokens"][row, column], after["mask"][row, column] = token, 1
-            after["last"][row], after["position"][row] = token, after["position"][row] + 1
-            length = int(after["position"][row, 0]) + 1
+            after["sequences"][row, column], kwargs["attention_mask"][row, column] = token, 1
+            after["running_token"][row], positions[row] = token, positions[row] + 1
+            length = int(positions[row, 0]) + 1
             stops = np.asarray(sampling["stop_ids"])[row]
-            after["finished"][row] = (
+            after["is_sequence_finished"][row] = (
                 token in stops or length >= np.asarray(sampling["max_length"])[row]
             )
-        after["column"] = np.int32(column + (len(going) > 0))
+        after["current_length"] = np.int32(column + (len(going) > 0))
         return len(going)
 
     def _next(self, after: dict[str, Any], row: int, key: np.ndarray) -> int:
         if self.script is not None:
-            done = int(after["column"]) - self.shape.prefill_length
+            done = int(after["current_length"]) - self.shape.prefill_length
             return [*self.script, self.eos_token_id][min(done, len(self.script))]
-        seed = zlib.crc32(after["tokens"][row][after["mask"][row] > 0].tobytes())
-        if float(np.asarray(after["sampling"]["temperature"])[row]) > 0:
+        kwargs = after["model_kwargs"]
+        seed = zlib.crc32(after["sequences"][row][kwargs["attention_mask"][row] > 0].tobytes())
+        if float(np.asarray(kwargs["sampling"]["temperature"])[row]) > 0:
             seed = zlib.crc32(key.tobytes(), seed)
         return NUM_SPECIAL + seed % (self.vocab_size - NUM_SPECIAL)
 
