@@ -14,7 +14,8 @@ import numpy as np
 
 from enginebay.cache import KVLayout
 from enginebay.ops.op import CheckSetting, QuickCase
-from enginebay.ops.spec import AttnSpec, Bucket, Mode, derive_batch
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
+from enginebay_numerics.batches import derive_batch
 
 PADDING_ROWS, PADDING_TOKENS, SPARE_PAGES = 1, 3, 2
 

@@ -15,7 +15,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from enginebay.cache import KVLayout
 from enginebay.ops.op import CheckSetting, QuickCase
-from enginebay.ops.spec import Bucket, RopeSpec, derive_batch
+from enginebay.ops.spec import Bucket, RopeSpec
+from enginebay_numerics.batches import derive_batch
 
 ROPE_SPECS = {
     "default": RopeSpec(10000.0, 64),

@@ -16,7 +16,7 @@ import numpy as np
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.compose.ops import ATTENTION
 from enginebay.ops.cost import Cost
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, derive_batch
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,
@@ -31,6 +31,7 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape, bucket_lengths
+from enginebay_numerics.batches import derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
 

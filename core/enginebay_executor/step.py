@@ -15,7 +15,7 @@ from jax import tree_util
 from enginebay.cache import KVLayout
 from enginebay.executor.parts import EngineParts, Layouts, OpsFactory
 from enginebay.model import Model, ModelCache, Weights
-from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay.processor import Processors, ProcessorState
 from enginebay.sampler import Sampler
 from enginebay.types import StepVariant
@@ -24,6 +24,7 @@ from enginebay_executor.device import ADVANCED, DeviceRows
 from enginebay_executor.full_vocab import FullVocab, log_softmax
 from enginebay_executor.logprobs import Logprobs, logprobs_of
 from enginebay_executor.processing import evolve, process
+from enginebay_numerics.batches import derive_batch
 from enginebay_numerics.sampling import first_best
 
 PENALTIES = "penalties"

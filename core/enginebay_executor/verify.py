@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from enginebay.executor.keys import draft_rows
 from enginebay.executor.parts import Layouts
 from enginebay.model import ModelCache, Weights
-from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay.types import StepVariant
 from enginebay_executor.device import ADVANCED, DeviceRows
 from enginebay_executor.step import Program, Sampled, StepState
+from enginebay_numerics.batches import derive_batch
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
 """Number of passes done, their results so far, and whether all drafts so far were accepted."""

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, derive_batch
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
+from enginebay_numerics.batches import derive_batch
 from enginebay_testing.layouts import kept
 from enginebay_testing.score_ranges import directions, random_keys
 

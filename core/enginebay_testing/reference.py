@@ -17,8 +17,9 @@ from enginebay.compose.plan import Plan
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.bound import Ops
-from enginebay.ops.spec import Bucket, derive_batch
+from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
+from enginebay_numerics.batches import derive_batch
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256

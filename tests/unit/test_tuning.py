@@ -330,7 +330,7 @@ def _trace(attention: Any, where: Bucket, layout: Any, spec: AttnSpec) -> None:
     import jax
     import jax.numpy as jnp
 
-    from enginebay.ops.spec import derive_batch
+    from enginebay_numerics.batches import derive_batch
 
     ints = jnp.zeros((where.seqs,), jnp.int32)
     table = jnp.zeros((where.seqs, where.pages_per_seq), jnp.int32)

@@ -18,7 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.caps import Env
-from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
+from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay_numerics.batches import derive_batch
 from enginebay_testing import kernels
 from enginebay_testing.attention_cases import make_problem
 from enginebay_testing.kernels import AttentionCase, attention_cases

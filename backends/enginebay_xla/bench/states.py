@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.spec import Bucket, derive_batch
+from enginebay.ops.spec import Bucket
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,
@@ -24,6 +24,7 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import Shape
+from enginebay_numerics.batches import derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.compile_suite import batch_of
 from enginebay_xla import ops

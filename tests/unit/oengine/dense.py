@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.compose.binding import OpsBinder
-from enginebay.ops.spec import Bucket, derive_batch
+from enginebay.ops.spec import Bucket
+from enginebay_numerics.batches import derive_batch
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
 
 SIZE = 160
