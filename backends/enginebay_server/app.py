@@ -15,9 +15,10 @@ from starlette.responses import Response
 from enginebay import __version__
 from enginebay.errors import EnginebayError
 from enginebay_server.door import Door
-from enginebay_server.errors import ApiError, api_error
+from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
+from enginebay_server.routes_anthropic import anthropic_routes
 from enginebay_server.routes_generate import generate_routes
 from enginebay_server.routes_inform import inform_routes
 from enginebay_server.routes_tokens import token_routes
@@ -46,7 +47,7 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
         redoc_url=None,
     )
     app.state.server = state
-    for make in (generate_routes, token_routes, inform_routes):
+    for make in (generate_routes, anthropic_routes, token_routes, inform_routes):
         app.include_router(make(state))
     handlers: dict[Any, Any] = {
         ApiError: _on_error,
@@ -68,13 +69,14 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
     return app
 
 
-def as_response(error: ApiError) -> Response:
-    """The answer of an error."""
-    return Response(error.json, error.status, headers=error.headers, media_type="application/json")
+def as_response(request: Request, error: ApiError) -> Response:
+    """The answer of an error, in the form of the API that was asked."""
+    body = error_body(request.url.path, error)
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
-    return as_response(api_error(error))
+async def _on_error(request: Request, error: Exception) -> Response:
+    return as_response(request, api_error(error))
 
 
 async def _on_http(request: Request, error: HTTPException) -> Response:
@@ -84,15 +86,15 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
         404: f"{what}: there is no such path. /openapi.json lists them.",
         405: f"{what}: another method is needed. /openapi.json lists them.",
     }.get(error.status_code, str(error.detail))
-    return as_response(ApiError(error.status_code, message))
+    return as_response(request, ApiError(error.status_code, message))
 
 
-async def _on_invalid(_: Request, error: RequestValidationError) -> Response:
+async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
     """A body whose fields are not as they are declared; the first wrong one is named."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return as_response(ApiError(400, f"a body that is no JSON: {first['msg']}"))
+        return as_response(request, ApiError(400, f"a body that is no JSON: {first['msg']}"))
     path = [str(part) for part in first["loc"][1:] if not UNION_BRANCH.match(str(part))]
     field = ".".join(path)
     message = f"{field or 'the body'}: {first['msg']}. See /openapi.json for what is allowed."
-    return as_response(ApiError(400, message, param=field or None))
+    return as_response(request, ApiError(400, message, param=field or None))

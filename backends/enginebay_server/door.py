@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from enginebay_server.errors import ApiError
+from enginebay_server.errors import ApiError, error_body
 from enginebay_server.keys import is_known
 from enginebay_server.state import AppState
 
@@ -62,7 +62,7 @@ class Door:
             body = await self._body(scope, headers, receive)
             await self._app(scope, replaying(body, receive), send_named)
         except ApiError as error:
-            await refuse(send_named, error)
+            await refuse(send_named, error, scope["path"])
         finally:
             if not is_probe:
                 self._state.num_open -= 1
@@ -164,9 +164,9 @@ def replaying(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def refuse(send: Send, error: ApiError) -> None:
+async def refuse(send: Send, error: ApiError, path: str) -> None:
     """Send an error as the whole answer."""
-    body = error.json
+    body = error_body(path, error)
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

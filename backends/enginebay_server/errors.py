@@ -29,6 +29,8 @@ TYPES = {
 above.
 """
 
+ANTHROPIC_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+
 
 class ApiError(Exception):
     """An answer other than success. `param` names the field of the request that is wrong."""
@@ -67,15 +69,16 @@ class ApiError(Exception):
         }
 
     @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in the form of Anthropic's API."""
+        kind = ANTHROPIC_TYPES.get(self.status, self.type if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    @property
     def headers(self) -> dict[str, str]:
         """Headers that this answer has besides the usual ones."""
         found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
-
-    @property
-    def json(self) -> bytes:
-        """The body as it is sent."""
-        return orjson.dumps(self.body)
 
 
 FIELD = re.compile(r"([\w.]+) = ")
@@ -99,3 +102,9 @@ def api_error(error: BaseException) -> ApiError:
 def _code_of(message: str) -> str | None:
     """OpenAI's code for a prompt that does not fit, which clients look for."""
     return "context_length_exceeded" if message.startswith("a prompt of ") else None
+
+
+def error_body(path: str, error: ApiError) -> bytes:
+    """An error in the form of the API that a path belongs to, as it is sent."""
+    is_anthropic = path.startswith("/v1/messages")
+    return orjson.dumps(error.anthropic_body if is_anthropic else error.body)

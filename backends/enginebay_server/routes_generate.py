@@ -1,10 +1,8 @@
-"""Routes that generate text or embeddings."""
+"""Routes of OpenAI's API that generate text or embeddings."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
@@ -20,12 +18,8 @@ from enginebay_server.completions import (
     completion_params,
 )
 from enginebay_server.embeddings import EmbeddingBody, embed
-from enginebay_server.errors import ApiError
-from enginebay_server.generation import Generation, until_gone
-from enginebay_server.sse import EventStream
+from enginebay_server.running import begin, in_time, streamed, whole
 from enginebay_server.state import AppState
-
-Result = TypeVar("Result")
 
 
 def generate_routes(state: AppState) -> APIRouter:
@@ -40,22 +34,22 @@ def generate_routes(state: AppState) -> APIRouter:
         model = state.models.ready(body.model, settings.retry_after_s)
         use = body.tool_use
         params = chat_params(model, body, settings, use)
-        generation = Generation(state.metrics.of[model.name], state.limit, "chatcmpl-")
-        try:
-            start = generation.start(
-                lambda: chat_jobs(model, body, params, use), stream=bool(body.stream)
+        generation = begin(state, model, "chatcmpl-")
+
+        def make() -> Any:
+            return chat_jobs(model, body, params, use)
+
+        if body.stream:
+            return await streamed(
+                state,
+                request,
+                generation,
+                make,
+                lambda: ChatStream(generation, body, params, use),
+                headers,
             )
-            await in_time(state, request, start)
-            if body.stream:
-                writer = ChatStream(generation, body, params, use)
-                return EventStream(generation, writer, settings.request_timeout_s, headers)
-            [output] = await in_time(state, request, generation.outputs())
-            record = ChatAnswer(generation, body, params, use).record(output)
-        except BaseException:
-            generation.close()
-            raise
-        generation.close()
-        return as_json(record, headers)
+        [output] = await whole(state, request, generation, make)
+        return as_json(ChatAnswer(generation, body, params, use).record(output), headers)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
@@ -63,22 +57,22 @@ def generate_routes(state: AppState) -> APIRouter:
         check_stream(body)
         model = state.models.ready(body.model, settings.retry_after_s)
         params = completion_params(body, settings)
-        generation = Generation(state.metrics.of[model.name], state.limit, "cmpl-")
-        try:
-            start = generation.start(
-                lambda: completion_jobs(body, params), stream=bool(body.stream)
+        generation = begin(state, model, "cmpl-")
+
+        def make() -> Any:
+            return completion_jobs(body, params)
+
+        if body.stream:
+            return await streamed(
+                state,
+                request,
+                generation,
+                make,
+                lambda: CompletionStream(generation, body, params),
+                headers,
             )
-            await in_time(state, request, start)
-            if body.stream:
-                writer = CompletionStream(generation, body, params)
-                return EventStream(generation, writer, settings.request_timeout_s, headers)
-            outputs = await in_time(state, request, generation.outputs())
-            record = CompletionAnswer(generation, body, params).record(outputs)
-        except BaseException:
-            generation.close()
-            raise
-        generation.close()
-        return as_json(record, headers)
+        outputs = await whole(state, request, generation, make)
+        return as_json(CompletionAnswer(generation, body, params).record(outputs), headers)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
@@ -88,16 +82,6 @@ def generate_routes(state: AppState) -> APIRouter:
         return as_json(record, headers)
 
     return router
-
-
-async def in_time(state: AppState, request: Request, work: Awaitable[Result]) -> Result:
-    """What `work` returns while its client waits. ApiError 504 after the request timeout."""
-    limit_s = state.settings.request_timeout_s
-    try:
-        async with asyncio.timeout(limit_s):
-            return await until_gone(request.receive, work)
-    except TimeoutError:
-        raise ApiError(504, f"the request took more than {limit_s:g} s") from None
 
 
 def as_json(record: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

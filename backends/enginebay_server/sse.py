@@ -52,9 +52,10 @@ class EventStream(Response):
         self,
         generation: Generation,
         writer: StreamWriter,
-        timeout_s: float,
+        end_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`end_s`: when the stream is ended with an error, by the clock of the event loop."""
         super().__init__(
             None,
             media_type="text/event-stream",
@@ -63,18 +64,18 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
-        self._timeout_s = timeout_s
+        self._end_s = end_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(gone(receive))
         watcher.add_done_callback(lambda _: self._generation.close())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(self._end_s):
                 last = await self._send_events(send)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         except TimeoutError:
-            error = ApiError(504, f"the request took more than {self._timeout_s:g} s")
+            error = ApiError(504, "the request took longer than the server allows")
             last = self._writer.fail(error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:

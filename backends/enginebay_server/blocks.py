@@ -1,0 +1,94 @@
+"""Blocks: an answer as a sequence of reasoning, texts and tool calls, in the order in which the
+model wrote them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Literal
+
+from enginebay_server.parsing.contract import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
+from enginebay_server.parsing.message import MessageParser
+
+BlockKind = Literal["reasoning", "text", "call"]
+
+
+@dataclasses.dataclass(slots=True)
+class Block:
+    """A part of an answer. `text` is reasoning, text of the answer, or the JSON object of a call's
+    arguments; `call_id` and `name` are those of a call.
+    """
+
+    kind: BlockKind
+    index: int
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+
+
+BlockEvent = tuple[Literal["open", "add", "close"], Block, str]
+"""What happens to a block; with "add" the further text."""
+
+
+class Blocks:
+    """Makes blocks of deltas. One is open at a time."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open: Block | None = None
+
+    @property
+    def num_calls(self) -> int:
+        """Tool calls so far."""
+        return sum(block.kind == "call" for block in self.all)
+
+    def take(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
+        """What happens with further deltas."""
+        events: list[BlockEvent] = []
+        for delta in deltas:
+            match delta:
+                case ContentDelta(text):
+                    events += self._add("text", text)
+                case ReasoningDelta(text):
+                    events += self._add("reasoning", text)
+                case ToolCallStart(_, call_id, name):
+                    events += self._begin(Block("call", len(self.all), call_id, name))
+                case ToolArgumentsDelta(_, text):
+                    events += self._add("call", text)
+        return events
+
+    def finish(self) -> list[BlockEvent]:
+        """The end of the last block."""
+        block, self._open = self._open, None
+        return [] if block is None else [("close", block, "")]
+
+    def _begin(self, block: Block) -> list[BlockEvent]:
+        events = self.finish()
+        self.all.append(block)
+        self._open = block
+        return [*events, ("open", block, "")]
+
+    def _add(self, kind: BlockKind, text: str) -> list[BlockEvent]:
+        events: list[BlockEvent] = []
+        if self._open is None or self._open.kind != kind:
+            events = self._begin(Block(kind, len(self.all)))
+        assert self._open is not None, "a block was begun above"
+        self._open.text += text
+        return [*events, ("add", self._open, text)]
+
+
+def whole_blocks(text: str, parser: MessageParser | None) -> Blocks:
+    """The blocks of a whole text. `parser` is used for it alone; None: it is one text."""
+    blocks = Blocks()
+    if parser is None:
+        blocks.take([ContentDelta(text)] if text else [])
+    else:
+        blocks.take([*parser.feed(text), *parser.finish()])
+    return blocks

@@ -1,0 +1,70 @@
+"""Running a generation for one HTTP request: within its time, and while its client waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from fastapi import Request
+
+from enginebay.outputs import RequestOutput
+from enginebay_server.errors import ApiError
+from enginebay_server.generation import Generation, PromptJob, until_gone
+from enginebay_server.served import ServedModel
+from enginebay_server.sse import EventStream, StreamWriter
+from enginebay_server.state import AppState
+
+Result = TypeVar("Result")
+MakeJobs = Callable[[], Sequence[PromptJob]]
+
+
+def begin(state: AppState, model: ServedModel, prefix: str) -> Generation:
+    """A generation of a model, whose id begins with `prefix`."""
+    return Generation(state.metrics.of[model.name], state.limit, prefix)
+
+
+async def in_time(state: AppState, request: Request, work: Awaitable[Result]) -> Result:
+    """What `work` returns while its client waits. ApiError 504 after the request timeout."""
+    limit_s = state.settings.request_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await until_gone(request.receive, work)
+    except TimeoutError:
+        raise ApiError(504, f"the request took more than {limit_s:g} s") from None
+
+
+async def whole(
+    state: AppState, request: Request, generation: Generation, make: MakeJobs
+) -> list[RequestOutput]:
+    """The outputs of the jobs that `make` makes; the generation is closed."""
+
+    async def run() -> list[RequestOutput]:
+        await generation.start(make, stream=False)
+        return await generation.outputs()
+
+    try:
+        return await in_time(state, request, run())
+    finally:
+        generation.close()
+
+
+async def streamed(
+    state: AppState,
+    request: Request,
+    generation: Generation,
+    make: MakeJobs,
+    make_writer: Callable[[], StreamWriter],
+    headers: Mapping[str, str] | None = None,
+) -> EventStream:
+    """The stream of the jobs that `make` makes, which closes the generation. The jobs are under
+    way when this returns, so that a wrong request is refused with a status of its own.
+    """
+    limit_s = state.settings.request_timeout_s
+    end_s = asyncio.get_running_loop().time() + limit_s
+    try:
+        await in_time(state, request, generation.start(make, stream=True))
+        return EventStream(generation, make_writer(), end_s, headers)
+    except BaseException:
+        generation.close()
+        raise
