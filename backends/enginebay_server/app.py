@@ -18,9 +18,11 @@ from enginebay_server.door import Door
 from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
+from enginebay_server.response_store import open_store
 from enginebay_server.routes_anthropic import anthropic_routes
 from enginebay_server.routes_generate import generate_routes
 from enginebay_server.routes_inform import inform_routes
+from enginebay_server.routes_responses import response_routes
 from enginebay_server.routes_tokens import token_routes
 from enginebay_server.served import ServedModel, ServedModels
 from enginebay_server.settings import ServerSettings
@@ -33,12 +35,13 @@ UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)
 def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> FastAPI:
     """An application that serves `models`, whose owner closes their LLMs after it.
 
-    `app.state.server` is its AppState. Two applications of one process share nothing, unless they
-    are given the same models.
+    `app.state.server` is its AppState, of which the owner closes `responses`. Two applications of
+    one process share nothing, unless they are given the same models.
     """
     settings = settings or ServerSettings()
     limit = ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s)
-    state = AppState(ServedModels(models), settings, limit, Metrics(models, limit))
+    kept = open_store(settings.response_store, settings.max_responses, settings.response_ttl_s)
+    state = AppState(ServedModels(models), settings, limit, Metrics(models, limit), kept)
     app = FastAPI(
         title="enginebay",
         version=__version__,
@@ -47,7 +50,8 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
         redoc_url=None,
     )
     app.state.server = state
-    for make in (generate_routes, anthropic_routes, token_routes, inform_routes):
+    makers = (generate_routes, response_routes, anthropic_routes, token_routes, inform_routes)
+    for make in makers:
         app.include_router(make(state))
     handlers: dict[Any, Any] = {
         ApiError: _on_error,

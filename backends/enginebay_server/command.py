@@ -28,6 +28,8 @@ LIMITS = (
     ("max_queue", int, "N", "HTTP requests that wait beyond these; more are answered with 429"),
     ("request_timeout", float, "SECONDS", "longest time for an answer"),
     ("body_timeout", float, "SECONDS", "longest time for a request's body to arrive"),
+    ("max_responses", int, "N", "responses that are kept; the oldest gives way"),
+    ("response_ttl", float, "SECONDS", "how long a response is kept"),
     ("drain_timeout", float, "SECONDS", "time that accepted requests have to end after SIGTERM"),
 )
 """Settings that have a flag of their own: name, type, metavar and meaning."""
@@ -102,6 +104,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             help=f"{what} (default: {shown})",
         )
     group.add_argument(
+        "--response-store",
+        metavar="FILE",
+        help="file of SQLite in which responses are kept (default: they are kept in memory)",
+    )
+    group.add_argument(
         "--unknown-fields",
         choices=typing.get_args(UnknownFields),
         default=DEFAULTS.unknown_fields,
@@ -132,6 +139,7 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
         unknown_fields=args.unknown_fields,
         cors_origins=tuple(args.cors_origin),
         warmup=args.warmup,
+        response_store=args.response_store,
         **limits,
     )
 

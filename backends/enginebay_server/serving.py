@@ -127,6 +127,7 @@ def serve(
         ]
         app = create_app(models, settings)
         state: AppState = app.state.server
+        opened.callback(state.responses.close)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

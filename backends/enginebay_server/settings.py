@@ -35,6 +35,12 @@ class ServerSettings:
     body_timeout_s: float = 30.0
     """From the head of a request to the end of its body."""
     unknown_fields: UnknownFields = "refuse"
+    response_store: str | None = None
+    """A file for responses that are kept; None: they are kept in memory."""
+    max_responses: int = 1024
+    """Most responses that are kept; the oldest gives way."""
+    response_ttl_s: float = 3600.0
+    """How long a response is kept."""
     cors_origins: tuple[str, ...] = ()
     warmup: Warmup = "full"
     drain_timeout_s: float = 30.0
@@ -48,6 +54,8 @@ class ServerSettings:
             ("max_logprobs", 0),
             ("max_concurrency", 1),
             ("max_queue", 0),
+            ("max_responses", 1),
+            ("response_ttl_s", 0),
             ("retry_after_s", 1),
             ("request_timeout_s", 0.001),
             ("body_timeout_s", 0.001),

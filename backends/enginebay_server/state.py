@@ -6,6 +6,7 @@ import dataclasses
 
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
+from enginebay_server.response_store import ResponseStore
 from enginebay_server.served import ServedModels
 from enginebay_server.settings import ServerSettings
 
@@ -18,6 +19,7 @@ class AppState:
     settings: ServerSettings
     limit: ConcurrencyLimit
     metrics: Metrics
+    responses: ResponseStore
     is_draining: bool = False
     """The server ends: it answers what it has accepted, and refuses everything else."""
     num_open: int = 0

@@ -162,3 +162,42 @@ def test_a_killed_client_frees_what_it_held(server: ServerProcess, client: opena
         assert time.monotonic() < until_s, text
         time.sleep(0.05)
     assert client.chat.completions.create(**CHAT).choices
+
+
+def test_responses_are_answered_streamed_and_continued(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="demo", input="Hello!", max_output_tokens=60)
+    assert first.status == "completed"
+    assert first.output_text
+    with client.responses.stream(model="demo", input="Hello!", max_output_tokens=60) as stream:
+        deltas = [e.delta for e in stream if e.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == first.output_text
+    second = client.responses.create(
+        model="demo", input="Why?", previous_response_id=first.id, max_output_tokens=4
+    )
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+
+
+def test_tools_are_called_through_the_client(client: openai.OpenAI) -> None:
+    function: Any = {
+        "name": "paint",
+        "parameters": {
+            "type": "object",
+            "properties": {"color": {"enum": ["red", "blue"]}},
+            "required": ["color"],
+            "additionalProperties": False,
+        },
+    }
+    tools: Any = [{"type": "function", "function": function}]
+    with client.chat.completions.stream(
+        **{**CHAT, "max_tokens": 60}, tools=tools, tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        final = stream.get_final_completion()
+    [choice] = final.choices
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls or []
+    assert json.loads(call.function.arguments)["color"] in ("red", "blue")

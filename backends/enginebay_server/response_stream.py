@@ -1,0 +1,115 @@
+"""The stream of /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from enginebay.outputs import StreamChunk
+from enginebay_server.blocks import Block, BlockEvent, Blocks
+from enginebay_server.errors import ApiError
+from enginebay_server.generation import Generation
+from enginebay_server.parsing.contract import ContentDelta
+from enginebay_server.responses import ResponseRecords
+from enginebay_server.sse import StreamWriter
+from enginebay_server.tools import ToolUse
+from enginebay_server.usage import Usage
+
+NAMES = {
+    "text": "output_text",
+    "reasoning": "reasoning_text",
+    "call": "function_call_arguments",
+}
+
+
+class ResponseStream(StreamWriter):
+    """The events of one response. `keep` gets the blocks and the record at its end."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        records: ResponseRecords,
+        use: ToolUse,
+        keep: Callable[[list[Block], dict[str, Any]], None],
+    ) -> None:
+        self._records = records
+        self._keep = keep
+        self._usage = Usage(generation.num_prompt_tokens)
+        self._parser = use.parser(generation.model, generation.handles[0].prompt_token_ids)
+        self._blocks = Blocks()
+        self._reason: str | None = None
+        self._num_events = 0
+
+    def begin(self) -> bytes:
+        record = {"response": self._records.begun()}
+        return self._event("response.created", record) + self._event("response.in_progress", record)
+
+    def write(self, place: int, chunk: StreamChunk) -> bytes:
+        self._usage.add(chunk)
+        text = chunk.delta_text
+        if self._parser is not None:
+            deltas = self._parser.feed(text)
+        else:
+            deltas = [ContentDelta(text)] if text else []
+        if chunk.finish_reason is not None:
+            self._reason = chunk.finish_reason
+            deltas += [] if self._parser is None else self._parser.finish()
+        return b"".join(map(self._block_event, self._blocks.take(deltas)))
+
+    def end(self) -> bytes:
+        if self._reason in ("abort", "error"):
+            raise ApiError(503, "the server ended the request", code="request_aborted")
+        closing = b"".join(map(self._block_event, self._blocks.finish()))
+        record = self._records.ended(self._blocks.all, self._reason, self._usage)
+        self._keep(self._blocks.all, record)
+        return closing + self._event(f"response.{record['status']}", {"response": record})
+
+    def fail(self, error: ApiError) -> bytes:
+        record = {"code": error.code or error.type, "message": error.message, "param": error.param}
+        return self._event("error", record)
+
+    def _block_event(self, found: BlockEvent) -> bytes:
+        what, block, text = found
+        place = {"item_id": self._records.item_id(block), "output_index": block.index}
+        name = NAMES[block.kind]
+        if block.kind != "call":
+            place["content_index"] = 0
+        if what == "add":
+            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            return self._event(f"response.{name}.delta", {**place, "delta": text, **more})
+        if what == "open":
+            return self._opened(block, place)
+        return self._closed(block, place, name)
+
+    def _opened(self, block: Block, place: dict[str, Any]) -> bytes:
+        item = self._records.item(block, "in_progress")
+        added = self._event(
+            "response.output_item.added", {"output_index": block.index, "item": item}
+        )
+        if block.kind == "call":
+            return added
+        part = {**self._records.part(block), "text": ""}
+        return added + self._event("response.content_part.added", {**place, "part": part})
+
+    def _closed(self, block: Block, place: dict[str, Any], name: str) -> bytes:
+        if block.kind == "call":
+            done = {**place, "name": block.name, "arguments": block.text}
+            found = self._event(f"response.{name}.done", done)
+        else:
+            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            found = self._event(f"response.{name}.done", {**place, "text": block.text, **more})
+            part = {**place, "part": self._records.part(block)}
+            found += self._event("response.content_part.done", part)
+        is_cut = self._reason == "length" and block is self._blocks.all[-1]
+        item = self._records.item(block, "incomplete" if is_cut else "completed")
+        return found + self._event(
+            "response.output_item.done", {"output_index": block.index, "item": item}
+        )
+
+    def _event(self, name: str, record: dict[str, Any]) -> bytes:
+        """An event with its number and name."""
+        number, self._num_events = self._num_events, self._num_events + 1
+        data = orjson.dumps({"type": name, "sequence_number": number, **record})
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

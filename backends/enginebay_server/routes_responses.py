@@ -1,0 +1,116 @@
+"""Routes of the Responses API: answers that can be continued and asked for again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from enginebay_server.blocks import Block, whole_blocks
+from enginebay_server.bodies import check_unknown
+from enginebay_server.chat import chat_jobs, chat_params
+from enginebay_server.errors import ApiError
+from enginebay_server.response_store import StoredResponse
+from enginebay_server.response_stream import ResponseStream
+from enginebay_server.responses import (
+    ResponseRecords,
+    ResponsesBody,
+    answer_message,
+    input_messages,
+)
+from enginebay_server.routes_generate import as_json
+from enginebay_server.running import begin, streamed, whole
+from enginebay_server.state import AppState
+from enginebay_server.usage import Usage
+
+
+def response_routes(state: AppState) -> APIRouter:
+    """/v1/responses: make, get and delete one, and list the items of its input."""
+    router = APIRouter()
+    settings = state.settings
+
+    @router.post("/v1/responses")
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        headers = check_unknown(body, settings)
+        model = state.models.ready(body.model, settings.retry_after_s)
+        messages = [*former_messages(state, body), *input_messages(body.items)]
+        chat = body.as_chat(messages)
+        use = chat.tool_use
+        params = chat_params(model, chat, settings, use)
+        generation = begin(state, model, "resp_")
+        records = ResponseRecords(generation.id, model, body)
+
+        def make() -> Any:
+            return chat_jobs(model, chat, params, use)
+
+        def keep(blocks: list[Block], record: dict[str, Any]) -> None:
+            if body.store is not False:
+                conversation = [*messages, answer_message(blocks)]
+                stored = StoredResponse(record, body.items, conversation)
+                state.responses.put(generation.id, stored)
+
+        if body.stream:
+            return await streamed(
+                state,
+                request,
+                generation,
+                make,
+                lambda: ResponseStream(generation, records, use, keep),
+                headers,
+            )
+        [output] = await whole(state, request, generation, make)
+        [one] = output.outputs
+        usage = Usage()
+        usage.add_output(output)
+        blocks = whole_blocks(one.text, use.parser(model, output.prompt_token_ids)).all
+        record = records.ended(blocks, one.finish_reason, usage)
+        keep(blocks, record)
+        return as_json(record, headers)
+
+    @router.get("/v1/responses/{response_id}")
+    async def response(response_id: str) -> Response:
+        return as_json(found(state, response_id).record)
+
+    @router.delete("/v1/responses/{response_id}")
+    async def forget(response_id: str) -> Response:
+        if not state.responses.delete(response_id):
+            raise not_found(response_id)
+        return as_json({"id": response_id, "object": "response", "deleted": True})
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def input_items(response_id: str) -> Response:
+        items = [
+            {"id": f"item_{place}", **item}
+            for place, item in enumerate(found(state, response_id).input_items)
+        ]
+        ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+        listed = {"object": "list", "data": items, "has_more": False}
+        return as_json({**listed, "first_id": ends[0], "last_id": ends[1]})
+
+    return router
+
+
+def former_messages(state: AppState, body: ResponsesBody) -> list[dict[str, Any]]:
+    """The conversation that a body goes on with. ApiError 404 when it is not kept."""
+    former = body.previous_response_id
+    return [] if former is None else found(state, former, "previous_response_id").messages
+
+
+def found(state: AppState, response_id: str, param: str | None = None) -> StoredResponse:
+    """A response that is kept. ApiError 404 for another."""
+    stored = state.responses.get(response_id)
+    if stored is None:
+        raise not_found(response_id, param)
+    return stored
+
+
+def not_found(response_id: str, param: str | None = None) -> ApiError:
+    """The answer for a response that is not kept."""
+    return ApiError(
+        404,
+        f"the response {response_id[:100]!r} is not kept here: it was not stored, or its time is "
+        "over.",
+        param=param,
+        code="response_not_found",
+    )

@@ -1,0 +1,248 @@
+"""/v1/responses: answers, their streams, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.errors import InputError
+from enginebay_server.response_store import (
+    MemoryStore,
+    ResponseStore,
+    SqliteStore,
+    StoredResponse,
+)
+from tests.server.asking import HELLO, Asker, error_of
+from tests.server.test_tools import CALL, PARSERS
+
+PATH = "/v1/responses"
+NOW = {"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": True}
+
+
+def events_of(asker: Asker, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream, numbered and each under its name."""
+    answer = asker.post(PATH, {"input": "Hello!", "stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    events = []
+    for block in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def plain(response: dict[str, Any]) -> dict[str, Any]:
+    """A response without what differs from one to the next."""
+    items = [
+        {key: value for key, value in item.items() if key not in ("id", "call_id")}
+        for item in response["output"]
+    ]
+    rest = {k: v for k, v in response.items() if k not in ("id", "created_at", "usage", "output")}
+    return {**rest, "output": items}
+
+
+def text_of(response: dict[str, Any]) -> str:
+    parts = [item["content"] for item in response["output"] if item["type"] == "message"]
+    return "".join(part["text"] for content in parts for part in content)
+
+
+def test_a_response_is_what_the_chat_answers(asker: Asker) -> None:
+    chat = asker.ok("/v1/chat/completions", messages=HELLO, max_tokens=8)
+    response = asker.ok(
+        PATH, model="demo", input="Hello!", max_output_tokens=8, metadata={"a": "b"}
+    )
+    assert text_of(response) == chat["choices"][0]["message"]["content"]
+    assert (response["object"], response["status"]) == ("response", "incomplete")
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][-1]["status"] == "incomplete"
+    assert response["metadata"] == {"a": "b"}
+    assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert response["usage"]["output_tokens"] == 8
+    longer = asker.ok(PATH, input="Hello!", max_output_tokens=100)
+    assert (longer["status"], longer["incomplete_details"]) == ("completed", None)
+
+
+@pytest.mark.parametrize("max_tokens", [8, 100])
+def test_a_stream_ends_with_the_whole_response(asker: Asker, max_tokens: int) -> None:
+    whole = asker.ok(PATH, input="Hello!", max_output_tokens=max_tokens)
+    first, second, *middle, last = events_of(asker, max_output_tokens=max_tokens)
+    assert (first["type"], second["type"]) == ("response.created", "response.in_progress")
+    assert first["response"]["output"] == []
+    assert last["type"] == f"response.{whole['status']}"
+    assert plain(last["response"]) == plain(whole)
+    kinds = [event["type"].removeprefix("response.") for event in middle]
+    deltas = [event["delta"] for event in middle if event["type"].endswith("text.delta")]
+    assert "".join(deltas) == text_of(whole)
+    assert [kind for kind in kinds if kind != "output_text.delta"] == [
+        "output_item.added", "content_part.added", "output_text.done", "content_part.done",
+        "output_item.done",
+    ]  # fmt: skip
+    assert middle[-1]["item"] == last["response"]["output"][0]
+
+
+def test_reasoning_and_calls_are_items(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing = Asker(asker.llm, PARSERS)
+    from enginebay_server import routes_responses
+
+    chat_params = routes_responses.chat_params
+
+    def guided(*args: Any) -> Any:
+        text = re.escape(f"<think>So.</think>I look.{CALL}")
+        return chat_params(*args).model_copy(update={"regex": text})
+
+    monkeypatch.setattr(routes_responses, "chat_params", guided)
+    body: dict[str, Any] = {"max_output_tokens": 200, "tools": [NOW]}
+    whole = parsing.ok(PATH, input="Hello!", **body)
+    reasoning, message, call = whole["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "So."}]
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert message["content"][0]["text"] == "I look."
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "now", "{}")
+    events = events_of(parsing, **body)
+    assert plain(events[-1]["response"]) == plain(whole)
+    [done] = [e for e in events if e["type"] == "response.function_call_arguments.done"]
+    assert done["arguments"] == "{}"
+    # The result of the call goes on with what is kept.
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
+    monkeypatch.undo()
+    parsing.ok(PATH, previous_response_id=whole["id"], input=[result], max_output_tokens=2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_on_with_what_is_kept(asker: Asker, stream: bool) -> None:
+    if stream:
+        first = events_of(asker, max_output_tokens=8)[-1]["response"]
+    else:
+        first = asker.ok(PATH, input="Hello!", max_output_tokens=8)
+    second = asker.ok(PATH, previous_response_id=first["id"], input="Why?", max_output_tokens=8)
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": text_of(first)},
+        {"role": "user", "content": "Why?"},
+    ]
+    chat = asker.ok("/v1/chat/completions", messages=messages, max_tokens=8)
+    assert text_of(second) == chat["choices"][0]["message"]["content"]
+    assert second["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert second["previous_response_id"] == first["id"]
+
+
+def test_instructions_come_first_and_hold_for_one_turn(asker: Asker) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    first = asker.ok(PATH, input="Hello!", instructions="Be brief.", max_output_tokens=4)
+    count = asker.ok("/v1/count_tokens", messages=[system, *HELLO])["input_tokens"]
+    assert first["usage"]["input_tokens"] == count
+    second = asker.ok(PATH, previous_response_id=first["id"], input="Why?", max_output_tokens=1)
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": text_of(first)},
+        {"role": "user", "content": "Why?"},
+    ]
+    count = asker.ok("/v1/count_tokens", messages=messages)["input_tokens"]
+    assert second["usage"]["input_tokens"] == count
+
+
+def test_a_response_is_kept_until_it_is_deleted(asker: Asker) -> None:
+    made = asker.ok(PATH, input="Hello!", max_output_tokens=1)
+    place = f"{PATH}/{made['id']}"
+    assert asker.get(place).json() == made
+    [item] = asker.get(f"{place}/input_items").json()["data"]
+    assert item["content"] == [{"type": "input_text", "text": "Hello!"}]
+    deleted = asker.all(("DELETE", place, {}))[0]
+    assert deleted.json()["deleted"] is True
+    error = error_of(asker.get(place), 404)
+    assert error["code"] == "response_not_found"
+    error_of(asker.all(("DELETE", place, {}))[0], 404)
+    unkept = asker.ok(PATH, input="Hello!", max_output_tokens=1, store=False)
+    error_of(asker.get(f"{PATH}/{unkept['id']}"), 404)
+    error = asker.refused(PATH, 404, input="a", previous_response_id=unkept["id"])
+    assert error["param"] == "previous_response_id"
+
+
+def test_the_form_of_a_text_is_kept_to(asker: Asker) -> None:
+    form = {
+        "type": "json_schema",
+        "name": "answer",
+        "schema": {"enum": ["yes", "no"]},
+        "strict": True,
+    }
+    response = asker.ok(PATH, input="Is it late?", text={"format": form}, max_output_tokens=20)
+    assert json.loads(text_of(response)) in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input.0"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "messages.0.content.0",
+        ),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema"}}},
+            "response_format.json_schema",
+        ),
+        ({"input": "a", "background": True}, "background"),
+        ({"input": "a", "reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"input": "a", "max_output_token": 3}, "max_output_token"),
+    ],
+)
+def test_a_wrong_field_is_named(asker: Asker, fields: dict[str, Any], param: str) -> None:
+    assert asker.refused(PATH, 400, **fields)["param"] == param
+
+
+def stored(text: str) -> StoredResponse:
+    return StoredResponse(
+        {"text": text}, [{"type": "message"}], [{"role": "user", "content": text}]
+    )
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_store_keeps_the_newest_for_their_time(kind: str, tmp_path: Path) -> None:
+    now_s = [100.0]
+    made: ResponseStore
+    if kind == "memory":
+        made = MemoryStore(2, 10.0, lambda: now_s[0])
+    else:
+        made = SqliteStore(str(tmp_path / "responses"), 2, 10.0, lambda: now_s[0])
+    for name in "abc":
+        made.put(name, stored(name))
+        now_s[0] += 4
+    assert made.get("a") is None  # two are kept
+    assert made.get("b") == stored("b")
+    now_s[0] += 4
+    assert made.get("b") is None  # 12 s old
+    assert made.get("c") == stored("c")
+    assert made.delete("c")
+    assert not made.delete("c")
+    made.close()
+
+
+def test_a_file_keeps_responses_for_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+    for expected in (None, stored("a")):
+        made = SqliteStore(str(path), 10, 60.0)
+        assert made.get("a") == expected
+        made.put("a", stored("a"))
+        made.close()
+    assert path.stat().st_mode & 0o077 == 0  # conversations are read by their owner alone
+
+
+@pytest.mark.parametrize(
+    "content", [b"no database at all, but long enough to be looked at" * 50, None]
+)
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "responses"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="--response-store"):
+        SqliteStore(str(path), 10, 60.0)
