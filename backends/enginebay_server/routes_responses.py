@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,7 @@ from enginebay_server.blocks import Block, whole_blocks
 from enginebay_server.bodies import check_unknown
 from enginebay_server.chat import chat_jobs, chat_params
 from enginebay_server.errors import ApiError
+from enginebay_server.generation import PromptJob
 from enginebay_server.response_store import StoredResponse
 from enginebay_server.response_stream import ResponseStream
 from enginebay_server.responses import (
@@ -28,45 +30,10 @@ from enginebay_server.usage import Usage
 def response_routes(state: AppState) -> APIRouter:
     """/v1/responses: make, get and delete one, and list the items of its input."""
     router = APIRouter()
-    settings = state.settings
 
     @router.post("/v1/responses")
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        headers = check_unknown(body, settings)
-        model = state.models.ready(body.model, settings.retry_after_s)
-        messages = [*former_messages(state, body), *input_messages(body.items)]
-        chat = body.as_chat(messages)
-        use = chat.tool_use
-        params = chat_params(model, chat, settings, use)
-        generation = begin(state, model, "resp_")
-        records = ResponseRecords(generation.id, model, body)
-
-        def make() -> Any:
-            return chat_jobs(model, chat, params, use)
-
-        def keep(blocks: list[Block], record: dict[str, Any]) -> None:
-            if body.store is not False:
-                conversation = [*messages, answer_message(blocks)]
-                stored = StoredResponse(record, body.items, conversation)
-                state.responses.put(generation.id, stored)
-
-        if body.stream:
-            return await streamed(
-                state,
-                request,
-                generation,
-                make,
-                lambda: ResponseStream(generation, records, use, keep),
-                headers,
-            )
-        [output] = await whole(state, request, generation, make)
-        [one] = output.outputs
-        usage = Usage()
-        usage.add_output(output)
-        blocks = whole_blocks(one.text, use.parser(model, output.prompt_token_ids)).all
-        record = records.ended(blocks, one.finish_reason, usage)
-        keep(blocks, record)
-        return as_json(record, headers)
+        return await respond(state, body, request)
 
     @router.get("/v1/responses/{response_id}")
     async def response(response_id: str) -> Response:
@@ -89,6 +56,45 @@ def response_routes(state: AppState) -> APIRouter:
         return as_json({**listed, "first_id": ends[0], "last_id": ends[1]})
 
     return router
+
+
+async def respond(state: AppState, body: ResponsesBody, request: Request) -> Response:
+    """Answer a body, whole or as a stream, and keep the answer unless `store` is false."""
+    settings = state.settings
+    headers = check_unknown(body, settings)
+    model = state.models.ready(body.model, settings.retry_after_s)
+    messages = [*former_messages(state, body), *input_messages(body.items)]
+    chat = body.as_chat(messages)
+    use = chat.tool_use
+    params = chat_params(model, chat, settings, use)
+    generation = begin(state, model, "resp_")
+    records = ResponseRecords(generation.id, model, body)
+
+    def make() -> Sequence[PromptJob]:
+        return chat_jobs(model, chat, params, use)
+
+    def keep(blocks: list[Block], record: dict[str, Any]) -> None:
+        if body.store is not False:
+            conversation = [*messages, answer_message(blocks)]
+            state.responses.put(generation.id, StoredResponse(record, body.items, conversation))
+
+    if body.stream:
+        return await streamed(
+            state,
+            request,
+            generation,
+            make,
+            lambda: ResponseStream(generation, records, use, keep),
+            headers,
+        )
+    [output] = await whole(state, request, generation, make)
+    [one] = output.outputs
+    usage = Usage()
+    usage.add_output(output)
+    blocks = whole_blocks(one.text, use.parser(model, output.prompt_token_ids)).all
+    record = records.ended(blocks, one.finish_reason, usage)
+    keep(blocks, record)
+    return as_json(record, headers)
 
 
 def former_messages(state: AppState, body: ResponsesBody) -> list[dict[str, Any]]:
