@@ -15,7 +15,7 @@ import pytest
 
 from enginebay_bench.serve.arrivals import closed_loop, open_loop, poisson_offsets
 from enginebay_bench.serve.bounds import parse_bounds
-from enginebay_bench.serve.figures import ClientCost, Figures, make_figures
+from enginebay_bench.serve.figures import ClientCost, ServeFigures, make_figures
 from enginebay_bench.serve.find_rate import CLOSE, find_rate
 from enginebay_bench.serve.timeline import RequestTimeline
 
@@ -73,7 +73,7 @@ class Server:
                 timeline.chunk_s.append(loop.time())
         timeline.ended_s = loop.time()
 
-    def figures(self, rate: float) -> Figures:
+    def figures(self, rate: float) -> ServeFigures:
         return make_figures(self.timelines, ClientCost(0.0, [0.0]), rate=rate)
 
 

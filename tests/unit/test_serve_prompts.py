@@ -11,12 +11,12 @@ from enginebay.errors import InputError
 from enginebay_bench.serve.prompts import (
     FilePrompts,
     GeneratedPrompts,
-    Lengths,
+    LengthRange,
     Prefixes,
     PromptSpec,
     read_requests,
 )
-from enginebay_bench.serve.target import Target, parse_address
+from enginebay_bench.serve.target import ServerTarget, parse_address
 from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import BRIEF
 
@@ -98,7 +98,7 @@ def test_file_requests_are_shuffled_and_go_on() -> None:
 
 
 def test_generated_requests_repeat_by_seed_and_differ_by_measurement() -> None:
-    lengths = Lengths(prompt=40, new=20, spread=0.5)
+    lengths = LengthRange(prompt=40, new=20, spread=0.5)
     prompts = GeneratedPrompts(lengths, 1)
     taken = prompts.take(50, 0)
     assert GeneratedPrompts(lengths, 1).take(50, 0) == taken
@@ -109,12 +109,12 @@ def test_generated_requests_repeat_by_seed_and_differ_by_measurement() -> None:
     assert max(sizes) <= 60
     assert len(set(sizes)) > 10
     assert all(10 <= one.max_tokens <= 30 for one in taken)
-    fixed = GeneratedPrompts(Lengths(40, 20), 1).take(9, 0)
+    fixed = GeneratedPrompts(LengthRange(40, 20), 1).take(9, 0)
     assert {(len(str(one.prompt).split()), one.max_tokens) for one in fixed} == {(40, 20)}
 
 
 def test_every_request_begins_with_one_of_the_prefixes() -> None:
-    taken = GeneratedPrompts(Lengths(8, 4), 1, Prefixes(3, 30)).take(40, 0)
+    taken = GeneratedPrompts(LengthRange(8, 4), 1, Prefixes(3, 30)).take(40, 0)
     words = [str(one.prompt).split() for one in taken]
     assert {len(one) for one in words} == {38}
     assert len({tuple(one[:30]) for one in words}) == 3
@@ -123,12 +123,12 @@ def test_every_request_begins_with_one_of_the_prefixes() -> None:
 
 def test_a_tokenizer_makes_prompts_of_exact_length() -> None:
     tokenizer = load_tokenizer(Path(BRIEF))
-    (spec,) = GeneratedPrompts(Lengths(33, 4), 1, None, tokenizer).take(1, 0)
+    (spec,) = GeneratedPrompts(LengthRange(33, 4), 1, None, tokenizer).take(1, 0)
     assert len(tokenizer.encode(str(spec.prompt), add_special_tokens=False)) == 33
 
 
 def test_bodies_are_those_of_the_endpoint_and_name_no_key() -> None:
-    target = Target("http://h:1", "m", "chat", {"ignore_eos": True, "stream": True}, "secret")
+    target = ServerTarget("http://h:1", "m", "chat", {"ignore_eos": True, "stream": True}, "secret")
     body = json.loads(target.body(PromptSpec(3, prompt="a")))
     assert body == {
         "model": "m",
@@ -140,7 +140,7 @@ def test_bodies_are_those_of_the_endpoint_and_name_no_key() -> None:
     }
     assert target.headers["authorization"] == "Bearer secret"
     assert "secret" not in repr(target)
-    plain = Target("http://h:1", "m", "completions")
+    plain = ServerTarget("http://h:1", "m", "completions")
     assert json.loads(plain.body(PromptSpec(3, prompt="a")))["prompt"] == "a"
     assert plain.url == "http://h:1/v1/completions"
     with pytest.raises(InputError, match="Pass --endpoint chat"):

@@ -17,9 +17,9 @@ from enginebay_bench.serve.bounds import parse_bounds
 from enginebay_bench.serve.figures import ClientCost, make_figures
 from enginebay_bench.serve.files import write_results
 from enginebay_bench.serve.find_rate import FoundRate
-from enginebay_bench.serve.plots import Axis, Line, distribution, line_plot, thinned, ticks
+from enginebay_bench.serve.plots import Axis, Line, cumulative_line, line_plot, thinned, ticks
 from enginebay_bench.serve.run import Measurement
-from enginebay_bench.serve.target import Target
+from enginebay_bench.serve.target import ServerTarget
 from enginebay_bench.serve.timeline import RequestTimeline
 
 FLAGS = {"model": "<m>", "url": "http://h:1", "rates": "1,2", "find_rate": True, "slo_share": 0.9}
@@ -40,7 +40,7 @@ def measured(rate: float) -> Measurement:
 
 
 def test_the_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = Target("http://h:1", "<m>", api_key="secret")
+    target = ServerTarget("http://h:1", "<m>", api_key="secret")
     loads = [measured(1.0), measured(2.0)]
     record = make_record(
         FLAGS, target, {"version": "9"}, "random words", BOUNDS, loads, FoundRate(1.0, 2.0)
@@ -62,7 +62,7 @@ def test_the_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     loads = [measured(1.0), measured(2.0)]
-    record = make_record(FLAGS, Target("http://h:1", "<m>"), None, "<b>", BOUNDS, loads, None)
+    record = make_record(FLAGS, ServerTarget("http://h:1", "<m>"), None, "<b>", BOUNDS, loads, None)
     show_results(record, loads, json_only=True, folder=str(tmp_path))
     page = (tmp_path / "report.html").read_text()
     assert "<script" not in page
@@ -96,7 +96,7 @@ def test_ticks_are_round_and_cover_the_axis() -> None:
 
 
 def test_distributions_and_long_lines() -> None:
-    line = distribution("d", [3.0, 1.0, float("nan"), 2.0])
+    line = cumulative_line("d", [3.0, 1.0, float("nan"), 2.0])
     assert line.points == [(1.0, pytest.approx(1 / 3)), (2.0, pytest.approx(2 / 3)), (3.0, 1.0)]
     many = [(float(n), float(n)) for n in range(10_000)]
     assert len(thinned(many)) <= 240

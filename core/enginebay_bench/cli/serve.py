@@ -34,11 +34,11 @@ from enginebay_cli.show import interruptible
 if TYPE_CHECKING:
     from enginebay.text import Tokenizer
     from enginebay_bench.serve.bounds import Bounds
-    from enginebay_bench.serve.figures import Figures, Summary
+    from enginebay_bench.serve.figures import ServeFigures, Summary
     from enginebay_bench.serve.find_rate import FoundRate
-    from enginebay_bench.serve.prompts import Prompts
+    from enginebay_bench.serve.prompts import PromptSource
     from enginebay_bench.serve.run import Load, LoadRunner, Measurement
-    from enginebay_bench.serve.target import Target
+    from enginebay_bench.serve.target import ServerTarget
 
 COLUMNS = (
     *("load", "answered", "failed", "requests/s", "tokens/s", "ttft ms p50/p90/p99"),
@@ -55,7 +55,7 @@ def run_serve(args: argparse.Namespace) -> int:
     _check_numbers(args)
     loads, bounds = _loads(args), _bounds(args)
     try:
-        from enginebay_bench.serve.client import Client, probe
+        from enginebay_bench.serve.client import Client, probe_server
     except ImportError as error:
         if (error.name or "").split(".")[0] != "httpx":
             raise
@@ -67,7 +67,7 @@ def run_serve(args: argparse.Namespace) -> int:
     from enginebay_bench.serve.run import LoadRunner
 
     tokenizer = _tokenizer(args.tokenizer)
-    target, version = _target(args, probe)
+    target, version = _target(args, probe_server)
     prompts, what = _prompts(args, tokenizer)
     sender = Client(target, args.timeout or TIMEOUT_S, tokenizer)
     found: FoundRate | None = None
@@ -125,7 +125,7 @@ def _search(args: argparse.Namespace, measure: _Printed, first: Load, bounds: Bo
     return find_rate(holds, holds_alone, first.rate)
 
 
-def _settled(args: argparse.Namespace, target: Target) -> dict[str, object]:
+def _settled(args: argparse.Namespace, target: ServerTarget) -> dict[str, object]:
     """The flags that repeat the run, with the defaults that were used."""
     defaults = {
         "url": target.address,
@@ -169,7 +169,7 @@ class _Printed:
         return found
 
 
-def _cells(f: Figures) -> tuple[str, ...]:
+def _cells(f: ServeFigures) -> tuple[str, ...]:
     share = "-" if f.good_share is None else f"{100 * f.good_share:.1f} %"
     times = (_milliseconds(s) for s in (f.ttft_s, f.tpot_s, f.itl_s, f.e2e_s))
     counts = (f.load, str(f.num_answered), str(f.num_failed))
@@ -275,9 +275,9 @@ def _tokenizer(name: str | None) -> Tokenizer | None:
     return found
 
 
-def _target(args: argparse.Namespace, probe: Any) -> tuple[Target, object]:
+def _target(args: argparse.Namespace, probe: Any) -> tuple[ServerTarget, object]:
     """The server, and the version that it reports (None: it reports none)."""
-    from enginebay_bench.serve.target import Target, parse_address
+    from enginebay_bench.serve.target import ServerTarget, parse_address
 
     address = parse_address(args.url or URL)
     extra: dict[str, Any] = {"ignore_eos": True} if args.ignore_eos else {}
@@ -289,7 +289,7 @@ def _target(args: argparse.Namespace, probe: Any) -> tuple[Target, object]:
             )
         extra |= fields
     key = os.environ.get(args.api_key_env or API_KEY_ENV)
-    target = Target(address, args.model or "", args.endpoint or "chat", extra, key)
+    target = ServerTarget(address, args.model or "", args.endpoint or "chat", extra, key)
     found = probe(address, target.headers)
     if not target.model:
         if not found["models"]:
@@ -300,12 +300,12 @@ def _target(args: argparse.Namespace, probe: Any) -> tuple[Target, object]:
     return target, found["version"]
 
 
-def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> tuple[Prompts, str]:
+def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> tuple[PromptSource, str]:
     """The requests, and what they are in words."""
     from enginebay_bench.serve.prompts import (
         FilePrompts,
         GeneratedPrompts,
-        Lengths,
+        LengthRange,
         Prefixes,
         read_requests,
     )
@@ -314,7 +314,7 @@ def _prompts(args: argparse.Namespace, tokenizer: Tokenizer | None) -> tuple[Pro
         file = FilePrompts(read_requests(args.requests, args.new_tokens, tokenizer), _seed(args))
         return file, f"{file.num_in_file} requests of {args.requests}"
     spread = args.length_spread or 0.0
-    lengths = Lengths(args.prompt_len or PROMPT_LEN, args.new_tokens or NEW_TOKENS, spread)
+    lengths = LengthRange(args.prompt_len or PROMPT_LEN, args.new_tokens or NEW_TOKENS, spread)
     prefixes = None
     text = f"random words: {lengths.prompt} to prompt, {lengths.new} new tokens at most"
     text += f", lengths spread by {spread:g}" if spread else ""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from enginebay_bench.serve.bounds import Bounds
     from enginebay_bench.serve.find_rate import FoundRate
     from enginebay_bench.serve.run import Measurement
-    from enginebay_bench.serve.target import Target
+    from enginebay_bench.serve.target import ServerTarget
 
 
 def make_record(
     flags: Mapping[str, object],
-    target: Target,
+    target: ServerTarget,
     version: object,
     requests: str,
     bounds: Bounds | None,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-Send = Callable[[int, float], Awaitable[None]]
+SendRequest = Callable[[int, float], Awaitable[None]]
 """Sends the request of an index that was due at a time (seconds of the loop's clock), and returns
 when its answer has ended. It raises nothing: a failure is part of the answer.
 """
@@ -40,7 +40,7 @@ async def sleep_until(due_s: float) -> None:
         await asyncio.sleep(0)
 
 
-async def open_loop(send: Send, offsets: Sequence[float]) -> None:
+async def open_loop(send: SendRequest, offsets: Sequence[float]) -> None:
     """Send request i at `offsets[i]` seconds from now, whatever has been answered until then.
 
     A request that is sent late still has its scheduled time, so the lag is part of its latency.
@@ -53,7 +53,7 @@ async def open_loop(send: Send, offsets: Sequence[float]) -> None:
             tasks.create_task(_sent(send, index, start_s + offset))
 
 
-async def closed_loop(send: Send, num_requests: int, concurrency: int) -> None:
+async def closed_loop(send: SendRequest, num_requests: int, concurrency: int) -> None:
     """Keep `concurrency` requests in flight until `num_requests` have been sent."""
     loop = asyncio.get_running_loop()
     indices = itertools.count()
@@ -67,5 +67,5 @@ async def closed_loop(send: Send, num_requests: int, concurrency: int) -> None:
             tasks.create_task(client())
 
 
-async def _sent(send: Send, index: int, due_s: float) -> None:
+async def _sent(send: SendRequest, index: int, due_s: float) -> None:
     await send(index, due_s)

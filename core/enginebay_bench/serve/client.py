@@ -14,7 +14,7 @@ import httpx
 from enginebay.errors import InputError, error_line, shown_text
 from enginebay.text import Tokenizer
 from enginebay_bench.serve.sse import AnswerReader, error_text
-from enginebay_bench.serve.target import Target
+from enginebay_bench.serve.target import ServerTarget
 from enginebay_bench.serve.timeline import RequestTimeline
 
 PROBE_TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ class Client:
     """
 
     def __init__(
-        self, target: Target, timeout_s: float, tokenizer: Tokenizer | None = None
+        self, target: ServerTarget, timeout_s: float, tokenizer: Tokenizer | None = None
     ) -> None:
         self._target, self._timeout_s, self._tokenizer = target, timeout_s, tokenizer
         is_tls = target.url.startswith("https:")
@@ -119,7 +119,7 @@ async def _refusal(response: httpx.Response, stream: httpx.AsyncByteStream) -> s
     return f"an answer that is no event stream: {text}"
 
 
-def probe(address: str, headers: dict[str, str]) -> dict[str, Any]:
+def probe_server(address: str, headers: dict[str, str]) -> dict[str, Any]:
     """What the server says of itself: `models` (ids of /v1/models, [] where it has none) and
     `version` (the body of /version, None where it has none).
 

@@ -54,7 +54,7 @@ class ClientCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
+class ServeFigures:
     """What a load gave. Times are seconds, rates are per second.
 
     Latencies are of answered requests. `itl_s` is over all gaps between chunks of all requests.
@@ -108,7 +108,7 @@ def make_figures(
     rate: float | None = None,
     concurrency: int | None = None,
     bounds: Bounds | None = None,
-) -> Figures:
+) -> ServeFigures:
     """The figures of ended requests; `timelines` has one at least."""
     answered = [one for one in timelines if one.error is None]
     first_s = min(one.due_s for one in timelines)
@@ -117,7 +117,7 @@ def make_figures(
     num_good = None if bounds is None else sum(map(bounds.holds, timelines))
     in_flight = [one.ended_s - one.sent_s for one in timelines if not math.isnan(one.sent_s)]
     errors = collections.Counter(one.error for one in timelines if one.error is not None)
-    return Figures(
+    return ServeFigures(
         load=f"{rate:.4g}/s" if rate is not None else f"{concurrency} in flight",
         rate=rate,
         concurrency=concurrency,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import InputError
-from enginebay_bench.serve.figures import Figures
+from enginebay_bench.serve.figures import ServeFigures
 from enginebay_bench.serve.run import Measurement
 
 REQUEST_COLUMNS = (
@@ -68,7 +68,7 @@ def write_results(
         ) from None
 
 
-def _flat(figures: Figures) -> dict[str, Any]:
+def _flat(figures: ServeFigures) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in dataclasses.asdict(figures).items():
         if isinstance(value, dict):

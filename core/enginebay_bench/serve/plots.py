@@ -60,10 +60,10 @@ def line_plot(
     for value in y_ticks:
         height = f"{at_y(value):.1f}"
         parts.append(f'<path class="grid" d="M{LEFT} {height}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 6}" y="{height}">{number(value)}</text>')
+        parts.append(f'<text class="y" x="{LEFT - 6}" y="{height}">{axis_label(value)}</text>')
     for value in x_ticks:
         where = f'x="{at_x(value):.1f}" y="{HEIGHT - BOTTOM + 16}"'
-        parts.append(f'<text class="x" {where}>{number(value)}</text>')
+        parts.append(f'<text class="x" {where}>{axis_label(value)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="x" x="{middle:.0f}" y="{HEIGHT - 6}">{html.escape(x.title)}</text>')
     parts.append(f'<text class="name" x="{WIDTH - RIGHT}" y="16">{html.escape(y.title)}</text>')
@@ -100,7 +100,7 @@ def legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def distribution(name: str, values: Sequence[float]) -> Line:
+def cumulative_line(name: str, values: Sequence[float]) -> Line:
     """The share of values (0 to 1) that are at most x, as a stepped line."""
     ordered = sorted(value for value in values if not math.isnan(value))
     points = [(value, (place + 1) / len(ordered)) for place, value in enumerate(ordered)]
@@ -123,6 +123,6 @@ def ticks(end: float) -> list[float]:
     return [step * place for place in range(math.ceil(end / step - 1e-9) + 1)]
 
 
-def number(value: float) -> str:
+def axis_label(value: float) -> str:
     """A value as axes show it."""
     return f"{value:.6g}"

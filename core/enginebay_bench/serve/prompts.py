@@ -43,7 +43,7 @@ class PromptSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths:
+class LengthRange:
     """Tokens of generated requests: each length is drawn evenly between (1 - spread) and
     (1 + spread) times its value.
     """
@@ -76,7 +76,7 @@ class GeneratedPrompts:
 
     def __init__(
         self,
-        lengths: Lengths,
+        lengths: LengthRange,
         seed: int,
         prefixes: Prefixes | None = None,
         tokenizer: Tokenizer | None = None,
@@ -121,7 +121,7 @@ class FilePrompts:
         return list(itertools.islice(self._specs, num_requests))
 
 
-Prompts = GeneratedPrompts | FilePrompts
+PromptSource = GeneratedPrompts | FilePrompts
 
 
 def read_requests(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from enginebay_bench.serve.figures import Summary
-from enginebay_bench.serve.plots import Axis, Line, distribution, legend, line_plot
+from enginebay_bench.serve.plots import Axis, Line, cumulative_line, legend, line_plot
 from enginebay_bench.serve.run import Measurement
 from enginebay_bench.serve.timeline import RequestTimeline
 
@@ -175,7 +175,7 @@ def _distributions(measured: Sequence[Measurement]) -> list[str]:
             title,
             Axis("ms"),
             Axis("share", 1.0),
-            [distribution(one.figures.load, values(one, name)) for one in measured],
+            [cumulative_line(one.figures.load, values(one, name)) for one in measured],
         )
         for name, title in LATENCIES
     ]

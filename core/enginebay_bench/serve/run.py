@@ -15,9 +15,9 @@ from typing import Protocol, Self
 
 from enginebay_bench.serve.arrivals import closed_loop, open_loop, poisson_offsets
 from enginebay_bench.serve.bounds import Bounds
-from enginebay_bench.serve.figures import ClientCost, Figures, make_figures
-from enginebay_bench.serve.prompts import Prompts, PromptSpec
-from enginebay_bench.serve.target import Target
+from enginebay_bench.serve.figures import ClientCost, ServeFigures, make_figures
+from enginebay_bench.serve.prompts import PromptSource, PromptSpec
+from enginebay_bench.serve.target import ServerTarget
 from enginebay_bench.serve.timeline import RequestTimeline
 
 WARMUP_CONCURRENCY = 8
@@ -49,7 +49,7 @@ class Load:
 class Measurement:
     """A load's figures, and the timelines of the requests that ended."""
 
-    figures: Figures
+    figures: ServeFigures
     timelines: Sequence[RequestTimeline]
 
 
@@ -58,8 +58,8 @@ class LoadRunner:
 
     def __init__(
         self,
-        target: Target,
-        prompts: Prompts,
+        target: ServerTarget,
+        prompts: PromptSource,
         sender: Sender,
         bounds: Bounds | None = None,
         seed: int = 0,

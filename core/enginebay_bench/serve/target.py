@@ -16,7 +16,7 @@ PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """Where requests go. `address` has no path; `api_key` is in no record and no message."""
 
     address: str
