@@ -77,4 +77,6 @@ def attention_problems(facts: StepFacts, options: PagedOptions) -> list[Attentio
     of pages.
     """
     least = CacheShape(1, FEWEST_PAGES, options.page_size)
-    return pool_problems(facts, options.page_size, {group.name: least for group in facts.groups})
+    return pool_problems(
+        facts, options.page_size, {group.name: least for group in facts.info.groups}
+    )

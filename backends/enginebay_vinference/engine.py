@@ -57,8 +57,8 @@ def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[Att
     found: list[AttentionProblem] = []
     for length in lengths if options.grow else lengths[-1:]:
         shape = slot_shape(num_slots, length, sizes.page_size)
-        shapes = {group.name: shape for group in facts.groups}
-        layouts = make_layouts(facts.attention, facts.layout_type, shapes)
+        shapes = {group.name: shape for group in facts.info.groups}
+        layouts = make_layouts(facts.info.attention, facts.layout_type, shapes)
         geometry = sizes.geometry(shapes)
         found += geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
     return found

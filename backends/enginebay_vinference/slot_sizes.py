@@ -82,7 +82,7 @@ def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSi
         facts.config.max_drafts,
         {},
         {},
-        tuple(group.name for group in facts.groups),
-        tuple(group.name for group in facts.states),
+        tuple(group.name for group in facts.info.groups),
+        tuple(group.name for group in facts.info.states),
     )
     return dataclasses.replace(sizes, first=sizes.shapes_of(first), whole=sizes.shapes_of(whole))

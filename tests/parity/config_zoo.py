@@ -30,8 +30,7 @@ from tests.parity.ops import plain_ops
 
 NUM_CONFIGS, NUM_LOGITS = 500, 60
 CONTEXT = 48
-LONG = 80
-"""The longer of both lengths that configurations are served at, CONTEXT is the other."""
+LONG = 80  # configurations are served at the lengths CONTEXT and LONG
 FAMILIES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

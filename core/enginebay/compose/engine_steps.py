@@ -32,7 +32,7 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
     pages = -(-longest // USUAL_PAGE_SIZE)
     layouts = {
         group: spec.make_layout(facts.layout_type, pages, USUAL_PAGE_SIZE)
-        for group, spec in facts.attention.items()
+        for group, spec in facts.info.attention.items()
     }
     found: list[AttentionProblem] = []
     for phase in PHASES:
@@ -58,24 +58,15 @@ def engine_steps(
     options = registry.options(entry, config.engine.options)
     target = entry.capability("attention_problems")
     what = f"attention_problems of engine {entry.name!r}"
-    tell: AttentionProblemsOf = (
+    problems_of: AttentionProblemsOf = (
         usual_problems if target is None else import_target(str(target), what)
     )
     min_rows = platform.min_rows(config.dtype)
 
     @functools.cache
     def problems(layout: str, kind: type[KVLayout], *flags: bool) -> Sequence[AttentionProblem]:
-        facts = StepFacts(
-            config,
-            model.info.groups,
-            model.info.attention,
-            layout,
-            kind,
-            min_rows,
-            *flags,
-            states=model.info.states,
-        )
-        return tell(facts, options)
+        facts = StepFacts(config, model.info, layout, kind, min_rows, *flags)
+        return problems_of(facts, options)
 
     def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
         own = (decode.compact_decode, decode.ragged_decode, decode.splits_rows)

@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.background import Background
-from enginebay.cache import CacheGroup, CacheLayout, KVLayout
+from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
-from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem, Compilations
 from enginebay.executor.buckets import BucketSizes, default_sizes
 from enginebay.executor.commands import ExecutorCommand
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.sharding import Placement
-from enginebay.model import Model, Weights
+from enginebay.model import Model, ModelInfo, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import AttnSpec, Bucket
@@ -47,14 +46,11 @@ class StepFacts:
     because the choice depends on the sizes.
 
     `compact_decode`, `ragged_decode` and `drafts_are_rows` are declared by the decode kernel
-    (`enginebay.ops.caps.Caps`), `one_prefill_width` by the platform. `states` are the model's state
-    groups, which attention does not use.
+    (`enginebay.ops.caps.Caps`), `min_rows` and `one_prefill_width` by the platform.
     """
 
     config: EngineConfig
-    groups: tuple[CacheGroup, ...]
-    attention: Mapping[str, AttnSpec]
-    """By group name, of the whole model."""
+    info: ModelInfo
     layout: str
     layout_type: type[KVLayout]
     min_rows: int
@@ -62,7 +58,6 @@ class StepFacts:
     ragged_decode: bool = False
     drafts_are_rows: bool = False
     one_prefill_width: bool = False
-    states: tuple[StateGroup, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def sizes(self) -> BucketSizes:
@@ -257,8 +252,7 @@ class EngineParts:
         """What the sizes of the engine's steps depend on."""
         return StepFacts(
             self.config,
-            self.model.info.groups,
-            self.model.info.attention,
+            self.model.info,
             self.layout,
             self.layout_type,
             self.platform.min_rows(self.dtype),
@@ -266,7 +260,6 @@ class EngineParts:
             self.ragged_decode,
             self.drafts_are_rows,
             self.platform.one_prefill_width,
-            states=self.model.info.states,
         )
 
 

@@ -156,7 +156,7 @@ class PoolSizes(CacheSizes):
 
 def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
     """The attention problems of an engine whose pools have these sizes."""
-    layouts = make_layouts(facts.attention, facts.layout_type, shapes)
+    layouts = make_layouts(facts.info.attention, facts.layout_type, shapes)
     geometry = PoolSizes.of(facts, page_size, shapes).geometry(shapes)
     return geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
 

@@ -119,5 +119,5 @@ def make_engine(parts: EngineParts, options: RingOptions) -> StepEngine:
 
 def attention_problems(facts: StepFacts, options: RingOptions) -> list[AttentionProblem]:
     """The attention problems of the engine's steps, by which kernels are chosen."""
-    shapes = RingLedger(facts.groups, facts.config, options.block_size).shapes()
+    shapes = RingLedger(facts.info.groups, facts.config, options.block_size).shapes()
     return pool_problems(facts, options.block_size, shapes)
