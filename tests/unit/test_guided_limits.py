@@ -20,7 +20,7 @@ from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Structure
 from enginebay.llm.events import Events, RequestEnded
-from enginebay.loop.guided import follow, wait_for_mask
+from enginebay.loop.guided import advance, wait_for_mask
 from enginebay.registry import load_registry
 from enginebay.text import Tokenizer
 from enginebay_esurge import eSurge
@@ -220,7 +220,7 @@ STEPS = [
 
 @dataclasses.dataclass
 class RequestState:
-    """What `follow` reads of a request in the loop."""
+    """What `advance` reads of a request in the loop."""
 
     constraint: Constraint
     request: Any
@@ -243,7 +243,7 @@ def test_a_step_beyond_a_limit_ends_its_own_request(
     request = types.SimpleNamespace(sampling=sampling, request_id="r")
     tracked = RequestState(library.compile(Structure(form, text)).start(), request)
     ids = [tokenizer.encode(c, add_special_tokens=False)[-1] for c in "aba"]
-    steps = (follow(tracked, [i]) or wait_for_mask(tracked, 0.0) for i in ids * 100)  # type: ignore[arg-type]
+    steps = (advance(tracked, [i]) or wait_for_mask(tracked, 0.0) for i in ids * 100)  # type: ignore[arg-type]
     error = next((found for found in steps if found is not None), None)
     assert isinstance(error, RequestError)
     assert f"{name} = {most}" in str(error)

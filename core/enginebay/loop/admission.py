@@ -26,7 +26,7 @@ class Admission:
         self.engine = engine
         self.requests = requests
 
-    def why_never(self, tracked: RequestState) -> RequestError | None:
+    def size_error(self, tracked: RequestState) -> RequestError | None:
         """The error for a request that would not fit even if it ran alone; None for one that
         fits.
         """
@@ -40,7 +40,7 @@ class Admission:
             "Shorten the prompt, pass a smaller max_tokens, or give the engine more cache.",
         )
 
-    def let_in(
+    def admit_chunks(
         self, chunks: Sequence[PlannedChunk], *, hold: bool = True
     ) -> tuple[list[PlannedChunk], list[PlannedChunk]]:
         """Return (chunks to launch now, chunks that are held back).
@@ -165,7 +165,7 @@ class Admission:
             self.engine.rows.remove_request(tracked.request.request_id)
             self.engine.ledger.release(lease)
 
-    def latest_that_blocks(self, *, refused: bool) -> RequestState | None:
+    def choose_preempted(self, *, refused: bool) -> RequestState | None:
         """The request to preempt when no row can go on: the latest arrival, if several run. None
         when some row can go on.
 
@@ -175,11 +175,11 @@ class Admission:
         running = sorted(
             self.requests.running.values(), key=lambda tracked: tracked.request.arrival_s
         )
-        if len(running) < 2 or not (refused or not any(map(self._can_go_on, running))):
+        if len(running) < 2 or not (refused or not any(map(self._can_continue, running))):
             return None
         return running[-1]
 
-    def _can_go_on(self, tracked: RequestState) -> bool:
+    def _can_continue(self, tracked: RequestState) -> bool:
         return tracked.num_computed < tracked.num_prefill or self.reserve(
             tracked, tracked.num_tokens
         )

@@ -33,7 +33,7 @@ are not launched; the others go on.
 """
 
 
-def sits_out(tracked: RequestState) -> bool:
+def must_wait(tracked: RequestState) -> bool:
     """Whether the row cannot be launched yet: its last token is unread, or its next mask is still
     being computed.
     """
@@ -56,7 +56,7 @@ def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
     )
 
 
-def follow(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | None:
+def advance(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | None:
     """Advance the constraint by committed tokens, up to the first one that ends the text. Returns
     the error with which the request must end, or None.
     """
@@ -71,19 +71,19 @@ def follow(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | 
     return _guarded(tracked, accept)
 
 
-def follow_all(
+def advance_all(
     rows: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray
 ) -> dict[int, EnginebayError]:
     """Advance the constraints of all guided rows by the first counts[i] of tokens[i], int32 [rows,
     steps], so that their masks are computed together.
 
-    All these rows are late until `split_late` has collected their masks. Returns the errors of
+    All these rows are late until `collect_masks` has collected their masks. Returns the errors of
     requests that must end, by the id() of their RequestState.
     """
     failures: dict[int, EnginebayError] = {}
     for row, tracked in enumerate(rows):
         if tracked.constraint is not None and counts[row] and not tracked.finished:
-            error = follow(tracked, tokens[row, : counts[row]].tolist())
+            error = advance(tracked, tokens[row, : counts[row]].tolist())
             if error is not None:
                 failures[id(tracked)] = error
             else:
@@ -111,7 +111,7 @@ def wait_for_mask(tracked: RequestState, until_s: float) -> EnginebayError | Non
     return _guarded(tracked, compute)
 
 
-def split_late(
+def collect_masks(
     late: Sequence[RequestState], until_s: float
 ) -> tuple[list[RequestState], list[tuple[RequestState, FinishReason, EnginebayError | None]]]:
     """Wait for the masks of late requests until `until_s` of the monotonic clock. Returns the

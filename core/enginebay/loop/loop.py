@@ -183,14 +183,14 @@ class EngineLoop:
         """Handle messages, launch what the scheduler decides, and read a step when one is due.
         Returns False to stop.
         """
-        if self._steps.awaits_ends:
-            self._steps.awaits_ends = False
+        if self._steps.awaits_stop_texts:
+            self._steps.awaits_stop_texts = False
             # A step is running meanwhile. No row whose text has ended is launched again.
             self._delivery.catch_up()
-        if not self._take_in():
+        if not self._handle_messages():
             return False
         if self._steps.late:
-            self._steps.settle_late()
+            self._steps.collect_late()
         launched = False
         if not self._requests.is_empty:
             ledger = self.engine.ledger
@@ -219,7 +219,7 @@ class EngineLoop:
             return self._handle(message)
         return True
 
-    def _take_in(self) -> bool:
+    def _handle_messages(self) -> bool:
         """Handle all messages. Wait for one while there is nothing to do, or while the loop is
         paused. Returns False to stop.
         """
@@ -286,11 +286,13 @@ class EngineLoop:
                 if not ticket.has_ended:
                     ticket.put(TokenEvent((), "error", error=cause))
                 return True
-            at_work, running = self._steps.at_work, list(self._requests.running.values())
-            for tracked in (running or self._requests.everything) if at_work is None else at_work:
+            failed = self._steps.current_requests
+            if failed is None:
+                failed = list(self._requests.running.values()) or self._requests.everything
+            for tracked in failed:
                 if not tracked.ticket.has_ended:
                     self._steps.end(tracked, "error", cause)
-            self._steps.begin_anew()
+            self._steps.restart()
         except BaseException as last:  # the engine is lost: answer all who wait
             log.exception("the engine cannot start again")
             self._give_up(cause, last)

@@ -42,7 +42,7 @@ class PromptLogprobs:
         parts, self._parts = self._parts, []
         return TokenLogprobs.joined(parts)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """The request was preempted: discard incomplete log-probabilities, keep complete ones."""
         if not self.is_complete:
             self._parts, self._num_missing = [], self._num_all
@@ -57,9 +57,9 @@ class PromptHidden:
 
     def __init__(self, num_tokens: int, pooling: Pooling) -> None:
         self.pooling, self._num_tokens = pooling, num_tokens
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Start again: at the beginning, and when the request was preempted."""
         self._total = np.zeros((), np.float64)
         self._last: np.ndarray | None = None

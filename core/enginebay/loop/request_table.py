@@ -170,9 +170,9 @@ class RequestTable:
         tracked.num_computed = 0
         tracked.num_launched = len(tracked.output)
         if tracked.prompt is not None:
-            tracked.prompt.begin_anew()
+            tracked.prompt.restart()
         if tracked.hidden is not None:
-            tracked.hidden.begin_anew()
+            tracked.hidden.restart()
         self.waiting = {tracked.request.request_id: tracked} | self.waiting
 
     def heads(self) -> dict[str, RequestState]:

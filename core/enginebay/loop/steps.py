@@ -12,7 +12,7 @@ from enginebay.config import EngineConfig
 from enginebay.engine import Engine, RowPlan, StepPlan
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.admission import Admission
-from enginebay.loop.guided import PATIENCE_S, follow_all, next_mask, sits_out, split_late
+from enginebay.loop.guided import PATIENCE_S, advance_all, collect_masks, must_wait, next_mask
 from enginebay.loop.in_flight import InFlight
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Observers
@@ -46,13 +46,13 @@ class StepRunner:
         self.speculation = Speculation(proposer, config, engine.rows)
         self.observers = Observers() if observers is None else observers
         self.in_flight: collections.deque[InFlight] = collections.deque()
-        self.at_work: Sequence[RequestState] | None = None
+        self.current_requests: Sequence[RequestState] | None = None
         """The requests of the step that is being launched or read; they end if it fails."""
         self.late: list[RequestState] = []
         """Requests whose masks were ordered and not yet collected."""
         self._patience_s = 0.0  # wait for masks until this time of the monotonic clock
         self._mixes = config.mixed_steps == "on" and proposer is None
-        self.awaits_ends = False
+        self.awaits_stop_texts = False
         """Whether tokens were put whose text may end a request."""
 
     @property
@@ -76,7 +76,7 @@ class StepRunner:
         so it ends at once.
         """
         tracked = self.requests.add(ticket)
-        refusal = self.admission.why_never(tracked)
+        refusal = self.admission.size_error(tracked)
         if refusal is not None:
             self.end(tracked, "error", refusal)
 
@@ -97,7 +97,7 @@ class StepRunner:
         launched = self._launch_decode(decoding, steps) or prefilled
         if launched or self.in_flight or self.late:
             return launched
-        latest = self.admission.latest_that_blocks(refused=bool(decision.decode))
+        latest = self.admission.choose_preempted(refused=bool(decision.decode))
         if latest is not None:
             self._preempt(latest.request.request_id)
         return latest is not None
@@ -107,7 +107,7 @@ class StepRunner:
         meanwhile are skipped.
         """
         step = self.in_flight.popleft()
-        self.at_work = step.rows
+        self.current_requests = step.rows
         tokens = step.pending.read()
         now_s = time.monotonic()
         counts = (tokens >= 0).sum(axis=1)
@@ -116,7 +116,7 @@ class StepRunner:
         )
         if self.observers.is_on:
             self.observers.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
-        failures = follow_all(step.rows, tokens, counts)
+        failures = advance_all(step.rows, tokens, counts)
         self._patience_s = time.monotonic() + PATIENCE_S
         self.admission.append(step.rows, tokens, counts)
         logprobs = step.logprobs(tokens, counts.tolist())
@@ -127,7 +127,7 @@ class StepRunner:
         ):
             if tracked.finished:
                 continue
-            self.at_work = [tracked]
+            self.current_requests = [tracked]
             del row_tokens[count:]
             if tracked.constraint is not None:
                 failure = failures.get(id(tracked))
@@ -140,16 +140,16 @@ class StepRunner:
             if learns:
                 self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
-                _leave(self, tracked, event)
+                _finish(self, tracked, event)
             elif event.token_ids:
                 tracked.ticket.put(event)
-                self.awaits_ends = self.awaits_ends or tracked.ends_by_text
-        self.at_work = None
+                self.awaits_stop_texts = self.awaits_stop_texts or tracked.ends_by_text
+        self.current_requests = None
         self._flush()
 
-    def settle_late(self) -> None:
+    def collect_late(self) -> None:
         """Collect masks of late rows, and end requests whose text ends there."""
-        self.late, ended = split_late(self.late, self._patience_s)
+        self.late, ended = collect_masks(self.late, self._patience_s)
         for tracked, reason, error in ended:
             self.end(tracked, reason, error)
 
@@ -164,13 +164,13 @@ class StepRunner:
         """End a request before its output is complete."""
         tracked.finished = True
         tracked.metrics.finished_s = time.monotonic()
-        _leave(self, tracked, TokenEvent((), reason, tracked.metrics, error))
+        _finish(self, tracked, TokenEvent((), reason, tracked.metrics, error))
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Replace the engine's arrays after a failure. Running requests lose their rows and are
         queued again.
         """
-        self.at_work = None
+        self.current_requests = None
         self.in_flight.clear()
         for request_id in reversed(
             list(self.requests.running)
@@ -218,7 +218,7 @@ class StepRunner:
                 break
             if not self.config.overlap_execution:
                 self.commit_all()
-            chunks, left = self.admission.let_in(left, hold=hold)
+            chunks, left = self.admission.admit_chunks(left, hold=hold)
             plans = tuple(_plan_chunk(self.admission, *chunk) for chunk in chunks)
             if plans:
                 others = () if launched else _plan_decodes(beside, 1, decodes=True)
@@ -233,7 +233,7 @@ class StepRunner:
         """The number of decode steps, and the rows for which cache could be reserved."""
         running = self.requests.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
-        chosen = [t for t in found if t.constraint is None or not sits_out(t)]
+        chosen = [t for t in found if t.constraint is None or not must_wait(t)]
         if self.speculation.proposer is not None:
             chosen = [t for t in chosen if not self.speculation.waits(t, len(running))]
         most = max([t.num_new_left for t in chosen], default=0)
@@ -291,7 +291,7 @@ def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) ->
     return RowPlan(lease.row, lease, start, count, samples, mask, returns_prompt=asks, pools=pools)
 
 
-def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
+def _finish(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
     """Remove an ended request and free its row. Its reader gets the last event even when an
     observer or a ledger raises.
     """
@@ -340,9 +340,9 @@ def _launch_verify(
     plans: list[RowPlan] = []
     chosen: list[RequestState] = []
     for tracked in rows:
-        steps.at_work = [tracked]
+        steps.current_requests = [tracked]
         drafts = steps.speculation.drafts(tracked, len(steps.requests.running))
-        steps.at_work = None
+        steps.current_requests = None
         lease = tracked.lease
         assert lease is not None, "running requests have a lease"
         reserve = steps.admission.reserve
@@ -368,9 +368,9 @@ def _launch_verify(
 
 
 def _launch_step(steps: StepRunner, plan: StepPlan, rows: list[RequestState]) -> None:
-    steps.at_work = rows
+    steps.current_requests = rows
     pending = steps.engine.step(plan)
     launched_s = steps.observers.launched(plan) if steps.observers.is_on else math.nan
     drafts = [len(row.draft_token_ids) for row in plan.rows] if plan.verifies else None
     steps.in_flight.append(InFlight(pending, plan, rows, launched_s, drafts))
-    steps.at_work = None
+    steps.current_requests = None
