@@ -17,7 +17,7 @@ from enginebay_server.anthropic import (
 from enginebay_server.bodies import check_unknown
 from enginebay_server.chat import chat_jobs, chat_params, render_chat
 from enginebay_server.routes_generate import as_json
-from enginebay_server.running import begin, streamed, whole
+from enginebay_server.running import begin, streamed, whole_outputs
 from enginebay_server.state import AppState
 
 
@@ -47,7 +47,7 @@ def anthropic_routes(state: AppState) -> APIRouter:
                 lambda: MessageStream(generation, params, use),
                 headers,
             )
-        [output] = await whole(state, request, generation, make)
+        [output] = await whole_outputs(state, request, generation, make)
         return as_json(message_answer(generation, params, use, output), headers)
 
     @router.post("/v1/messages/count_tokens")

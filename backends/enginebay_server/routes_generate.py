@@ -18,7 +18,7 @@ from enginebay_server.completions import (
     completion_params,
 )
 from enginebay_server.embeddings import EmbeddingBody, embed
-from enginebay_server.running import begin, in_time, streamed, whole
+from enginebay_server.running import begin, in_time, streamed, whole_outputs
 from enginebay_server.state import AppState
 
 
@@ -48,7 +48,7 @@ def generate_routes(state: AppState) -> APIRouter:
                 lambda: ChatStream(generation, body, params, use),
                 headers,
             )
-        [output] = await whole(state, request, generation, make)
+        [output] = await whole_outputs(state, request, generation, make)
         return as_json(ChatAnswer(generation, body, params, use).record(output), headers)
 
     @router.post("/v1/completions")
@@ -71,7 +71,7 @@ def generate_routes(state: AppState) -> APIRouter:
                 lambda: CompletionStream(generation, body, params),
                 headers,
             )
-        outputs = await whole(state, request, generation, make)
+        outputs = await whole_outputs(state, request, generation, make)
         return as_json(CompletionAnswer(generation, body, params).record(outputs), headers)
 
     @router.post("/v1/embeddings")

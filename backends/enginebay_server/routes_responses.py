@@ -22,7 +22,7 @@ from enginebay_server.responses import (
     input_messages,
 )
 from enginebay_server.routes_generate import as_json
-from enginebay_server.running import begin, streamed, whole
+from enginebay_server.running import begin, streamed, whole_outputs
 from enginebay_server.state import AppState
 from enginebay_server.usage import Usage
 
@@ -87,7 +87,7 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
             lambda: ResponseStream(generation, records, use, keep),
             headers,
         )
-    [output] = await whole(state, request, generation, make)
+    [output] = await whole_outputs(state, request, generation, make)
     [one] = output.outputs
     usage = Usage()
     usage.add_output(output)

@@ -34,7 +34,7 @@ async def in_time(state: AppState, request: Request, work: Awaitable[Result]) ->
         raise ApiError(504, f"the request took more than {limit_s:g} s") from None
 
 
-async def whole(
+async def whole_outputs(
     state: AppState, request: Request, generation: Generation, make: MakeJobs
 ) -> list[RequestOutput]:
     """The outputs of the jobs that `make` makes; the generation is closed."""

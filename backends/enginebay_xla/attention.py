@@ -12,7 +12,12 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_xla.attention_blocks import Blocks, attend_blocks, block_candidates, default_blocks
+from enginebay_xla.attention_blocks import (
+    AttentionBlocks,
+    attend_blocks,
+    block_candidates,
+    default_blocks,
+)
 from enginebay_xla.attention_decode import attend_one_token_rows, fits_whole
 from enginebay_xla.kv_write import kv_write
 
@@ -52,13 +57,15 @@ class XlaAttention:
     priority: int = 0
     caps: Caps = CAPS
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Blocks:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> AttentionBlocks:
         """Return blocks that suit CPUs. Decode steps that read whole rows ignore them."""
         return default_blocks(bucket)
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> list[Blocks]:
+    ) -> list[AttentionBlocks]:
         """Return sizes of blocks to time; none for decode steps that read whole rows."""
         return [] if fits_whole(bucket, layout) else block_candidates(bucket)
 
@@ -72,7 +79,7 @@ class XlaAttention:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: Blocks | None = None,
+        config: AttentionBlocks | None = None,
         sinks: jax.Array | None = None,
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:

@@ -35,16 +35,16 @@ BLOCK_SIZES = (64, 128, 256, 512, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class AttentionBlocks:
     """Queries of a row per block, at most, and keys per chunk."""
 
     query_block: int
     key_chunk: int
 
 
-def default_blocks(bucket: Bucket) -> Blocks:
+def default_blocks(bucket: Bucket) -> AttentionBlocks:
     """Return the sizes that were fastest on the machines of docs/performance.md."""
-    return Blocks(
+    return AttentionBlocks(
         _fitting(MAX_BLOCK, bucket),
         DECODE_KEY_CHUNK
         if bucket.max_q_len == 1
@@ -52,12 +52,12 @@ def default_blocks(bucket: Bucket) -> Blocks:
     )
 
 
-def block_candidates(bucket: Bucket) -> list[Blocks]:
+def block_candidates(bucket: Bucket) -> list[AttentionBlocks]:
     """Return every pair of sizes that differs for this bucket."""
     queries = dict.fromkeys(_fitting(size, bucket) for size in BLOCK_SIZES)
     longest = max(BLOCK_SIZES[0], bucket.max_kv_len)
     keys = [size for size in BLOCK_SIZES if size <= longest]
-    return [Blocks(query, key) for query in queries for key in keys]
+    return [AttentionBlocks(query, key) for query in queries for key in keys]
 
 
 def _fitting(size: int, bucket: Bucket) -> int:
@@ -90,7 +90,7 @@ def attend_blocks(
     layout: KVLayout,
     sinks: jax.Array | None,
     slopes: jax.Array | None = None,
-    blocks: Blocks | None = None,
+    blocks: AttentionBlocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return (out [T, Hq, Dv], log-sum-exp f32 [T, Hq]) for q [T, Hq, D]; 0 on padding tokens.
 
