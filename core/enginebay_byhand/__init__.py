@@ -1,4 +1,4 @@
-"""Implementations that nobody registered: functions given to `LLM.override`, and kernels by
-import path. `quick` checks them with their op's own quick cases, `simple` has the simple form of
+"""Unregistered implementations: functions passed to `LLM.override`, and kernels by import path.
+`quick` checks them with the quick cases of their op, and `simple` adapts the simple form of
 attention.
 """

@@ -15,7 +15,7 @@ from enginebay_byhand.override import overridden_plan
 
 
 class Functions(ByHand[Plan]):
-    """Functions, objects and import paths."""
+    """Checks and applies functions, objects and import paths."""
 
     def with_paths(
         self, registry: Registry, paths: Sequence[tuple[str, str]], layout: str

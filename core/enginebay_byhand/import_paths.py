@@ -1,5 +1,5 @@
-"""Implementations that nobody registered, by import path: "package.module:attribute" in the place
-of a kernel's name.
+"""Unregistered implementations by import path: "package.module:attribute" in place of a kernel's
+name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SWITCH = "verify_kernels = false, or --no-verify-kernels"
 
 
 class RegistryWithPaths(Registry):
-    """A registry in which import paths are kernels too; what they stand for was imported when it
-    was made.
+    """A registry in which import paths are kernels too. Their targets are imported when the
+    registry is made.
     """
 
     def __init__(self, registry: Registry, found: Mapping[tuple[str, str], Any]) -> None:
@@ -49,7 +49,7 @@ class RegistryWithPaths(Registry):
         self._found = found
 
     def load(self, entry: Entry) -> Any:
-        """What a registered name or an import path stands for."""
+        """Return the object of a registered name or an import path."""
         if entry.package == BY_PATH:
             return self._found[entry.op, entry.name]
         return super().load(entry)
@@ -58,9 +58,9 @@ class RegistryWithPaths(Registry):
 def with_import_paths(
     registry: Registry, paths: Sequence[tuple[str, str]], default_layout: str
 ) -> Registry:
-    """`registry` with these import paths (op, path) as kernels.
+    """Return `registry` with these import paths (op, path) as kernels.
 
-    ConfigError when one cannot be imported, or cannot be an implementation of its op.
+    ConfigError when a path cannot be imported, or its target cannot be an implementation of the op.
     """
     layouts = dict.fromkeys([default_layout, *registry.names("layout")])
     return RegistryWithPaths(
@@ -76,7 +76,7 @@ def _load(op: str, path: str, layouts: Sequence[str]) -> Any:
 def refuse_uncallable(
     op: Op[Any], impl: Any, what: str, error: type[InputError] = InputError
 ) -> None:
-    """`error` for an implementation that cannot be called as the op's signature says."""
+    """Raise `error` for an implementation that cannot be called with the op's signature."""
     given = f"{what} is of type {type(impl).__name__}"
     if callable(impl) and not isinstance(impl, type):
         reason = op.why_not_called(impl)
@@ -84,37 +84,39 @@ def refuse_uncallable(
             return
         given = f"{what}: {reason}"
     signature = f"{op.signature.__module__}.{op.signature.__qualname__}"
-    raise error(given, f"a function by the protocol {signature}", "Take the arguments that it has.")
+    raise error(
+        given, f"a function by the protocol {signature}", "Give the function these arguments."
+    )
 
 
 def import_path(path: str, what: str) -> Any:
-    """What "module:attribute" stands for; the current folder is looked into first, as `python -m`
-    does.
+    """Return the object at "module:attribute"; modules in the current folder come first, as with
+    `python -m`.
 
-    ConfigError says what is missing. UnsupportedError of the module itself, raised on import, is
-    passed on.
+    ConfigError says what is missing. An UnsupportedError that the module raises on import is passed
+    on.
     """
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         raise ConfigError(
-            f"{what} {path!r}", 'a name, or "package.module:attribute"', "Correct it."
+            f"{what} {path!r}", 'a name, or "package.module:attribute"', "Write module:attribute."
         )
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(
             0, here
-        )  # and it stays: what the module imports later is looked for in the same places
+        )  # stays, because the module may import other modules of this folder later
     importlib.invalidate_caches()
     try:
         with guarded(f"module {module!r}"):
             found: Any = importlib.import_module(module)
     except UnsupportedError:
         raise
-    except Exception as error:  # a stranger's module may raise anything
+    except Exception as error:  # the module may raise anything
         raise ConfigError(
             f"{what} {path!r}: importing {module} failed: {reason_of(error)}",
-            f"a module that can be imported, from {here} too",
-            "Correct the path, or mend the module.",
+            f"a module that can be imported, also from {here}",
+            "Pass another path, or fix the module.",
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -124,7 +126,9 @@ def import_path(path: str, what: str) -> Any:
                 ", ".join(name for name in vars(found) if not name.startswith("_")) or "nothing"
             )
             raise ConfigError(
-                f"{what} {path!r}: {module} has no {part!r}", public, f"{hint}Correct the path."
+                f"{what} {path!r}: {module} has no {part!r}",
+                public,
+                f"{hint}Pass another attribute.",
             )
         found = getattr(found, part)
     return found
@@ -138,8 +142,8 @@ def check_import_paths(
     *,
     verify: bool,
 ) -> tuple[Reason, ...]:
-    """The reasons, those of import paths saying so, after a quick check of each; IncorrectError
-    when one fails.
+    """Check each import path quickly, and return the reasons with the results; IncorrectError when
+    a check fails.
 
     `impls` has the implementation of each setting, such as "kernels.attention.decode".
     """

@@ -1,6 +1,4 @@
-"""Plans with other implementations in the place of chosen ones: given in Python, registered
-or not.
-"""
+"""Plans with replaced implementations: objects passed in Python, registered or not."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ SWITCH = "check=False"
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """One implementation for an op, attention's for some phases. `registered`: its conformance is
-    checked elsewhere.
+    """One implementation for an op, or for some phases of attention. `registered`: it has a
+    conformance suite elsewhere, so it gets no quick check.
     """
 
     op: str
@@ -53,22 +51,23 @@ class _Given:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What it is for, as plans name it."""
+        """Return the settings of a plan that this implementation replaces."""
         return tuple(f"{self.op}.{phase}" for phase in self.phases) or (self.op,)
 
 
 def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
-    """`plan` with other implementations by op: functions, objects, names, import paths, or for
-    attention a mapping from phases to these; None is none. "sampler" is the sampler.
+    """Return `plan` with other implementations by op: functions, objects, names, import paths, or
+    for attention a mapping from phases to these; None means no implementation. The op "sampler"
+    means the sampler.
 
-    The cache keeps its layout. InputError for what cannot be an implementation, UnsupportedError
-    for one that cannot serve the model or the layout here, IncorrectError for one that fails its
-    quick check. Nothing is changed.
+    The cache keeps its layout, and `plan` is not changed. InputError for a value that cannot be an
+    implementation, UnsupportedError for one that cannot serve the model or the layout here,
+    IncorrectError for one that fails its quick check.
     """
     given = {op: value for op, value in given.items() if value is not None}
     if not given:
         raise InputError(
-            "override() of nothing", "an implementation of at least one op", "Name the op."
+            "override() without arguments", "at least one op", "Pass OP=IMPLEMENTATION."
         )
     sampler = given.pop(SAMPLER, None)
     if sampler is not None:
@@ -87,7 +86,8 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             attention |= dict.fromkeys(one.phases, one.impl)
         else:
             plain[one.op] = one.impl
-            # A fused op would compute this one in the place of what is given: it is taken apart.
+            # A fused op would compute this op in place of the given implementation, so it is not
+            # fused.
             ops = kernels.ops.values()
             for fused in {op.name for op in ops if one.op in op.made_of} - set(given):
                 plain.pop(fused, None)
@@ -108,19 +108,19 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
 
 
 def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
-    """`plan` with another sampler: a registered name, an import path, or a function."""
+    """Return `plan` with another sampler: a registered name, an import path, or a function."""
     name, sampler, choice = str(given), None, plan.config.sampler
     if isinstance(given, str) and not is_import_path(given):
         entry, why = plan.registry.find(SAMPLER, given), f"{GIVEN}, registered"
         before = plan.registry.find(SAMPLER, choice.name)
         reason = entry.why_not_on(plan.platform.env().platform)
         if entry.capability("greedy_only") and not before.capability("greedy_only"):
-            reason = f"it is greedy only, and requests may ask for more of {choice.name}"
+            reason = f"it is greedy only, but requests to {choice.name} may sample"
         if reason is not None:
             raise UnsupportedError(
                 f"sampler = {given!r} cannot be used here ({reason})",
-                "a sampler that serves all requests of the present one",
-                "Choose another, or make the LLM with it.",
+                "a sampler that serves all requests that the current one serves",
+                "Pass another sampler, or make a new LLM with this one.",
             )
         choice = Choice(name=given)
     else:
@@ -139,7 +139,7 @@ def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
 
 
 def _trace(sampler: Sampler, name: str, vocab_size: int) -> None:
-    """IncorrectError for a sampler that does not give token ids int32 [S]."""
+    """Raise IncorrectError for a sampler that does not return token ids int32 [S]."""
     rows = {f: jax.ShapeDtypeStruct((2,), one.dtype) for f, one in ROW_VALUES.items()}
     counts, keys = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((2, 2), np.uint32)
     history = jax.ShapeDtypeStruct((2, 8), np.int32)
@@ -147,12 +147,12 @@ def _trace(sampler: Sampler, name: str, vocab_size: int) -> None:
     try:
         found = jax.eval_shape(sampler, jax.ShapeDtypeStruct((2, vocab_size), np.float32), state)
         if (found.shape, found.dtype) != ((2,), np.int32):
-            raise TypeError(f"it gives {found}")
-    except Exception as error:  # a stranger's function may raise anything
+            raise TypeError(f"it returns {found}")
+    except Exception as error:  # the function may raise anything
         raise IncorrectError(
             f"sampler {name}, which cannot be traced ({shown_text(str(error))})",
             "a function (logits f32 [S, vocab], SamplingState) that returns token ids int32 [S]",
-            f"Mend it, or pass {SWITCH}.",
+            f"Fix the function, or pass {SWITCH}.",
         ) from error
 
 
@@ -161,7 +161,7 @@ def _replaced(reasons: Sequence[Reason], told: Mapping[str, Reason]) -> tuple[Re
 
 
 def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
-    """What was given for an op, phases with the same implementation together."""
+    """Return the implementations given for an op; phases with the same one are grouped."""
     if op != ATTENTION:
         if op not in plan.kernels.plain:
             ops = [ATTENTION, SAMPLER, *plan.kernels.plain]
@@ -181,7 +181,7 @@ def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
 def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
     name, impl, entry = _named(plan, op, value)
     if op == ATTENTION:
-        # the layout that there is comes first: the cache stays as it is
+        # check the current layout first: the cache keeps it
         layouts = dict.fromkeys([plan.kernels.layout, *plan.registry.names("layout")])
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
@@ -190,7 +190,7 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         raise UnsupportedError(
             f"{op} = {name} cannot be used with {plan.config.quantization} weights",
             "a registered kernel whose capability `quantizations` names the method",
-            "Register it, or make the LLM without quantization.",
+            "Register the kernel, or make the LLM without quantization.",
         )
     one = _Given(op, phases, name, impl, entry is not None, value)
     if op == ATTENTION:
@@ -199,7 +199,7 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
 
 
 def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
-    """A name for reports, the implementation, and its entry if it is registered."""
+    """Return a name for reports, the implementation, and its entry if it is registered."""
     if not isinstance(value, str):
         own = getattr(value, "name", None)
         return str(own or getattr(value, "__qualname__", type(value).__name__)), value, None
@@ -213,19 +213,19 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     if reason is not None:
         raise UnsupportedError(
             f"{op} = {value} cannot be used here ({reason})",
-            "one that declares nothing against it",
+            "a kernel that declares support for this model and platform",
             "Choose another.",
         )
     return value, plan.registry.load(entry), entry
 
 
 def _quantization(plan: Plan, op: str) -> str:
-    """The method of the weights that an op is given."""
+    """Return the quantization method of the weights of an op."""
     return plan.config.quantization if plan.kernels.ops[op].reads_weights else NO_QUANTIZATION
 
 
 def _refuse(plan: Plan, one: _Given) -> None:
-    """UnsupportedError when an attention implementation cannot serve its phases here."""
+    """Raise UnsupportedError when an attention implementation cannot serve its phases here."""
     kernels = plan.kernels
     problems = kernels.problems(one.impl if "decode" in one.phases else None)
     for phase in PHASES:
@@ -233,8 +233,8 @@ def _refuse(plan: Plan, one: _Given) -> None:
         if reason is not None:
             raise UnsupportedError(
                 f"attention.{phase} = {one.name} cannot be used here ({reason})",
-                f"one that serves this model on layout {kernels.layout}",
-                "Choose another, or make the LLM with a layout that it has.",
+                f"a kernel that serves this model on layout {kernels.layout}",
+                "Pass another kernel, or make the LLM with a layout of this one.",
             )
 
 

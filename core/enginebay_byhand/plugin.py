@@ -1,4 +1,4 @@
-"""What this package offers: implementations that nobody registered."""
+"""Registers the support for unregistered implementations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_by_hands(register: Register) -> None:
-    """functions."""
+    """Register functions."""
     register(
         "functions",
         "enginebay_byhand.given:GIVEN",
-        summary="functions given in Python and kernels by import path, after a quick check",
+        summary="functions passed in Python and kernels by import path, after a quick check",
     )

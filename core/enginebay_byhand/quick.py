@@ -1,5 +1,5 @@
-"""The quick check: an op's own few cases against its reference, in the shapes of one model, before
-an unregistered function is used.
+"""The quick check of an unregistered function: a few cases of its op in the shapes of one model,
+compared with the op's reference.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from enginebay.registry import import_target
 
 
 def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch: str) -> int:
-    """Run an implementation of an op on the op's quick cases; how many there were.
+    """Run an implementation on the quick cases of its op, and return the number of cases.
 
-    IncorrectError names `what`, the case, and the error against its bound, or what the
-    implementation raised; `switch` says how to do without the check. UnsupportedError where the op
-    has no case that the implementation serves.
+    IncorrectError names `what`, the case, and the error with its bound, or the exception of the
+    implementation; `switch` says how to skip the check. UnsupportedError when the implementation
+    serves none of the op's cases.
     """
     reference = import_target(op.reference, f"the reference of op {op.name!r}")
     make_cases = import_target(op.quick_cases, f"the quick cases of op {op.name!r}")
@@ -31,9 +31,7 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
         count += 1
         try:
             got, wanted = _results(case, impl, reference)
-        except (
-            Exception
-        ) as error:  # whatever a stranger's function raises is reported with its case
+        except Exception as error:  # any exception of the function is reported with its case
             finding = f"{case.name}: it raised {error_line(error)}"
             raise _incorrect(what, finding, switch) from error
         difference = _difference(op, case, got, wanted)
@@ -43,13 +41,13 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
         raise UnsupportedError(
             f"{what}: there is no quick check of op {op.name} here",
             "an implementation that serves one of the op's quick cases",
-            f"Do without the check ({switch}).",
+            f"Skip the check ({switch}).",
         )
     return count
 
 
 def quick_checked(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch: str) -> str:
-    """quick_check() in the words of a plan's reason."""
+    """Run quick_check() and return its result as the text of a plan's reason."""
     count = quick_check(op, impl, setting, what, switch)
     return f"passed its quick check ({count} case{'s' * (count != 1)})"
 
@@ -58,14 +56,14 @@ def _incorrect(what: str, finding: str, switch: str) -> IncorrectError:
     return IncorrectError(
         f"{what} fails its quick check: {' '.join(finding.split())}",
         "results within the bound of the reference",
-        f"Mend it, or do without the check ({switch}).",
+        f"Fix the function, or skip the check ({switch}).",
     )
 
 
 def _results(
     case: QuickCase, impl: Any, reference: Any
 ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-    """The results of both, computed by one program."""
+    """Return the results of the reference and of the implementation, computed by one program."""
 
     def both(inputs: Any) -> Any:
         return case.run(impl, *inputs), case.run(reference, *inputs)
@@ -77,11 +75,11 @@ def _results(
 def _difference(
     op: Op[Any], case: QuickCase, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
 ) -> str | None:
-    """What is wrong with the results, in words, or None."""
+    """Describe the first wrong result, or return None."""
     for name, expected in wanted.items():
         found = got.get(name)
         if found is None:
-            return f"{case.name}: there is no {name}"
+            return f"{case.name}: the result {name} is missing"
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             return (
                 f"{case.name}: {name} is {found.shape} {found.dtype}, "
@@ -100,8 +98,8 @@ def _difference(
 def row_errors(
     found: np.ndarray, expected: np.ndarray, bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(error, allowed) of each row (first axis): the largest error, NaN where one of the two alone
-    is NaN, and `bound` times the largest number of the row.
+    """Return (error, allowed) of each row (axis 0): the largest error, NaN where exactly one of the
+    two values is NaN, and `bound` times the largest number of the row.
     """
     x, y = (each.astype(np.float64).reshape(len(each), -1) for each in (found, expected))
     same = (x == y) | (np.isnan(x) & np.isnan(y))

@@ -1,5 +1,5 @@
-"""The simple form of an attention implementation, for experiments: one function of queries and
-pages, made a whole one.
+"""The simple form of attention for experiments: one function of queries and pages, wrapped as a
+full implementation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FEATURES = frozenset({"window", "softcap", "kv_share", "shard_map"})
 class SimpleAttention:
     """An AttentionImpl around a function (q, k_pages, v_pages, batch, spec) -> out.
 
-    The function gets q [T, Hq, D] and the pages of the step's rows, new tokens in them, as k_pages
-    and v_pages [S * P, page_size, Hkv, D], whatever the cache's layout; batch.page_table [S, P] and
-    batch.slots [T] name places in these. Pages that hold no token are 0. It returns out [T, Hq, D]
-    of any float dtype; what it gives for padding tokens does not matter. The pages are copied in
-    every layer of every step: this is for finding out, not for speed.
+    The function gets q [T, Hq, D], and the pages of the step's rows, with the new tokens, as
+    k_pages and v_pages [S * P, page_size, Hkv, D] for any layout of the cache. batch.page_table [S,
+    P] and batch.slots [T] point into these pages. Pages without tokens are 0. The function returns
+    out [T, Hq, D] of any float dtype; its values for padding tokens are ignored. The pages are
+    copied in every layer of every step, so this form is for experiments and not for speed.
     """
 
     function: SimpleFunction
@@ -44,13 +44,13 @@ class SimpleAttention:
 
     @property
     def caps(self) -> Caps:
-        """Everything that the function can learn from the spec; a check has to tell whether it
-        heeds it.
+        """Every feature that the spec describes; only a check can find out whether the function
+        supports it.
         """
         return Caps(frozenset({"cpu", "cuda", "tpu"}), self.layouts, features=FEATURES)
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
-        """There is nothing to tune."""
+        """Return None: there is nothing to tune."""
         return
 
     def __call__(
@@ -66,8 +66,8 @@ class SimpleAttention:
         config: None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, None]:
-        """(out [T, Hq, D] in q's dtype, the cache as it came, None). See AttentionImpl; kv_write
-        has run before.
+        """Return (out [T, Hq, D] in q's dtype, the cache unchanged, None). See AttentionImpl;
+        kv_write has run before.
         """
         bucket, size = batch.bucket, layout.page_size
         table = batch.page_table
@@ -87,15 +87,15 @@ class SimpleAttention:
         if shape != q.shape:
             given = f"{type(out).__name__}{'' if shape is None else list(shape)} from {self.name}"
             raise InputError(
-                given, f"an array {list(q.shape)}, as q has it", "Return one output for each query."
+                given, f"an array {list(q.shape)}, the shape of q", "Return one output per query."
             )
         return jnp.where(real[:, None, None], out, 0).astype(q.dtype), cache, None
 
 
 def adapt_attention(given: Any, name: str, layouts: Sequence[str]) -> Any:
-    """`given` as an AttentionImpl: itself when it is one, the simple form made whole otherwise.
+    """Return `given` as an AttentionImpl: unchanged if it is one, else the simple form wrapped.
 
-    `layouts` are all that there are, the preferred one first. InputError for what is neither.
+    `layouts` are all available layouts, the preferred one first. InputError for any other object.
     """
     if hasattr(given, "caps") and hasattr(given, "default_config") and not isinstance(given, type):
         return given
@@ -103,15 +103,13 @@ def adapt_attention(given: Any, name: str, layouts: Sequence[str]) -> Any:
     if isinstance(given, type) or not callable(given):
         what = "the class" if isinstance(given, type) else "an object of type"
         named = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise InputError(
-            f"{name} is {what} {named}", allowed, "Give the object or the function itself."
-        )
+        raise InputError(f"{name} is {what} {named}", allowed, "Pass an object or a function.")
     try:
         inspect.signature(given).bind(*ARGUMENTS)
     except TypeError as error:
         raise InputError(
-            f"{name}{inspect.signature(given)}: {error}", allowed, "Take these five arguments."
+            f"{name}{inspect.signature(given)}: {error}", allowed, "Give it these five arguments."
         ) from None
-    except ValueError:  # a callable that does not tell its arguments: the check will find out
+    except ValueError:  # the signature is unknown: the check will find errors
         pass
     return SimpleAttention(given, name, tuple(layouts))

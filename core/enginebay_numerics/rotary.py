@@ -1,5 +1,5 @@
-"""The frequencies of rotary positions, by the rules of Hugging Face's modeling_rope_utils: what
-every kernel rotates by.
+"""The frequencies of rotary positions, by the rules of Hugging Face's modeling_rope_utils. Every
+rotary kernel uses them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enginebay.ops.spec import RopeSpec
 
 @functools.lru_cache(maxsize=64)
 def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
-    """(inverse frequencies f32 [rotary_dim / 2], factor on cos and sin), computed in f64 and
+    """Return (inverse frequencies f32 [rotary_dim / 2], factor on cos and sin), computed in f64 and
     rounded once.
     """
     plain = 1.0 / spec.theta ** (
@@ -44,15 +44,15 @@ def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
         case unknown:
             given = f"rope scaling {unknown!r}"
             allowed = "default, linear, llama3, longrope, proportional, yarn"
-            raise UnsupportedError(given, allowed, "Name one of these in RopeSpec.scaling.")
+            raise UnsupportedError(given, allowed, "Set RopeSpec.scaling to one of these.")
     inv_freq = inv_freq.astype(np.float32)
     inv_freq.setflags(write=False)
     return inv_freq, np.float32(factor)
 
 
 def _llama3(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
-    """Slow waves are stretched by the factor, fast ones kept, those between interpolated (Llama
-    3.1's rule).
+    """Low frequencies are divided by the factor, high ones are kept, and those between are
+    interpolated (Llama 3.1's rule).
     """
     context = spec.original_max_position_embeddings
     wavelength = 2 * math.pi / plain
@@ -67,7 +67,7 @@ def _llama3(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
-    """Yet another RoPE extension (arXiv 2309.00071): a ramp from kept to stretched frequencies."""
+    """Yet another RoPE extension (arXiv 2309.00071): a ramp from kept to scaled frequencies."""
 
     def dimension_turning(num_rotations: float) -> float:
         turns = spec.original_max_position_embeddings / (num_rotations * 2 * math.pi)
@@ -84,7 +84,7 @@ def _yarn(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
 
 
 def yarn_growth(factor: float, mscale: float) -> float:
-    """How much larger values are to be made for a context that is `factor` times as long."""
+    """Return the factor on values for a context that is `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -1,4 +1,4 @@
-"""Computing for some of a batch's rows: what the others would cost is left out."""
+"""Updates some rows of a batch without computing the other rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def update_rows(
     *,
     rows_at_once: int | None = None,
 ) -> Any:
-    """`values` with update(values, given) in the rows `wanted` bool [S]; all arrays of both trees
-    are [S, ...].
+    """Return `values`, with update(values, given) in the rows `wanted` bool [S]; all arrays of both
+    trees are [S, ...].
 
-    `update` is called with some rows of both, and gives these rows of `values`, each of which must
-    depend on itself alone. With `rows_at_once` it gets so many at a time, as often as it takes for
-    the rows that are wanted: what it costs is what they cost. Without, it gets all when one is
-    wanted, and nothing is computed when none is.
+    `update` gets some rows of both trees and returns these rows of `values`; each row must depend
+    only on itself. With `rows_at_once`, `update` gets that many rows at a time, as often as the
+    wanted rows need, so unwanted rows cost nothing. Without it, `update` gets all rows if one is
+    wanted, and is not called if none is.
     """
     num_rows = wanted.shape[0]
     if rows_at_once is None or num_rows <= rows_at_once:
@@ -36,7 +36,7 @@ def update_rows(
 
         return lax.cond(jnp.any(wanted), all_rows, lambda: values)
     size = rows_at_once
-    first = jnp.argsort(~wanted, stable=True)  # those that are wanted, in their order
+    first = jnp.argsort(~wanted, stable=True)  # the wanted rows first, in order
     rows = jnp.where(jnp.arange(num_rows) < wanted.sum(), first, num_rows)
     rows = jnp.pad(rows, (0, -num_rows % size), constant_values=num_rows)
 

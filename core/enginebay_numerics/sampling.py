@@ -1,5 +1,5 @@
-"""What implementations of the op sample and logits processors share: a token's noise, the first
-best one, and bisection.
+"""Shared by implementations of the op sample and logits processors: the noise of a token, the first
+best token, and bisection.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import jax.numpy as jnp
 from jax import lax
 
 SPREAD = 0x9E3779B9
-"""Odd, so multiplying by it is a bijection of 32 bits: the golden ratio's bits, which part
-neighbouring ids.
+"""Odd, so that multiplication by it is a bijection on 32 bits: the bits of the golden ratio, which
+spread neighbouring ids.
 """
 
 INF_BITS = 0x7F800000
-"""The bits of f32 infinity: as integers, the bits of all non-negative floats up to it are in the
-floats' order.
+"""The bits of f32 infinity. As integers, the bits of non-negative floats up to it have the order of
+the floats.
 """
 
 FACTORS = (0x7FEB352D, 0x846CA68B)
-"""Of the mixer's two rounds."""
+"""Factors of the mixer's two rounds."""
 
 
 def gumbel_noise(seeds: jax.Array, ids: jax.Array) -> jax.Array:
-    """Gumbel noise f32 [S, n] of the tokens ids int32 [S or 1, n] under the rows' seeds uint32 [S,
-    2].
+    """Return Gumbel noise f32 [S, n] for the tokens ids int32 [S or 1, n] with the rows' seeds
+    uint32 [S, 2].
 
-    A token's 32 bits are two rounds of a bijective integer mixer over its id (Wellons, "hash
-    prospector", 2018: bias 0.17 of 1), ten times cheaper than a threefry block per token, which
-    would be most of the cost of sampling. 32 bits are kept where large noise comes from, so rare
-    tokens keep their probability. Elementwise, and in operations that kernel languages have too: an
-    implementation may call it or repeat it, to the rounding of its logarithm.
+    The 32 bits of a token are two rounds of a bijective integer mixer over its id (Wellons, "hash
+    prospector", 2018: bias 0.17 of 1). That is ten times cheaper than a threefry block per token,
+    which would dominate the cost of sampling. All 32 bits are kept where large noise comes from, so
+    rare tokens keep their probability. The function is elementwise and uses operations that kernel
+    languages have too: an implementation may call it or repeat it, up to the rounding of its
+    logarithm.
     """
     mixed = ids.astype(jnp.uint32) * jnp.uint32(SPREAD) + seeds[:, :1]
     bits = _mix(_mix(mixed) ^ seeds[:, 1:])
@@ -49,9 +50,9 @@ def _mix(x: jax.Array) -> jax.Array:
 def first_best(scores: jax.Array) -> jax.Array:
     """scores f32 [S, vocab] -> int32 [S], the lowest index of each row's largest score.
 
-    Two plain reductions, which XLA vectorises; its reduction over (value, index) pairs, which
-    argmax is, takes about three times as long on CPU. The barrier keeps the maximum from being
-    computed again per element. A row of NaNs gives an index in range.
+    Uses two plain reductions, which XLA vectorises; the reduction over (value, index) pairs of
+    argmax takes about three times as long on CPU. The barrier keeps XLA from computing the maximum
+    again per element. A row of NaNs gives an index in range.
     """
     vocab = scores.shape[-1]
     best = lax.optimization_barrier(scores.max(axis=-1, keepdims=True))
@@ -62,11 +63,11 @@ def first_best(scores: jax.Array) -> jax.Array:
 def least_that_holds(
     holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
 ) -> jax.Array:
-    """The least int32 limit per row [S, 1] in [low, high] that holds; `holds` is monotone and holds
-    at `high`.
+    """Return the least int32 limit per row [S, 1] in [low, high] for which `holds` is true; `holds`
+    is monotone and true at `high`.
 
-    Found by bisection, in as many calls as the widest row has bits: over the bits of floats,
-    instead of a sort of them.
+    Uses bisection, with as many calls as the widest row has bits. Over the bits of floats this
+    replaces a sort.
     """
 
     def narrow(ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -1,6 +1,4 @@
-"""Folders: the user's own for what is compiled and will be executed, and those that options
-name.
-"""
+"""Folders: the user's private folders for compiled programs, and folders that options name."""
 
 from __future__ import annotations
 
@@ -13,27 +11,31 @@ from enginebay.errors import InputError
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/enginebay, or the same below ~/.cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the standard ignores a relative one
+    """Return $XDG_CACHE_HOME/enginebay, or ~/.cache/enginebay."""
+    base = Path(
+        os.environ.get("XDG_CACHE_HOME", "")
+    )  # the XDG standard says to ignore a relative path
     return (base if base.is_absolute() else Path.home() / ".cache") / "enginebay"
 
 
 def make_private(folder: Path) -> str | None:
-    """Create the folder if need be; why it cannot be trusted, or None."""
+    """Create the folder if necessary; return why it cannot be trusted, or None."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
         return str(error.strerror)
     if found.st_uid != os.getuid():
-        return "it belongs to somebody else"
+        return "it belongs to another user"
     if stat.S_IMODE(found.st_mode) & 0o077:
-        return f"its mode is {stat.S_IMODE(found.st_mode):04o}, open to others"
+        return f"its mode is {stat.S_IMODE(found.st_mode):04o}, which other users can access"
     return None
 
 
 def make_writable(path: str | Path, setting: str) -> Path:
-    """The folder, which is made; InputError naming the setting when it cannot be written."""
+    """Create a folder and return it; InputError, which names the setting, when it is
+    not writable.
+    """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)

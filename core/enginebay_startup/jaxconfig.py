@@ -1,5 +1,5 @@
-"""The one place that sets jax.config: the platforms to start, and the compilation cache, in a
-folder of the user's own.
+"""Configures JAX: the platforms to start, and the compilation cache in a folder of the user. No
+other module sets jax.config.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("enginebay.compose")
 
 
 def default_cache_folder() -> Path:
-    """Where compiled programs are kept unless a folder is given."""
+    """Return the default folder of compiled programs."""
     return cache_folder() / "programs"
 
 
@@ -46,14 +46,14 @@ def configure_compile_cache(choice: str) -> Path | None:
         raise ConfigError(
             f"compile_cache = {choice!r}: {problem}",
             "a folder of your own with mode 0700",
-            "Correct its mode, or choose another.",
+            "Run chmod 700 on it, or pass another folder.",
         )
     if problem:
-        log.warning("compiled programs are not kept: %s", problem)
+        log.warning("compiled programs are not cached: %s", problem)
         return None
     if str(folder) != given:
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        # JAX settles whether and where it keeps programs when it first compiles
+        # JAX decides at its first compilation whether and where it caches programs
         compilation_cache.reset_cache()
     _keep_everything()
     return folder
@@ -61,9 +61,7 @@ def configure_compile_cache(choice: str) -> Path | None:
 
 @contextlib.contextmanager
 def keeping_nothing() -> Iterator[None]:
-    """Within the block, what is compiled is not put into the cache: programs for devices that are
-    not there.
-    """
+    """Within the block, compiled programs are not cached: they are for devices that are absent."""
     before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
@@ -73,22 +71,21 @@ def keeping_nothing() -> Iterator[None]:
 
 
 def _find_folder(choice: str) -> tuple[Path, str | None]:
-    """The folder of a choice, made if need be, and why it cannot be used, or None."""
+    """Return the folder of a choice, created if necessary, and why it cannot be used, or None."""
     try:
         folder = default_cache_folder() if choice == AUTO else Path(choice).expanduser()
-    except RuntimeError as error:  # a user without a home
+    except RuntimeError as error:  # a user without a home folder
         return Path(choice), str(error)
     problem = make_private(folder)
     return folder, f"{folder}: {problem}" if problem else None
 
 
 class _Mending(CacheInterface):
-    """JAX's cache, in which an entry that could not be used is replaced by the program that was
-    compiled in its place.
+    """JAX's cache, except that an unusable entry is replaced by the newly compiled program.
 
-    JAX looks for an entry before it compiles, and writes one after it. An entry that was found and
-    is written all the same was damaged: JAX's own cache keeps it, and warns about it in every
-    process to come.
+    JAX looks for an entry before it compiles, and writes one afterwards. An entry that was found
+    and is still written was damaged. JAX's own cache would keep the damaged entry and warn about it
+    in every later process.
     """
 
     def __init__(self, real: CacheInterface, folder: Path) -> None:
@@ -105,13 +102,13 @@ class _Mending(CacheInterface):
 
     def put(self, key: str, value: bytes) -> None:
         if key in self._found:
-            log.info("the damaged entry %s of the compile cache is replaced", key)
+            log.info("replacing the damaged entry %s of the compile cache", key)
             (self._folder / f"{key}-cache").unlink(missing_ok=True)
         self._real.put(key, value)
 
 
 def _mend_entries() -> None:
-    """Have JAX replace damaged entries of the cache that it makes from now on."""
+    """Make JAX replace damaged entries of every cache that it makes from now on."""
     make = _cache.get_file_cache
     if getattr(make, "mends", False):
         return
@@ -122,7 +119,7 @@ def _mend_entries() -> None:
 
     get_file_cache.mends = True  # type: ignore[attr-defined]
     _cache.get_file_cache = get_file_cache
-    compilation_cache.reset_cache()  # one that it made before is made again
+    compilation_cache.reset_cache()  # an existing cache is made again
 
 
 def _keep_everything() -> None:
@@ -132,8 +129,8 @@ def _keep_everything() -> None:
 
 
 def keep_to_cpu() -> bool:
-    """Let JAX start the CPU alone; whether it was done: platforms that somebody chose
-    (JAX_PLATFORMS) stay.
+    """Restrict JAX to the CPU; return whether that was done. Platforms that the user chose
+    (JAX_PLATFORMS) are kept.
     """
     if jax.config.jax_platforms:
         return False

@@ -1,8 +1,7 @@
-"""Starting JAX where it is installed for devices that this machine does not have: quietly, and
-without waiting for them.
+"""Starts JAX quietly and quickly where it is installed for devices that this machine does not have.
 
-With libtpu or the CUDA plugin installed and no such device, JAX still starts both: that takes
-seconds and prints warnings and tracebacks of things that nobody asked for.
+If libtpu or the CUDA plugin is installed without a device, JAX still starts both, which takes
+seconds and prints warnings and tracebacks that help no user.
 """
 
 from __future__ import annotations
@@ -23,36 +22,35 @@ CUDA_DRIVER = "libcuda.so.1"
 CUDA_PLUGINS = ("xla_cuda12", "xla_cuda13")
 
 NOISE = ("WARNING: All log messages before absl::InitializeLog() is called", "cudart_stub.cc")
-"""Parts of the lines that libraries for CUDA print when they are loaded where there is no driver.
-"""
+"""Parts of lines that CUDA libraries print when they are loaded without a driver."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What JAX is installed for here, and which devices there may be."""
+    """The device plugins of JAX that are installed here, and the devices that may be present."""
 
     plugins: frozenset[str] = frozenset()
-    """Last names of the modules that plug devices into JAX."""
+    """Last names of the modules that add devices to JAX."""
     libtpu: bool = False
     cuda: bool = False
     tpu: bool = False
 
     @property
     def starts_devices(self) -> bool:
-        """Whether JAX would start something besides the CPU."""
+        """Return whether JAX would start another platform besides the CPU."""
         return self.libtpu or bool(self.plugins)
 
 
 def look_around() -> Found:
-    """What this machine has."""
+    """Return what this machine has."""
     plugins = _installed_plugins()
     libtpu = importlib.util.find_spec("libtpu") is not None
     return Found(frozenset(plugins), libtpu, bool(plugins) and _may_have_cuda(), _may_have_tpu())
 
 
 def start_jax() -> None:
-    """Import JAX, without what libraries print of absent devices. On a machine that has a device
-    JAX is imported and left alone.
+    """Import JAX without the messages that libraries print about absent devices. On a machine with
+    a device, JAX is only imported.
     """
     found = look_around()
     if not found.starts_devices:
@@ -61,15 +59,14 @@ def start_jax() -> None:
         if settle_platforms(found):
             import jax
 
-            jax.devices()  # now, while nobody hears what is loaded with it
+            jax.devices()  # load all libraries now, while their messages are held back
 
 
 def settle_platforms(found: Found | None = None) -> bool:
-    """Let JAX use the CPU alone where it has plugins for devices that are certainly not there;
-    whether this was done.
+    """Restrict JAX to the CPU if its plugins are for devices that are certainly absent. Return
+    whether that was done.
 
-    What the user chose stays, and so does everything where a plugin is installed that we do not
-    know.
+    Platforms that the user chose are kept, and nothing changes if an unknown plugin is installed.
     """
     found = look_around() if found is None else found
     if (
@@ -85,7 +82,7 @@ def settle_platforms(found: Found | None = None) -> bool:
 
 
 def _installed_plugins() -> set[str]:
-    """Last names of the modules that plug devices into JAX, as it finds them itself."""
+    """Return the last names of the modules that add devices to JAX, found as JAX finds them."""
     points = importlib.metadata.entry_points(group="jax_plugins")
     found = {point.value.partition(":")[0].rpartition(".")[2] for point in points}
     package = importlib.util.find_spec("jax_plugins")
@@ -97,12 +94,12 @@ def _installed_plugins() -> set[str]:
 
 
 def _may_have_tpu() -> bool:
-    """Whether there is a file by which libtpu could reach a chip."""
+    """Return whether there is a file through which libtpu could reach a chip."""
     return any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def _may_have_cuda() -> bool:
-    """Whether the driver's library is there, without which no plugin reaches a GPU."""
+    """Return whether the driver's library exists, which every plugin needs to reach a GPU."""
     try:
         ctypes.CDLL(CUDA_DRIVER)
     except OSError:
@@ -112,7 +109,7 @@ def _may_have_cuda() -> bool:
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back what is written to stderr by C libraries too, and tell it afterwards without the
+    """Hold back what is written to stderr, by C libraries too, and write it afterwards without the
     lines of NOISE.
     """
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What this package offers: JAX's configuration before an engine is planned."""
+"""Registers JAX's configuration, which runs before an engine is planned."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_startups(register: Register) -> None:
-    """jax."""
+    """Register jax."""
     register(
         "jax",
         "enginebay_startup.plugin:prepare",
-        summary="compile cache, and no start of devices that are certainly not there",
+        summary="compile cache; absent devices are not started",
     )
 
 
 def prepare(config: EngineConfig) -> None:
-    """Set JAX's compilation cache and platforms. ConfigError for a folder that cannot be
-    trusted.
+    """Set JAX's compilation cache and platforms. ConfigError for a folder that cannot
+    be trusted.
     """
     from enginebay_startup.jaxconfig import configure_compile_cache
     from enginebay_startup.platforms import settle_platforms

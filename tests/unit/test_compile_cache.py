@@ -86,11 +86,13 @@ def test_a_folder_open_to_others_is_refused_or_skipped(
     folder = default_cache_folder()
     folder.mkdir(parents=True)
     folder.chmod(open_to)
-    with pytest.raises(ConfigError, match=f"its mode is {open_to:04o}, open to others.*mode 0700"):
+    with pytest.raises(
+        ConfigError, match=f"its mode is {open_to:04o}, which other users can access.*mode 0700"
+    ):
         configure_compile_cache(str(folder))
     assert configure_compile_cache("auto") is None
     assert jax.config.jax_compilation_cache_dir is None
-    assert "compiled programs are not kept" in caplog.text
+    assert "compiled programs are not cached" in caplog.text
 
 
 def test_somebody_elses_folder_is_refused_or_skipped(
@@ -98,10 +100,10 @@ def test_somebody_elses_folder_is_refused_or_skipped(
 ) -> None:
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(ConfigError, match="it belongs to somebody else"):
+    with pytest.raises(ConfigError, match="it belongs to another user"):
         configure_compile_cache(str(tmp_path / "theirs"))
     assert configure_compile_cache("auto") is None
-    assert "it belongs to somebody else" in caplog.text
+    assert "it belongs to another user" in caplog.text
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(llm: LLM) -> None:
         ({"attention": "xla", "kv_write": "xla"}, UnsupportedError, ("attention writes the cache "
             "itself")),
         ({"atention": "xla"}, UnknownNameError, "Did you mean 'attention'"),
-        ({}, InputError, "override.. of nothing"),
+        ({}, InputError, "override.. without arguments"),
     ],
 )  # fmt: skip
 def test_what_cannot_serve_is_refused_and_nothing_changes(
