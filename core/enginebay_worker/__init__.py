@@ -1,3 +1,3 @@
-"""Worker processes with limits: work that a stranger wrote, such as a chat template or a grammar,
-runs in them. Packages that read strangers' programs import this one; the core does not.
+"""Worker processes with limits, for work that untrusted authors wrote, such as chat templates and
+grammars. Packages that run such programs import this package; the core does not.
 """

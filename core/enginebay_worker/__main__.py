@@ -4,10 +4,9 @@ memory, stack and CPU time.
     python -m enginebay_worker
 
 The first message names a factory as "module:name", its settings, and the limits. The factory makes
-a function from the settings, and that function makes each answer from its request. A request of
-plain bytes goes to its method `answer_bytes` instead, which answers with bytes. The process ends
-with stdin. It may be killed at any time: only `enginebay_worker.process` talks to it, and JAX is
-never imported here.
+a function from the settings, and this function answers each request. A request of plain bytes goes
+to its method `answer_bytes`, which returns bytes. The process ends with stdin. It may be killed at
+any time. Only `enginebay_worker.process` talks to it, and the process never imports JAX.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from typing import Any, BinaryIO
 from enginebay_worker.messages import frame, frame_bytes, read_message
 
 CPU_LIMIT_AGE_S = 0.5
-"""Age at which the limit of CPU time is set anew: setting it costs more than a small request."""
+"""Age after which the CPU limit is set again: setting it costs more than a small request."""
 
 MAX_LOG_BYTES = 1 << 20
-"""Bytes that a worker may write to one file, hence to its stderr."""
+"""Max bytes that a worker may write to one file, including stderr."""
 
 
 def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the requests end."""
+    """Answer requests until they end."""
     first = read_message(requests)
     module, _, name = first["target"].partition(":")
     answer = getattr(importlib.import_module(module), name)(first["settings"])
@@ -51,7 +50,7 @@ def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _outcome(answer: Callable[[Any], Any], request: Any) -> bytes:
-    """A frame with the answer, the limit that was exceeded, or the exception that was raised."""
+    """Return a frame with the answer, the exceeded limit, or the raised exception."""
     try:
         if isinstance(request, bytes):
             return frame_bytes(answer.answer_bytes(request))  # type: ignore[attr-defined]
@@ -60,7 +59,7 @@ def _outcome(answer: Callable[[Any], Any], request: Any) -> bytes:
         return frame({"exceeded": "memory"})
     except RecursionError:
         return frame({"exceeded": "depth"})
-    except BaseException as error:  # noqa: BLE001  # whoever waits is answered
+    except BaseException as error:  # noqa: BLE001  # the parent waits for an answer
         return frame({"raised": f"{type(error).__name__}: {error}"})
 
 
@@ -70,10 +69,10 @@ def _send(answers: BinaryIO, framed: bytes) -> None:
 
 
 def _limit_memory(allowed_bytes: int) -> None:
-    """Memory of its own that the process may have beyond what it has now."""
+    """Limit the memory that the process may use in addition to its current memory."""
     now_bytes = 0
     status = Path("/proc/self/status")
-    if status.is_file():  # Linux; elsewhere the limit counts from nothing
+    if status.is_file():  # Linux; elsewhere the limit counts from 0
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmData:"))
         now_bytes = int(line.split()[1]) << 10
     _limit(resource.RLIMIT_DATA, now_bytes + allowed_bytes)
@@ -82,23 +81,25 @@ def _limit_memory(allowed_bytes: int) -> None:
 
 
 def _limit_cpu(time_s: float) -> None:
-    """The parent watches the clock. This ends a worker whose parent was killed while it waited."""
+    """Limit CPU time. The parent enforces the time limit; this ends a worker whose parent was
+    killed.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + 2 * time_s) + 2)
 
 
 def _limit(which: int, value: int) -> None:
-    """Set a soft limit, within the hard one."""
+    """Set a soft limit, at most the hard limit."""
     hard = resource.getrlimit(which)[1]
-    with contextlib.suppress(ValueError, OSError):  # a system that does not have this limit
+    with contextlib.suppress(ValueError, OSError):  # the system does not support this limit
         resource.setrlimit(
             which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard)
         )
 
 
 def main(stack_bytes: int) -> None:
-    """Serve in a thread with this stack. What others print goes to stderr, as stdout belongs to the
-    answers.
+    """Serve in a thread with this stack size. Other output goes to stderr, because stdout carries
+    the answers.
     """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

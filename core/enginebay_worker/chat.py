@@ -1,5 +1,5 @@
-"""Chats to text: a model's chat template, or a request's, rendered in a worker process with
-limits.
+"""Converts chats to text: renders the chat template of a model or a request in a worker process
+with limits.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from enginebay.text import Message
 from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Variables of a template that have parameters of their own."""
+"""Variables of a template that are set by other parameters."""
 
 BASE_RENDERER = "transformers.tokenization_utils_base"
-"""Where the method stands that all tokenizers of transformers render Jinja texts with."""
+"""Module of the method with which all tokenizers of transformers render Jinja templates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Chat:
 
 
 class WorkerChats:
-    """Renders chats for one tokenizer, in one worker process that the first chat starts. Safe from
-    several threads.
+    """Renders the chats of one tokenizer in a worker process, which starts with the first chat.
+    Thread-safe.
     """
 
     def __init__(self, limits: TemplateLimits) -> None:
@@ -46,12 +46,12 @@ class WorkerChats:
         )
 
     def render(self, tokenizer: Any, chat: Chat) -> str:
-        """The text of a chat, by its own template or that of a tokenizer of transformers, or one
-        that looks like it.
+        """Return the text of a chat, by its own template or by that of a tokenizer of transformers
+        or a compatible one.
 
-        A tokenizer whose class renders chats itself does so here, unless the request brings a
-        template. RequestError for a chat that is malformed, or refused by the template, and for a
-        limit that is exceeded; UnsupportedError when there is no template.
+        A tokenizer whose class renders chats itself does so in this process, unless the request has
+        a template. RequestError for a malformed chat, a chat that the template refuses, and an
+        exceeded limit; UnsupportedError when there is no template.
         """
         check_chat(chat)
         if chat.chat_template is None and not tokenizer.chat_template:
@@ -71,7 +71,7 @@ class WorkerChats:
         return self._text(request)
 
     def close(self) -> None:
-        """End the worker process; another chat starts another."""
+        """End the worker process; the next chat starts another one."""
         self._worker.close()
 
     def _text(self, request: Any) -> str:
@@ -79,7 +79,7 @@ class WorkerChats:
             answer = self._worker.ask(request, default=_placeholder)
         except RecursionError:
             raise _refused("they are nested too deeply") from None
-        except (TypeError, ValueError) as error:  # they are no JSON
+        except (TypeError, ValueError) as error:  # not a JSON value
             raise _refused(str(error)) from None
         except LimitError as error:
             raise self._exceeded(error.limit) from None
@@ -104,25 +104,25 @@ class WorkerChats:
         return RequestError(
             f"a chat whose template exceeds the limit of {limit}",
             allowed[limit],
-            "Mend the template, shorten the messages, or raise the limit.",
+            "Fix the template, shorten the messages, or raise the limit.",
         )
 
 
 def check_chat(chat: Chat) -> None:
-    """RequestError for messages, tools or variables that no template could take."""
+    """Raise RequestError for messages, tools or variables that no template can take."""
     check_messages(chat.messages)
     _check_tools(chat.tools)
     if not isinstance(chat.chat_template, str | None):
         given = f"chat_template of type {type(chat.chat_template).__name__}"
-        raise RequestError(given, "a Jinja text", "Leave it out for the model's own.")
+        raise RequestError(given, "a Jinja text", "Leave it out to use the model's template.")
     if chat.chat_template_kwargs is not None and not isinstance(chat.chat_template_kwargs, Mapping):
         given = f"chat_template_kwargs of type {type(chat.chat_template_kwargs).__name__}"
-        raise RequestError(given, "a mapping of names to values", "Give a dict.")
+        raise RequestError(given, "a mapping of names to values", "Pass a dict.")
     taken = sorted(RESERVED & (chat.chat_template_kwargs or {}).keys())
     if taken:
         given = f"{', '.join(taken)} in chat_template_kwargs"
         raise RequestError(
-            given, "other variables of the template", "Use the parameter of that name."
+            given, "other variables of the template", "Pass the parameter with this name instead."
         )
     if chat.continue_final_message and chat.add_generation_prompt:
         raise RequestError(
@@ -140,18 +140,18 @@ def _check_tools(tools: Any) -> None:
     if not listed or strange is not None:
         raise RequestError(
             f"tools with a {type(strange).__name__}",
-            "a list of mappings, each the JSON description of a function",
-            'Give a list such as [{"type": "function", "function": {"name": "f", '
+            "a list of mappings, each a JSON description of a function",
+            'Pass a list such as [{"type": "function", "function": {"name": "f", '
             '"parameters": {}}}].',
         )
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise RequestError unless this is a non-empty sequence of mappings that have a role and a
+    """Raise RequestError unless `messages` is a non-empty sequence of mappings with a role and a
     content.
     """
-    todo = 'Give a list such as [{"role": "user", "content": "Hello"}].'
-    allowed = "mappings with a text for role, and a content"
+    todo = 'Pass a list such as [{"role": "user", "content": "Hello"}].'
+    allowed = "mappings with a role (a string) and a content (a string or a list)"
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages of type {type(messages).__name__}", "a list of mappings", todo
@@ -177,7 +177,7 @@ def _renders_itself(tokenizer: Any) -> bool:
 
 
 def _rendered_by(tokenizer: Any, chat: Chat) -> str:
-    """The text that a tokenizer with a renderer of its own makes of a chat."""
+    """Return the text of a chat from a tokenizer that renders chats itself."""
     more = (
         {"continue_final_message": chat.continue_final_message}
         if chat.continue_final_message
@@ -195,16 +195,16 @@ def _rendered_by(tokenizer: Any, chat: Chat) -> str:
         )
     except EnginebayError:
         raise
-    except Exception as error:  # a renderer is a stranger's, and may raise anything
+    except Exception as error:  # the tokenizer's renderer may raise anything
         raise _refused(error_line(error)) from error
     if not isinstance(text, str):
-        raise _refused(f"the tokenizer made {type(text).__name__} of them, and no text")
+        raise _refused(f"the tokenizer returned a {type(text).__name__}, expected a string")
     return text
 
 
 def _template(own: Any, chat: Chat) -> str:
-    """The Jinja text: the request's, or of a model's the one that it names, or that fits.
-    RequestError for none of these.
+    """Return the Jinja template: the request's, or the model's template that the request names or
+    that fits. RequestError when there is no such template.
     """
     named = own if isinstance(own, Mapping) else {}
     template = chat.chat_template if chat.chat_template is not None else own
@@ -218,15 +218,15 @@ def _template(own: Any, chat: Chat) -> str:
         return template
     given = f"a chat template of type {type(template).__name__}"
     if named:
-        given = f"a model whose chat templates are {', '.join(map(str, named))}"
+        given = f"a model with chat templates {', '.join(map(str, named))}"
     raise RequestError(
-        given, "a Jinja text, or several of which one is named default", "Give chat_template."
+        given, "a Jinja text, or several with one named default", "Pass chat_template."
     )
 
 
 def _placeholder(value: Any) -> Any:
-    """Other mappings and sequences, and numpy's numbers, as JSON has them. Of anything else a
-    template sees the type alone.
+    """Convert other mappings and sequences, and numpy's numbers, to JSON values. A template only
+    sees the type of any other value.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -240,8 +240,8 @@ def _placeholder(value: Any) -> Any:
 def _no_template() -> UnsupportedError:
     return UnsupportedError(
         "messages for a tokenizer without a chat template",
-        "a text, or a model that has one",
-        "Give chat_template, or use generate with a prompt.",
+        "a prompt, or a model with a chat template",
+        "Pass chat_template, or call generate with a prompt.",
     )
 
 
@@ -249,6 +249,6 @@ def _refused(reason: str) -> RequestError:
     line = " ".join(reason.split())
     return RequestError(
         f"messages that the chat template refuses: {line[:500]}",
-        "what the model was trained on",
+        "messages that the template supports",
         "Change the messages.",
     )

@@ -1,4 +1,4 @@
-"""Messages between a worker and its parent: JSON, or plain bytes, behind their length in eight
+"""Messages between a worker and its parent: JSON or plain bytes, preceded by their length in eight
 bytes.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 SIZE_BYTES = 8
 
 IS_BYTES = 1 << 63
-"""Bit of the length that says that plain bytes follow, not JSON."""
+"""Bit of the length that marks plain bytes instead of JSON."""
 
 
 def read_message(pipe: BinaryIO) -> Any:
-    """The next message, `bytes` for plain ones. EOFError at the end of the pipe."""
+    """Read the next message, `bytes` for plain bytes. EOFError at the end of the pipe."""
     size = pipe.read(SIZE_BYTES)
     if len(size) < SIZE_BYTES:
         raise EOFError
@@ -25,13 +25,13 @@ def read_message(pipe: BinaryIO) -> Any:
 
 
 def frame_bytes(content: bytes) -> bytes:
-    """Plain bytes as they go through a pipe."""
+    """Return plain bytes as they are written to a pipe."""
     return (len(content) | IS_BYTES).to_bytes(SIZE_BYTES, "big") + content
 
 
 def frame(message: Any, default: Callable[[Any], Any] | None = None) -> bytes:
-    """A message as it goes through a pipe. TypeError and ValueError for what is no JSON,
-    RecursionError for too deep a value.
+    """Return a message as it is written to a pipe. TypeError and ValueError for a value that is not
+    JSON, RecursionError for a value that is nested too deeply.
     """
     text = json.dumps(message, default=default).encode()
     return len(text).to_bytes(SIZE_BYTES, "big") + text

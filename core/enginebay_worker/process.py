@@ -1,4 +1,4 @@
-"""The parent's side of a worker process: it starts, asks, kills, replaces and closes it."""
+"""The parent's side of a worker process: starts, asks, kills, replaces and closes it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from enginebay_worker.messages import IS_BYTES, SIZE_BYTES, frame, frame_bytes
 log = logging.getLogger("enginebay.worker")
 
 START_LIMIT_S = 120.0
-"""Time in which a worker must be ready, on a busy machine too."""
+"""Max seconds in which a worker must be ready, on a busy machine too."""
 
 PIPE_BYTES = 1 << 20
-"""Size of the pipe for answers: the masks of one step go through at once."""
+"""Size of the pipe for answers; the masks of one step fit into it."""
 
 Limit = Literal["time", "memory", "stack", "depth"]
-"""`stack` is a crash, `depth` Python's own limit on recursion."""
+"""`stack` means a crash, `depth` means Python's own recursion limit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one request may use of a worker: seconds on the clock, and bytes beyond those of the
-    idle process.
+    """The limits of one request: seconds of wall time, and bytes in addition to those of the idle
+    process.
     """
 
     time_s: float
@@ -55,8 +55,8 @@ class LimitError(Exception):
 
 
 class WorkerError(Exception):
-    """A request whose answer is an exception, or a worker that cannot be started or died of
-    something else.
+    """A request whose answer is an exception, or a worker that could not start or died for another
+    reason than a limit.
     """
 
 
@@ -65,19 +65,18 @@ class StartError(WorkerError):
 
 
 class KilledError(WorkerError):
-    """The worker was killed by somebody else."""
+    """The worker was killed from outside."""
 
 
 class LimitedWorker:
-    """A process that answers one request at a time, started by the first one. Safe from several
-    threads.
+    """A process that answers one request at a time; the first request starts it. Thread-safe.
 
-    `target` names a factory as "module:name", which makes the function that answers from
-    `settings`. Settings, requests and answers are values of JSON. A worker that exceeds a limit is
-    killed, and the next request starts another.
+    `target` names a factory as "module:name"; it makes the answering function from `settings`.
+    Settings, requests and answers are JSON values. A worker that exceeds a limit is killed, and the
+    next request starts another one.
 
-    `post`, `has_answer` and `take` are `ask` in parts, for plain bytes and one thread: nothing else
-    may be called between `post` and `take` but `close` and `interrupt`.
+    `post`, `has_answer` and `take` are the parts of `ask`, for plain bytes and one thread: between
+    `post` and `take` only `close` and `interrupt` may be called.
     """
 
     def __init__(self, target: str, settings: Any, limits: WorkerLimits) -> None:
@@ -94,13 +93,12 @@ class LimitedWorker:
         default: Callable[[Any], Any] | None = None,
         time_s: float | None = None,
     ) -> Any:
-        """The answer. LimitError for a request that exceeds a limit, WorkerError for one that
-        cannot be answered.
+        """Return the answer to a request. LimitError for a request that exceeds a limit,
+        WorkerError for one that cannot be answered.
 
-        `time_s` shortens the limit of time for this request.
+        `time_s` shortens the time limit of this request.
 
-        `default` makes a value of JSON of one that is none; what json.dumps raises for others is
-        raised here.
+        `default` converts values that are not JSON; other exceptions of json.dumps are passed on.
         """
         message = frame(request, default)
         limit_s = self.limits.time_s if time_s is None else min(time_s, self.limits.time_s)
@@ -110,10 +108,10 @@ class LimitedWorker:
                 outcome = self._exchange(message, limit_s)
             except (
                 BaseException
-            ):  # interrupted ones too: the answer is still to come, so nobody else may ask
+            ):  # also after an interrupt: the old answer may still arrive, so replace the process
                 self._end()
                 raise
-            if "exceeded" in outcome:  # memory may be short, and what holds it is unknown
+            if "exceeded" in outcome:  # the process may still hold too much memory
                 self._end()
                 raise LimitError(outcome["exceeded"])
         if "raised" in outcome:
@@ -121,9 +119,7 @@ class LimitedWorker:
         return outcome["answer"]
 
     def post(self, content: bytes, time_s: float) -> bool:
-        """Send bytes, without waiting for the answer. False when there is no process to take
-        them.
-        """
+        """Send bytes without waiting for the answer. Return False when no process can take them."""
         process = self._process
         if process is None:
             return False
@@ -131,20 +127,20 @@ class LimitedWorker:
         try:
             process.send(frame_bytes(content), time_s)
         except (OSError, LimitError):
-            return False  # it has ended, or reads nothing
+            return False  # the process has ended, or does not read
         return True
 
     def has_answer(self, wait_s: float) -> bool:
-        """Whether the answer to what was posted is there, after `wait_s` seconds at most."""
+        """Return whether the answer to `post` has arrived, after at most `wait_s` seconds."""
         return self._process is not None and self._process.has_answer(wait_s)
 
     def take(self) -> memoryview:
-        """The bytes that answer what was posted, when they are there. LimitError and WorkerError as
-        `ask` raises them.
+        """Return the bytes that answer `post`, once they have arrived. LimitError and WorkerError
+        as in `ask`.
         """
         with self._lock:
             if self._process is None:
-                raise KilledError("its worker process was ended")
+                raise KilledError("its worker process was killed")
             try:
                 outcome = self._process.receive()
                 if "exceeded" in outcome:
@@ -158,8 +154,8 @@ class LimitedWorker:
         return answer
 
     def _exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
-        """The outcome of a request. A worker that somebody else has killed since the last one is
-        replaced once.
+        """Return the outcome of a request. A worker that was killed from outside since the last
+        request is replaced once.
         """
         process = self._process
         if process is not None and process.is_alive:
@@ -171,21 +167,21 @@ class LimitedWorker:
         return self._replace().exchange(message, time_s)
 
     def start(self) -> None:
-        """Start the process, so that the first request finds it. WorkerError when it cannot be
-        started.
+        """Start the process, so that the first request need not wait for it. WorkerError when it
+        cannot start.
         """
         with self._lock:
             if self._process is None or not self._process.is_alive:
                 self._replace()
 
     def close(self) -> None:
-        """End the process. Closing twice is fine, and another request starts another process."""
+        """End the process. May be called twice; the next request starts another process."""
         with self._lock:
             self._end()
 
     def interrupt(self) -> None:
-        """Kill the process without waiting for a request that is under way in another thread, which
-        raises WorkerError there.
+        """Kill the process without waiting for a request of another thread, which then raises
+        WorkerError.
         """
         process = self._process
         if process is not None:
@@ -194,7 +190,7 @@ class LimitedWorker:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, or None when there is none."""
+        """Return the id of the process, or None when there is none."""
         process = self._process
         return None if process is None else process.pid
 
@@ -218,8 +214,8 @@ class LimitedWorker:
 
 
 class _Process:
-    """One process and its pipes. It ends with its owner, at the interpreter's exit too, and when
-    its stdin does.
+    """One process and its pipes. It ends with its owner, at the interpreter's exit, and when its
+    stdin closes.
     """
 
     def __init__(self, owner: LimitedWorker, stack_bytes: int) -> None:
@@ -233,14 +229,16 @@ class _Process:
             stderr=self._said,
             env=os.environ | {"PYTHONPATH": path},
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # Ctrl-C goes to the parent only
         )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._requests, self._answers = self._popen.stdin.fileno(), self._popen.stdout.fileno()
         for pipe in (self._requests, self._answers):
             os.set_blocking(pipe, False)
-        with contextlib.suppress(AttributeError, OSError):  # Linux, and what it allows
+        with contextlib.suppress(
+            AttributeError, OSError
+        ):  # only Linux can resize pipes, up to a limit
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._answers_poll = select.poll()
         self._answers_poll.register(self._answers, select.POLLIN)
@@ -257,16 +255,18 @@ class _Process:
         return self._end.alive and self._popen.poll() is None
 
     def end(self) -> None:
-        """Kill it, and close its pipes."""
+        """Kill the process and close its pipes."""
         self._end()
 
     def kill(self) -> None:
-        """Kill it, and leave its pipes to the thread that may be reading them."""
+        """Kill the process; the thread that may be reading its pipes closes them."""
         self._is_killed = True
         _kill_group(self._popen)
 
     def exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
-        """The outcome of a request. LimitError and WorkerError leave the process to be ended."""
+        """Return the outcome of a request. After LimitError and WorkerError, the caller must end
+        the process.
+        """
         try:
             self.send(message, time_s)
         except BrokenPipeError:
@@ -274,7 +274,7 @@ class _Process:
         return self.receive()
 
     def send(self, message: bytes, time_s: float) -> None:
-        """Begin an exchange, which must be over in `time_s` seconds."""
+        """Start an exchange that must end within `time_s` seconds."""
         self._deadline_s = time.monotonic() + time_s
         self._answer = bytearray()
         left = memoryview(message)
@@ -285,8 +285,8 @@ class _Process:
                 _wait(self._requests, select.POLLOUT, self._deadline_s)
 
     def has_answer(self, wait_s: float) -> bool:
-        """Whether the whole outcome is there, after `wait_s` seconds at most. False for a process
-        that has ended without one.
+        """Return whether the whole outcome has arrived, after at most `wait_s` seconds. False for a
+        process that has ended without an outcome.
         """
         try:
             self._read(min(time.monotonic() + wait_s, self._deadline_s))
@@ -295,7 +295,7 @@ class _Process:
         return True
 
     def receive(self) -> dict[str, Any]:
-        """The outcome of what was sent, when it is there, until the deadline."""
+        """Return the outcome of the request that was sent; wait until the deadline."""
         try:
             size = self._read(self._deadline_s)
         except EOFError:
@@ -307,7 +307,9 @@ class _Process:
         return outcome
 
     def _read(self, deadline_s: float) -> int:
-        """The marked length of an outcome that is there as a whole. LimitError at the deadline."""
+        """Return the marked length of an outcome that has arrived completely. LimitError at the
+        deadline.
+        """
         while True:
             if len(self._answer) >= SIZE_BYTES:
                 size = int.from_bytes(self._answer[:SIZE_BYTES], "big")
@@ -320,7 +322,7 @@ class _Process:
             self._answer += part
 
     def _death(self) -> LimitError | WorkerError:
-        """Why it has gone."""
+        """Return the reason why the process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=5)
         code = self._popen.returncode
@@ -333,17 +335,17 @@ class _Process:
         if code == -signal.SIGXCPU:
             return LimitError("time")
         if self._is_killed:
-            return KilledError("its worker process was ended")
+            return KilledError("its worker process was killed")
         log.error("the worker process %d ended with code %s: %s", self.pid, code, said[-2000:])
-        last = said.splitlines()[-1] if said else "it said nothing"
+        last = said.splitlines()[-1] if said else "no output"
         kind = KilledError if code == -signal.SIGKILL else WorkerError
         return kind(f"its worker process ended with code {code}: {last[:200]}")
 
 
 def _wait(pipe: int, event: int, deadline_s: float, poll: select.poll | None = None) -> None:
-    """Until a pipe is ready or closed. LimitError at the deadline, when it is not ready then.
+    """Wait until a pipe is ready or closed. LimitError if it is not ready at the deadline.
 
-    `poll`: one that knows the pipe already.
+    `poll` already has the pipe registered.
     """
     if poll is None:
         poll = select.poll()
@@ -357,7 +359,7 @@ def _wait(pipe: int, event: int, deadline_s: float, poll: select.poll | None = N
 
 
 def _kill(popen: subprocess.Popen[bytes], said: IO[bytes]) -> None:
-    """End a process with all that it started, and close its pipes."""
+    """Kill a process and all its children, and close its pipes."""
     _kill_group(popen)
     popen.wait()
     for pipe in (popen.stdin, popen.stdout, said):

@@ -1,5 +1,5 @@
-"""Chat templates in the worker process: Jinja texts of strangers, rendered as transformers renders
-them.
+"""Renders chat templates in the worker process, as transformers renders them; the Jinja texts come
+from untrusted authors.
 
 The sandbox, its filters, functions and tags are those that transformers gives to chat templates,
 without importing transformers, which takes a second. `tests/unit/test_chat_templates.py` compares
@@ -22,31 +22,30 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_COMPILED = 16
-"""Templates that are kept compiled."""
+"""Max number of compiled templates that are kept."""
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that hold its reasoning. Templates know one name or another, and are given
-all that they may know.
+"""Fields of a message that hold its reasoning. Each template knows one of these names, so each
+message gets all of them.
 """
 
 MARK = "\ue000end of the final message\ue001 "
-"""Stands behind the text of a message that is to be continued, so that its end is found in what was
-rendered.
+"""Appended to the text of a message that is to be continued, to find its end in the rendered text.
 
-A template that strips the text of its messages strips the last space of it too.
+The last space is there for templates that strip the texts of messages.
 """
 
 
 class Renderer:
-    """Renders chats. A request holds the template and its variables; an answer the text, or a
-    `reason` why there is none.
+    """Renders chats. A request holds the template and its variables; the answer holds the text, or
+    a `reason` why there is none.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._max_chars: int = settings["max_output_chars"]
 
     def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """{"text"}, {"reason"} or {"exceeded"}."""
+        """Return {"text"}, {"reason"} or {"exceeded"}."""
         field = "content" if request["continued"] is True else request["continued"] or None
         try:
             messages = [_completed(message) for message in request["messages"]]
@@ -66,33 +65,31 @@ class Renderer:
         except jinja2.TemplateSyntaxError as error:
             return {"reason": f"line {error.lineno} of the template: {error.message}"}
         except jinja2.UndefinedError as error:
-            return {"reason": f"the template needs what is not there: {error.message}"}
+            return {"reason": f"the template uses an undefined name: {error.message}"}
         except jinja2.TemplateError as error:
             return {"reason": str(error.message)}
         except (MemoryError, RecursionError):
             raise
-        except Exception as error:  # noqa: BLE001  # templates are programs, and may raise anything
+        except Exception as error:  # noqa: BLE001  # a template is a program that may raise anything
             return {"reason": f"the template raised {type(error).__name__}: {error}"}
 
 
 class GenerationTag(Extension):
-    """{% generation %} marks what a model wrote, for training. Here its text is text like any
-    other.
-    """
+    """{% generation %} marks text that a model wrote, for training. Here it changes nothing."""
 
-    tags = {"generation"}  # noqa: RUF012  # what jinja2 asks for
+    tags = {"generation"}  # noqa: RUF012  # jinja2 requires this attribute
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The statements between the tags, in a scope of their own."""
+        """Return the statements between the tags, in a scope of their own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
 
 
 class PlainNamespace(Namespace):
-    """A namespace whose names cannot reach Python's own attributes."""
+    """A namespace whose names cannot reach attributes of Python objects."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be a name too
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be a name in the template
         for name in dict(*args[1:], **kwargs):
             _refuse_private(name)
         Namespace.__init__(*args, **kwargs)
@@ -129,12 +126,12 @@ def _environment() -> jinja2.Environment:
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  # templates may give it by position
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  # templates may pass it by position
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """JSON as it is, where Jinja's own filter writes HTML."""
+    """Return plain JSON; Jinja's own filter escapes it for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -145,16 +142,18 @@ def _raise(message: str) -> NoReturn:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """The function alone: templates shall not reach the type."""
+    """dict() as a function, because templates must not reach the type."""
     return dict(*args, **kwargs)
 
 
 def _now(form: str) -> str:
-    return dt.datetime.now().strftime(form)  # noqa: DTZ005  # the date of the place
+    return dt.datetime.now().strftime(form)  # noqa: DTZ005  # local time
 
 
 def _completed(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without fields that are None, and with its reasoning under every name for it."""
+    """Return a message without fields that are None, and with its reasoning under every
+    known name.
+    """
     completed = {name: value for name, value in message.items() if value is not None}
     reasoning = next((completed[name] for name in REASONING if name in completed), None)
     if reasoning is None:
@@ -163,7 +162,9 @@ def _completed(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: dict[str, Any], field: str) -> dict[str, Any]:
-    """A message whose text in `field` ends with MARK. TemplateError when there is none."""
+    """Return a message whose text in `field` ends with MARK. TemplateError when it has no such
+    text.
+    """
     value = message.get(field)
     if isinstance(value, str):
         same = [
@@ -177,16 +178,16 @@ def _marked(message: dict[str, Any], field: str) -> dict[str, Any]:
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             changed = part | {"text": part["text"] + MARK}
             return message | {field: [*parts[:index], changed, *parts[index + 1 :]]}
-    raise jinja2.TemplateError(f"the final message has no text in {field} that could be continued")
+    raise jinja2.TemplateError(f"the final message has no text in {field} to continue")
 
 
 def _cut(text: str) -> str:
-    """The text before MARK, stripped at its end where the template strips the text of its
+    """Return the text before MARK, stripped at its end if the template strips the texts of
     messages.
     """
     at = text.rfind(MARK.strip())
     if at < 0:
         raise jinja2.TemplateError(
-            "the template changes the final message, which cannot be continued then"
+            "the template changes the text of the final message, so it cannot be continued"
         )
     return text[:at] if text.startswith(MARK, at) else text[:at].rstrip()

@@ -1,4 +1,6 @@
-"""TextTokenizer: a tokenizer of transformers, or of its kind, by the contract of enginebay."""
+"""TextTokenizer: implements the contract of enginebay with a tokenizer of transformers or a similar
+one.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from enginebay_worker.chat import Chat, WorkerChats
 
 
 class HuggingFaceTokenizer(Protocol):
-    """What is used of a fast tokenizer of transformers (or of one that looks like it).
+    """The methods used of a fast tokenizer of transformers, or of a compatible one.
 
     `chat_template` is a Jinja text, or several by name, or None. Its variables are
-    `special_tokens_map`, where there is one. A class that renders chats by other means has a method
-    apply_chat_template of its own.
+    `special_tokens_map`, if the tokenizer has this attribute. A class that renders chats in another
+    way has its own method apply_chat_template.
     """
 
     chat_template: Any
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids, with a begin-of-sequence token where the model wants one and it is asked
-        for.
+        """Convert text to ids; `add_special_tokens` adds a begin-of-sequence token if the model
+        uses one.
         """
 
     def decode(
@@ -33,7 +35,7 @@ class HuggingFaceTokenizer(Protocol):
         skip_special_tokens: bool,
         clean_up_tokenization_spaces: bool,
     ) -> str:
-        """Ids to text."""
+        """Convert ids to text."""
 
 
 class TextTokenizer(Tokenizer):
@@ -48,7 +50,9 @@ class TextTokenizer(Tokenizer):
         return bool(self.inner.chat_template)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. RequestError for what is no text, or holds half a UTF-16 pair."""
+        """Return the token ids of a text. RequestError for a value that is not a text or has a lone
+        surrogate.
+        """
         if not isinstance(text, str):
             raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
         try:
@@ -61,7 +65,7 @@ class TextTokenizer(Tokenizer):
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, spaces as they are."""
+        """Return the text of token ids, with spaces unchanged."""
         return self.inner.decode(
             list(token_ids),
             skip_special_tokens=skip_special_tokens,

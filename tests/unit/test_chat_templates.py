@@ -242,7 +242,7 @@ def test_a_model_may_have_several_templates() -> None:
     assert text_of(tokenizer, chat_template="other") == "O"
     assert text_of(tokenizer, chat_template="{{ messages[0].content }}") == "hello"
     tokenizer.inner.chat_template = {"other": "O"}
-    with pytest.raises(RequestError, match="whose chat templates are other"):
+    with pytest.raises(RequestError, match="with chat templates other"):
         tokenizer.apply_chat_template(HELLO)
     tokenizer.inner.chat_template = [1]
     with pytest.raises(RequestError, match="a chat template of type list"):
@@ -259,7 +259,7 @@ def test_a_renderer_of_a_tokenizers_own_still_works() -> None:
     assert got == {"tools": None, "chat_template": None, "add_generation_prompt": True, "more": 1}
     with pytest.raises(RequestError, match="SystemError: out of order"):
         tokenizer.apply_chat_template([{"role": "user", "content": "exit"}])
-    with pytest.raises(RequestError, match="made int of them"):
+    with pytest.raises(RequestError, match="returned a int"):
         tokenizer.apply_chat_template([{"role": "user", "content": "five"}])
     assert tokenizer._chats._worker.pid is None
 
