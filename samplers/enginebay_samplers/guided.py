@@ -1,5 +1,5 @@
-"""The device's part of guided decoding: a row's mask of allowed tokens, which the host writes anew
-before each of its steps.
+"""The device's part of guided decoding: each row has a mask of allowed tokens, which the host
+writes before each of the row's steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginebay_samplers.tokens import ban, check_ids, from_bits, to_bits
 
 
 class GuidedOptions(BaseModel):
-    """The mask at first; the others come from a request's grammar."""
+    """The first mask; later masks come from the grammar of the request."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -29,22 +29,24 @@ class GuidedOptions(BaseModel):
     )
 
     token_ids: TokenIds | None = Field(
-        default=None, description="those that it allows; None: all of them"
+        default=None, description="token ids that the first mask allows; None: all"
     )
 
 
 class Guided(LogitsProcessor):
-    """Leaves a row the tokens whose bit is set in `bits` uint32 [ceil(vocab / 32)]: bit i % 32 of
-    word i // 32 for token i.
+    """Allows a row only the tokens whose bit is set in `bits` uint32 [ceil(vocab / 32)]: token i
+    has bit i % 32 of word i
+
+    32.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The mask."""
+        """Return the field: the mask."""
         return {BITS: RowField("uint32", (num_words(sizes.vocab_size),))}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """The mask that holds until the loop writes one. RequestError for ids that the model does
-        not have.
+        """Return the mask that holds until the loop writes another one. RequestError for ids
+        outside the vocabulary.
         """
         vocab = facts.sizes.vocab_size
         if options.token_ids is None:
@@ -55,9 +57,9 @@ class Guided(LogitsProcessor):
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """The logits, -inf where the bit is not set.
+        """Return the logits with -inf where the bit is not set.
 
-        Where nothing would be left they stay: the loop then tells a token that the grammar does not
-        allow.
+        A row without any allowed token keeps its logits; the loop then passes a token that the
+        grammar refuses, and the request fails.
         """
         return ban(logits, ~from_bits(processor_state[BITS], logits.shape[-1]))

@@ -20,7 +20,7 @@ from enginebay.text import Tokenizer
 from enginebay_samplers.guided_schema import why_not_enforced
 
 ALLOWED = {
-    "json_schema": "a schema of the keywords in docs/guided.md, which some value satisfies",
+    "json_schema": "a schema with the keywords in docs/guided.md that some value satisfies",
     "json_object": "true",
     "regex": "an expression of Rust's regex crate without look-around",
     "choice": "a list of different texts",
@@ -29,35 +29,31 @@ ALLOWED = {
 
 
 class LlguidanceOptions(BaseModel):
-    """Limits of llguidance on one grammar and on each step of a request, which ends with an error
-    when it exceeds one.
+    """Limits of llguidance on a grammar and on each step of a request. A request that exceeds a
+    limit fails.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_grammar_size: int = Field(
-        default=500_000, ge=1, description="symbols in all productions of a grammar"
+        default=500_000, ge=1, description="max symbols in all productions of a grammar"
     )
     initial_lexer_fuel: int = Field(
         default=1_000_000,
         ge=1,
-        description="work on the expressions of a grammar when it is compiled",
+        description="max work on the expressions of a grammar while it compiles",
     )
     step_lexer_fuel: int = Field(
-        default=200_000, ge=1, description="work on expressions for one mask"
+        default=200_000, ge=1, description="max work on expressions per mask"
     )
-    step_max_items: int = Field(
-        default=50_000, ge=1, description="items of the parser for one mask"
-    )
-    max_items_in_row: int = Field(
-        default=2_000, ge=1, description="items of the parser for one byte"
-    )
+    step_max_items: int = Field(default=50_000, ge=1, description="max parser items per mask")
+    max_items_in_row: int = Field(default=2_000, ge=1, description="max parser items per byte")
     max_lexer_states: int = Field(
-        default=250_000, ge=1, description="states of the lexer, 1 to 2 kB each"
+        default=250_000, ge=1, description="max lexer states, 1 to 2 kB each"
     )
 
     def limits(self) -> llguidance.LLParserLimits:
-        """As llguidance takes them."""
+        """Return the limits in llguidance's own record."""
         return llguidance.LLParserLimits(**self.model_dump(), verbose_errors=False)
 
 
@@ -72,18 +68,16 @@ SIGNS = {
     "items; max is": ("max_items_in_row",),
     "too many states": ("max_lexer_states",),
 }
-"""What llguidance says when a limit is exceeded, and the options that it may come from."""
+"""Messages of llguidance about exceeded limits, and the options that may set each limit."""
 
 
 MAX_REASON = 1000
-"""Characters of a reason of llguidance's that a refusal holds: it may quote a line of the
-grammar.
-"""
+"""Max characters of llguidance's reason in an error: the reason may quote a line of the grammar."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Words:
-    """What masks are made with: the library's tokenizer, and which bits of a mask it may set."""
+    """The library's tokenizer, and the bits that a mask may set."""
 
     tokenizer: llguidance.LLTokenizer
     usable: np.ndarray
@@ -91,14 +85,14 @@ class _Words:
     options: LlguidanceOptions
 
     def named(self, reason: str) -> str:
-        """A reason of llguidance's, with the options of the limit that it speaks of."""
+        """Return a reason of llguidance with the options of the limit that it names."""
         names = next((names for sign, names in SIGNS.items() if sign in reason), ())
         values = " or ".join(f"{name} = {getattr(self.options, name)}" for name in names)
         return f"{reason} (limited by {values})" if names else reason
 
 
 class Llguidance(GrammarLibrary):
-    """llguidance over one tokenizer. Whitespace in JSON is compact, unless a schema says
+    """llguidance for one tokenizer. Whitespace in JSON is compact, unless a schema says
     otherwise.
     """
 
@@ -113,8 +107,8 @@ class Llguidance(GrammarLibrary):
             raise UnsupportedError(
                 "guided decoding with a tokenizer that llguidance cannot read: "
                 f"{_one_line(str(error))}",
-                "a tokenizer whose tokens are bytes or texts",
-                "Leave the structure out, or use another model.",
+                "a tokenizer whose tokens are bytes or strings",
+                "Leave the structure out of the request, or use another model.",
             ) from None
         known = np.zeros(num_words(vocabulary.size) * 32, np.uint8)
         known[: min(vocabulary.size, tokenizer.vocab_size)] = 1
@@ -124,7 +118,9 @@ class Llguidance(GrammarLibrary):
         )
 
     def compile(self, structure: Structure) -> Grammar:
-        """RequestError with llguidance's reason, and for schemas that it would hold in part."""
+        """Compile a structure. RequestError with llguidance's reason, and for schemas it would only
+        partly enforce.
+        """
         try:
             definition = _definition(structure)
             matcher = llguidance.LLMatcher(
@@ -146,23 +142,23 @@ class Llguidance(GrammarLibrary):
         except RequestError as error:
             raise _refusal(structure, str(error).partition(". Allowed:")[0]) from None
         if is_empty:
-            raise _refusal(structure, "nothing but the empty text matches it")
+            raise _refusal(structure, "only the empty text matches it")
         return LlguidanceGrammar(first)
 
 
 class LlguidanceGrammar(Grammar):
-    """A matcher at the beginning, which is copied for each completion."""
+    """A matcher at the start of the text, which is copied for each completion."""
 
     def __init__(self, first: LlguidanceConstraint) -> None:
         self._first = first
 
     def start(self) -> Constraint:
-        """A copy."""
+        """Return a copy of the matcher."""
         return self._first.copy()
 
 
 class LlguidanceConstraint(Constraint):
-    """A matcher, and the mask of its next token once it was asked for."""
+    """A matcher, and the mask of its next token once it was requested."""
 
     def __init__(
         self, matcher: llguidance.LLMatcher, words: _Words, bits: np.ndarray | None = None
@@ -172,11 +168,11 @@ class LlguidanceConstraint(Constraint):
         self._bits = bits
 
     def copy(self) -> LlguidanceConstraint:
-        """One that goes its own way from here."""
+        """Return an independent copy at the same place of the text."""
         return LlguidanceConstraint(self._matcher.deep_copy(), self._words, self._bits)
 
     def try_step(self) -> None:
-        """RequestError when no more than the first mask can be computed within the limits."""
+        """Raise RequestError if the masks after the first token exceed a limit."""
         tokens = np.flatnonzero(np.unpackbits(self.bits().view(np.uint8), bitorder="little"))
         if len(tokens):
             tried = self.copy()
@@ -184,20 +180,20 @@ class LlguidanceConstraint(Constraint):
             _ = tried.is_done
 
     def bits(self) -> np.ndarray:
-        """The mask, computed once for each token."""
+        """Return the mask; it is computed once per token."""
         if self._bits is None:
             self._bits = self._mask()
         return self._bits
 
     def accept(self, token_id: int) -> None:
-        """Go on behind a token."""
+        """Accept a token."""
         self._bits = None
         if not self._matcher.consume_token(token_id):
-            raise self._failed(f"token {token_id} at this place")
+            raise self._failed(f"token {token_id}, which is not allowed here")
 
     @property
     def may_end(self) -> bool:
-        """Whether the text so far matches."""
+        """Whether the text so far matches the grammar."""
         return self._matcher.is_accepting()
 
     def _mask(self) -> np.ndarray:
@@ -218,14 +214,14 @@ class LlguidanceConstraint(Constraint):
         reason = self._words.named(_first_part(self._matcher.get_error()))
         return RequestError(
             f"{given} under the grammar of the request" + (f": {reason}" if reason else ""),
-            "what the grammar allows, within llguidance's limits",
-            "Simplify the grammar, and leave out what else forbids tokens.",
+            "tokens that the grammar allows, within llguidance's limits",
+            "Simplify the grammar, or leave out other options that ban tokens.",
         )
 
 
 def _definition(structure: Structure) -> str:
-    """The grammar as llguidance takes it. RequestError for what it would misread or hold in
-    part.
+    """Return the grammar in llguidance's format. RequestError for a text that llguidance would
+    misread or only partly enforce.
     """
     text = structure.text
     if structure.form in {"json_schema", "json_object"}:
@@ -241,8 +237,8 @@ def _definition(structure: Structure) -> str:
         text = "start: " + " | ".join(json.dumps(one) for one in json.loads(text))
     elif text.lstrip().startswith("{"):
         raise _refusal(
-            structure, "it is no Lark text"
-        )  # llguidance would take it for a list of grammars
+            structure, "it is not a Lark text"
+        )  # llguidance would read it as a list of grammars
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 
@@ -252,12 +248,12 @@ def _refusal(structure: Structure, reason: str) -> RequestError:
     return RequestError(
         f"{form} = {shown}: {_one_line(reason)[:MAX_REASON]}",
         ALLOWED[form],
-        "Correct it, or leave it out.",
+        f"Pass a valid {form}, or leave it out.",
     )
 
 
 def _first_part(error: str) -> str:
-    """A message of llguidance without the state of its parser."""
+    """Return a message of llguidance without the state of its parser."""
     return _one_line(error.partition("<state>")[0].partition("<non-verbose/>")[0])
 
 
@@ -266,12 +262,12 @@ def _one_line(text: str) -> str:
 
 
 def _serialised(tokenizer: Tokenizer) -> str:
-    """A fast tokenizer as the tokenizers library writes it, without truncation and padding."""
+    """Return a fast tokenizer as JSON of the tokenizers library, without truncation and padding."""
     backend: Any = getattr(tokenizer.inner, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise UnsupportedError(
             f"guided decoding with a tokenizer of type {type(tokenizer.inner).__name__}",
-            "a fast tokenizer, which the tokenizers library runs",
-            "Leave the structure out, or use a model that has tokenizer.json.",
+            "a fast tokenizer of the tokenizers library",
+            "Leave the structure out of the request, or use a model with tokenizer.json.",
         )
     return json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})

@@ -1,5 +1,5 @@
-"""What a JSON schema may hold, so that nothing of it is left out: keywords that are held, and those
-that say nothing of a value.
+"""The keywords that a JSON schema may have, so that none is ignored: keywords that are enforced,
+and keywords that do not constrain values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HELD = frozenset(
         "multipleOf",
     ]
 )
-"""Keywords that llguidance holds, or refuses itself where it cannot."""
+"""Keywords that llguidance enforces, or refuses itself where it cannot."""
 
 SILENT = frozenset(
     [
@@ -62,10 +62,10 @@ SILENT = frozenset(
         "contentSchema",
     ]
 )
-"""Keywords that say nothing of whether a value is valid."""
+"""Keywords that do not affect whether a value is valid."""
 
 OPTIONS = "x-guidance"
-"""llguidance's own key of a schema: of its options only whitespace_flexible is open to requests."""
+"""llguidance's own key in a schema; requests may only use its option whitespace_flexible."""
 
 _ONE = ("additionalProperties", "additionalItems", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -73,7 +73,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def why_not_enforced(schema: dict[str, Any]) -> str | None:
-    """Why the outputs of this schema could not be held to all that it says, or None."""
+    """Return why outputs would not satisfy everything that this schema says, or None."""
     schema = dict(schema)
     options = schema.pop(OPTIONS, {"whitespace_flexible": False})
     if not (
@@ -82,13 +82,15 @@ def why_not_enforced(schema: dict[str, Any]) -> str | None:
         and all(isinstance(value, bool) for value in options.values())
     ):
         return (
-            f"{OPTIONS} = {json.dumps(options)}, of which only whitespace_flexible "
-            "(true or false) is known"
+            f"{OPTIONS} = {json.dumps(options)}: only whitespace_flexible "
+            "(true or false) is allowed"
         )
     for where, one in _schemas(schema, ""):
         unknown = sorted(one.keys() - HELD - SILENT)
         if unknown:
-            return f"keywords that are not held: {', '.join(unknown)} (in {where or 'the whole'})"
+            return (
+                f"keywords that are not supported: {', '.join(unknown)} (in {where or 'the whole'})"
+            )
         reason = _few_keys(one)
         if reason:
             return f"{reason} (in {where or 'the whole'})"
@@ -96,9 +98,7 @@ def why_not_enforced(schema: dict[str, Any]) -> str | None:
 
 
 def _schemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema within one, with its path. What stands where none may stand is the library's to
-    refuse.
-    """
+    """Yield every schema within a schema, with its path. The library refuses misplaced values."""
     if not isinstance(schema, dict):
         return
     yield where, schema
@@ -115,10 +115,10 @@ def _schemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _few_keys(schema: dict[str, Any]) -> str | None:
-    """Keys without a name of their own in a schema may come twice in an output, and count once when
-    it is read.
+    """Keys that the schema does not name may occur twice in an output, and count once when it is
+    read.
     """
     least, required = schema.get("minProperties", 0), schema.get("required", [])
     if not isinstance(least, int) or not isinstance(required, list) or least <= len(required) + 1:
         return None
-    return f"minProperties = {least}, more than one above its {len(required)} required ones"
+    return f"minProperties = {least}, more than its {len(required)} required keys plus one"

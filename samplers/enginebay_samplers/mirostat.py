@@ -1,4 +1,4 @@
-"""The processor mirostat: cuts unlikely tokens off so that the text's surprise stays near a
+"""The processor mirostat: cuts unlikely tokens so that the mean surprise of the text stays near a
 target.
 """
 
@@ -21,7 +21,7 @@ BIT = float(np.log(2.0))
 
 
 class MirostatOptions(BaseModel):
-    """The surprise that is aimed at, and how fast."""
+    """The target of the surprise, and how fast it is approached."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -31,41 +31,41 @@ class MirostatOptions(BaseModel):
     )
 
     tau: float = Field(
-        default=5.0, ge=0.0, le=100.0, description="mean surprise to aim at, in bits per token"
+        default=5.0, ge=0.0, le=100.0, description="target of the mean surprise, in bits per token"
     )
     eta: float = Field(
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="share of a token's error that is put right at once",
+        description="share of a token's error that is corrected at once",
     )
 
 
 class Mirostat(LogitsProcessor):
-    """Keeps the tokens of at most mu bits of surprise, and the most likely one; mu follows what was
-    chosen.
+    """Keeps the most likely token and all tokens of at most mu bits of surprise; mu adapts to the
+    chosen tokens.
 
     Version 2 of Basu, Ramachandran, Keskar and Varshney, "Mirostat: a neural text decoding
-    algorithm that directly controls perplexity", 2021, as its authors published it: mu begins at 2
-    tau, and after a token loses eta times what the token's surprise among those kept exceeds tau
-    by. At temperature 0 nothing changes, mu neither.
+    algorithm that directly controls perplexity", 2021, as its authors published it: mu starts at 2
+    tau. After each token, mu decreases by eta times the difference between the token's surprise
+    (among the kept tokens) and tau. At temperature 0, logits and mu do not change.
     """
 
     keeps_argmax = True
     evolves = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The options and mu, in bits."""
+        """Return the fields: the options, and mu in bits."""
         return {name: RowField("float32") for name in ("tau", "eta", "mu")}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any options can be served."""
+        """Return the values of the fields; all options are supported."""
         return {"tau": options.tau, "eta": options.eta, "mu": 2.0 * options.tau}
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return f32 [S, vocab]."""
         given = distribution(logits, state)
         return keep(logits, _kept(given, processor_state), given)
 
@@ -76,9 +76,7 @@ class Mirostat(LogitsProcessor):
         processor_state: ProcessorState,
         state: SamplingState,
     ) -> ProcessorState:
-        """mu f32 [S]; a token that was impossible, as the one of a row without any, changes
-        nothing.
-        """
+        """Return the new mu f32 [S]; a token that was impossible changes nothing."""
         given = distribution(logits, state)
         mass = jnp.where(_kept(given, processor_state), jnp.exp(given.log_p), 0.0).sum(axis=-1)
         chosen = jnp.take_along_axis(given.log_p, tokens[:, None], axis=-1)[:, 0]

@@ -1,6 +1,4 @@
-"""Penalties: tokens that a row has already make their own scores lower, or higher, before anything
-else is done.
-"""
+"""Penalties: tokens that a row already has get lower or higher scores, before any other change."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ from enginebay_samplers.tokens import is_among
 
 
 class _Strengths(NamedTuple):
-    """Of S rows: f32 [S] each, and bool [S], whether repetition counts the output alone."""
+    """The penalties of S rows: f32 [S] each, and bool [S] for repetition counted over the output
+    only.
+    """
 
     presence: jax.Array
     frequency: jax.Array
@@ -36,10 +36,10 @@ class _Strengths(NamedTuple):
 
 
 def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
-    """logits f32 [S, vocab] after the penalties that the rows' state has: repetition, then
-    frequency, then presence.
+    """Return logits f32 [S, vocab] after the penalties of the rows: repetition, then frequency,
+    then presence.
 
-    While no row uses one, the logits are passed through and nothing is computed.
+    While no row uses a penalty, nothing is computed.
     """
     strengths = _Strengths(
         state.params.presence_penalty,
@@ -53,7 +53,7 @@ def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 
 def penalizes(state: SamplingState) -> jax.Array:
-    """bool [S], whether a row has a penalty that is not neutral."""
+    """Return bool [S], whether a row has a penalty that is not neutral."""
     counted = (state.params.presence_penalty != 0.0) | (state.params.frequency_penalty != 0.0)
     return counted | (state.params.repetition_penalty != 1.0)
 
@@ -76,7 +76,7 @@ def _penalized(logits: jax.Array, strengths: _Strengths, state: SamplingState) -
 
 
 class PenaltiesOptions(BaseModel):
-    """How much a token that was there before loses."""
+    """The strength of each penalty on tokens that occurred before."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -95,49 +95,49 @@ class PenaltiesOptions(BaseModel):
         default=0.0,
         ge=-2.0,
         le=2.0,
-        description="taken from the logit of a token that is in the output",
+        description="subtracted from the logit of each token in the output",
     )
     frequency: Annotated[float, RowValue("float32")] = Field(
         default=0.0,
         ge=-2.0,
         le=2.0,
-        description="taken from a token's logit as often as it is in the output",
+        description="subtracted from a token's logit for each time it is in the output",
     )
     repetition: Annotated[float, RowValue("float32", lowest=1e-30, highest=1e30)] = Field(
         default=1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="divides the logit of a token in prompt or output when it is positive, "
+        description="divides the logit of a token in prompt or output if positive, "
         "else multiplies it",
     )
     output_only: Annotated[bool, RowValue("bool")] = Field(
-        default=False, description="repetition counts the output's tokens alone"
+        default=False, description="repetition only counts tokens of the output"
     )
 
 
 class Penalties(LogitsProcessor):
-    """Repetition, then frequency, then presence.
+    """Applies repetition, then frequency, then presence.
 
-    Repetition is Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019 (section 4.1), with
+    Repetition follows Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019 (section 4.1), with
     negative logits multiplied; frequency and presence are those of the OpenAI API.
     """
 
     reads_tokens = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The options."""
+        """Return the fields: the options."""
         return option_fields(PenaltiesOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any options can be served; a repetition beyond what f32 scores bear counts as the last
-        that they do.
+        """Return the values of the fields. A repetition penalty too large for f32 scores is
+        replaced by the largest that fits.
         """
         return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return f32 [S, vocab]."""
         return _penalized(
             logits, _Strengths(*(processor_state[name] for name in _Strengths._fields)), state
         )

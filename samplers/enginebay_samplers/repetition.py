@@ -1,5 +1,5 @@
-"""The processors no_repeat_ngram and dry: what would repeat a part of the text so far becomes
-impossible, or less likely.
+"""The processors no_repeat_ngram and dry: ban or penalize tokens that would repeat a part of the
+text.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, to_bits
 
 MAX_MATCH = 50
-"""Tokens of a repetition that dry tells apart, as its source has it: longer ones cost the same."""
+"""Max length of a repetition that dry distinguishes, as in its source."""
 
 _Loop = tuple[Any, jax.Array, jax.Array, jax.Array]
-"""Tokens counted so far, the text that far to the right, where the match goes on, and its length.
-"""
+"""Tokens compared so far, the text shifted right by them, where matches go on, and lengths."""
 
 
 def _matches(
     state: SamplingState, limit: jax.Array, first: jax.Array, ends: jax.Array
 ) -> jax.Array:
-    """int32 [S, L]: at each index, how many tokens before it are also the last ones of the row's
-    text, in their order.
+    """int32 [S, L]: at each index, how many tokens before it equal the last tokens of the row's
+    text, in order; -1 outside of the text.
 
-    -1 outside of the text. `limit` int32 [S]: most that are counted. `first` int32 [S]: index of
-    the first one that counts. `ends` int32 [S, L]: the text, with -1 where counting ends. One pass
-    over [S, L] for each token of the longest match.
+    `limit` int32 [S]: the max match. `first` int32 [S]: index of the first token that counts.
+    `ends` int32 [S, L]: the text, with -1 where a match must stop. Makes one pass over [S, L] per
+    token of the longest match.
     """
     end, first = state.positions[:, None], first[:, None]
     index = lax.broadcasted_iota(jnp.int32, ends.shape, 1)
@@ -62,7 +61,7 @@ def _matches(
 
 
 class NoRepeatNgramOptions(BaseModel):
-    """How long a sequence of tokens must be to come only once."""
+    """The length of the sequences that may occur only once."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -72,34 +71,34 @@ class NoRepeatNgramOptions(BaseModel):
     )
 
     size: Annotated[int, RowValue("int32")] = Field(
-        default=3, ge=1, lt=2**31, description="tokens of a sequence that must not come twice"
+        default=3, ge=1, lt=2**31, description="length in tokens of sequences that must not repeat"
     )
 
 
 class NoRepeatNgram(LogitsProcessor):
-    """A token is impossible where it would end a sequence of `size` tokens that prompt and output
-    have already.
+    """Bans a token that would end a sequence of `size` tokens which prompt and output already
+    contain.
 
-    As NoRepeatNGramLogitsProcessor of Hugging Face transformers has it (after Paulus, Xiong and
-    Socher, "A deep reinforced model for abstractive summarization", 2017, section 2.5). Where no
-    other token is possible, nothing is changed. Costs up to `size` passes over the rows' texts,
-    fewer when nothing so long repeats, and one write for each token of them.
+    Follows NoRepeatNGramLogitsProcessor of Hugging Face transformers (after Paulus, Xiong and
+    Socher, "A deep reinforced model for abstractive summarization", 2017, section 2.5). Nothing is
+    banned if no other token is possible. Costs up to `size` passes over the rows' texts, fewer if
+    no sequence of this length repeats, and one write per token of the texts.
     """
 
     reads_tokens = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The size."""
+        """Return the field: the size."""
         return option_fields(NoRepeatNgramOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any size can be served."""
+        """Return the values of the fields; all sizes are supported."""
         return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return f32 [S, vocab]."""
         vocab, before = logits.shape[-1], processor_state["size"] - 1
         found = _matches(state, before, jnp.zeros_like(before), state.token_ids)
         repeats = (found >= before[:, None]) & (found >= 0)
@@ -107,7 +106,7 @@ class NoRepeatNgram(LogitsProcessor):
 
 
 class DryOptions(BaseModel):
-    """How much less likely a repetition becomes, and what is none."""
+    """The penalty of a repetition, and which repetitions are free."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -125,39 +124,40 @@ class DryOptions(BaseModel):
         default=0.8,
         ge=0.0,
         le=100.0,
-        description="taken from the logit at the allowed length; 0 changes nothing",
+        description="subtracted from the logit at the allowed length; 0 changes nothing",
     )
     base: float = Field(
-        default=1.75, ge=1.0, le=4.0, description="times as much for each token more"
+        default=1.75, ge=1.0, le=4.0, description="factor for each additional token"
     )
     allowed_length: int = Field(
         default=2,
         ge=1,
         le=MAX_MATCH,
-        description="tokens that repeat before the next one costs anything",
+        description="length of a repetition at which the penalty starts",
     )
     sequence_breakers: TokenIds = Field(
         default=(),
-        description="token ids that no repetition reaches over, such as those of line ends",
+        description="token ids at which a repetition ends, such as line breaks",
     )
     range: int = Field(
-        default=0, ge=0, lt=2**31, description="last tokens that are looked at; 0: all"
+        default=0, ge=0, lt=2**31, description="number of last tokens that are compared; 0: all"
     )
 
 
 class Dry(LogitsProcessor):
-    """A token that would prolong a repetition loses multiplier * base ** (length - allowed_length).
+    """Subtracts multiplier * base ** (length - allowed_length) from a token that would extend a
+    repetition.
 
-    The length is that of the longest part of prompt and output that ends the text and that the
-    token followed before. "Don't repeat yourself": P. E. Weidmann, text-generation-webui, pull
-    request 5677, 2024. Costs a pass over the rows' texts for each token of the longest repetition,
-    at most MAX_MATCH, and one write for each token of the texts.
+    The length is that of the longest part of prompt and output that ends the text and was followed
+    by the token before. "Don't repeat yourself": P. E. Weidmann, text-generation-webui, pull
+    request 5677, 2024. Costs one pass over the rows' texts per token of the longest repetition, at
+    most MAX_MATCH, and one write per token of the texts.
     """
 
     reads_tokens = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """The options, the breakers as a set of bits."""
+        """Return the fields: the options; the breakers are a set of bits."""
         return {
             "multiplier": RowField("float32"),
             "base": RowField("float32"),
@@ -167,7 +167,7 @@ class Dry(LogitsProcessor):
         }
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """RequestError for ids that the model does not have."""
+        """Raise RequestError for ids outside the vocabulary."""
         vocab = facts.sizes.vocab_size
         check_ids("sequence_breakers", options.sequence_breakers, vocab)
         return {
@@ -181,7 +181,7 @@ class Dry(LogitsProcessor):
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
     ) -> jax.Array:
-        """f32 [S, vocab]."""
+        """Return f32 [S, vocab]."""
         num_rows, vocab = logits.shape
         stops = in_bits(processor_state["breakers"], state.token_ids)
         first = jnp.maximum(state.positions - processor_state["range"], 0)

@@ -1,3 +1,3 @@
-"""Which tokens run next: continuous batching in several orders, and static batches. Nothing here
-imports JAX.
+"""Schedulers choose the tokens that run next: continuous batching in several orders, and static
+batches. This package does not import JAX.
 """

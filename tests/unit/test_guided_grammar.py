@@ -185,7 +185,7 @@ REFUSED = [
     ({"regex": "\ud800"}, "regex = "),
     ({"choice": [""]}, "nothing but the empty text"),
     ({"grammar": "nope"}, "Expected token ':'"),
-    ({"grammar": '{"grammars": []}'}, "no Lark text"),
+    ({"grammar": '{"grammars": []}'}, "not a Lark text"),
     ({"grammar": 'start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}'},
         "uniqueItems"),
     ({"regex": "a", "json_object": True}, "json_object and regex in one request"),

@@ -266,7 +266,7 @@ def test_a_library_that_no_process_can_import_is_unsupported(tokenizer: Tokenize
         "eos_token_ids": [],
         "options": None,
     }
-    with pytest.raises(UnsupportedError, match="without the worker process"):
+    with pytest.raises(UnsupportedError, match="the worker process"):
         GuardedLibrary(settings, chosen().limits).compile(Structure("regex", "a"))
 
 

@@ -1,3 +1,3 @@
-"""Guided decoding: what a request asks of its output becomes a grammar, whose library runs in
+"""Guided decoding: the structure that a request asks for becomes a grammar, whose library runs in
 worker processes with limits.
 """

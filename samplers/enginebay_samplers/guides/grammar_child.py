@@ -1,5 +1,5 @@
-"""Grammars in worker processes: one compiles each structure, to see what that takes, and another
-follows constraints and makes their masks.
+"""Grammars in worker processes: one process compiles each structure to find out its cost, another
+one follows constraints and computes their masks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_answers, 
 from enginebay_worker.tokenizer import TextTokenizer
 
 NUM_PATHS, NUM_STEPS = 16, 2
-"""Texts that are tried with a new grammar, and their tokens: some grammars compile at once, and
-take minutes for their second mask.
+"""Number of texts that a new grammar is tried with, and tokens per text: some grammars compile at
+once but need minutes for their second mask.
 """
 
 
 MAX_GRAMMARS = 64
-"""Compiled grammars that the process that follows constraints keeps."""
+"""Max compiled grammars that the following process keeps."""
 
 
 class Compiler:
-    """Compiles structures with the library and the tokenizer that the settings name; an answer is a
-    refusal, or the first mask.
+    """Compiles structures with the library and the tokenizer in the settings; an answer is a
+    refusal or the first mask.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._library = _library(settings)
 
     def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Why the library refuses a structure, or the mask at its beginning when it is good."""
+        """Return why the library refuses a structure, or the first mask of a valid one."""
         try:
             grammar = self._library.compile(Structure(request["form"], request["text"]))
             first = _mask(grammar.start()).as_json()
@@ -47,14 +47,14 @@ class Compiler:
         for path in range(NUM_PATHS):
             with contextlib.suppress(
                 InputError
-            ):  # it ends there, which is no matter of what a step takes
+            ):  # the text ends here, which says nothing about the cost of a step
                 _walk(grammar.start(), path)
         return first
 
 
 class Follower:
-    """Keeps constraints by their keys. An answer has one part for each order: the mask behind the
-    order's tokens, a refusal, or None for a constraint that is not known here.
+    """Keeps constraints by key. An answer has one part per order: the mask after the order's
+    tokens, a refusal, or None for an unknown constraint.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Follower:
         self._constraints: dict[int, Constraint] = {}
 
     def __call__(self, request: Mapping[str, Any]) -> list[dict[str, Any] | None]:
-        """Forget the constraints that are dropped, and carry out all orders."""
+        """Forget the dropped constraints, and carry out all orders."""
         self._forget(request["dropped"])
         found = [
             self._carry_out(order["key"], order["token_ids"], order.get("structure"))
@@ -75,7 +75,7 @@ class Follower:
         ]
 
     def answer_bytes(self, content: bytes) -> bytes:
-        """The same for orders of one token each, of constraints that are known here."""
+        """Carry out orders of one token each for known constraints, in the binary format."""
         dropped, orders = unpack_orders(content)
         self._forget(dropped)
         return pack_answers([self._carry_out(key, (token_id,), None) for key, token_id in orders])
@@ -97,12 +97,12 @@ class Follower:
                 constraint.accept(token_id)
             return _mask(constraint)
         except (MemoryError, RecursionError):
-            raise  # limits of the process
+            raise  # exceeded limits of the process
         except InputError as error:
             return str(error)
-        except BaseException as error:  # noqa: BLE001  # a panic of Rust ends one request alone
-            why = f"a constraint on which the library fails: {type(error).__name__}: {error}"
-            return explain(why, "what it can follow", "Simplify it.")
+        except BaseException as error:  # noqa: BLE001  # a Rust panic must end only one request
+            why = f"a constraint with which the library fails: {type(error).__name__}: {error}"
+            return explain(why, "a constraint that the library can follow", "Simplify it.")
 
     def _grammar(self, structure: Mapping[str, Any]) -> Grammar:
         wanted = Structure(structure["form"], structure["text"])
@@ -115,7 +115,7 @@ class Follower:
 
 
 def _library(settings: Mapping[str, Any]) -> GrammarLibrary:
-    """The library over the tokenizer that the settings hold."""
+    """Make the library for the tokenizer in the settings."""
     import tokenizers
 
     inner = SerialisedTokenizer(tokenizers.Tokenizer.from_str(settings["tokenizer"]))
@@ -135,7 +135,7 @@ def _mask(constraint: Constraint) -> Mask:
 
 
 def _walk(constraint: Constraint, path: int) -> None:
-    """Some steps, along tokens at this place of NUM_PATHS among those that are allowed."""
+    """Take some steps along one of NUM_PATHS texts: its number chooses among the allowed tokens."""
     for _ in range(NUM_STEPS):
         token_ids = np.flatnonzero(
             np.unpackbits(constraint.bits().view(np.uint8), bitorder="little")
@@ -146,7 +146,7 @@ def _walk(constraint: Constraint, path: int) -> None:
 
 
 class SerialisedTokenizer:
-    """What a library of grammars may use of a tokenizer: the tokenizers library's own."""
+    """The part of a tokenizer that grammar libraries may use; runs on the tokenizers library."""
 
     chat_template = None
 
@@ -154,7 +154,7 @@ class SerialisedTokenizer:
         self.backend_tokenizer = backend
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids."""
+        """Convert text to ids."""
         ids: list[int] = self.backend_tokenizer.encode(
             text, add_special_tokens=add_special_tokens
         ).ids
@@ -167,7 +167,7 @@ class SerialisedTokenizer:
         skip_special_tokens: bool,
         clean_up_tokenization_spaces: bool,
     ) -> str:
-        """Ids to text."""
+        """Convert ids to text."""
         assert not clean_up_tokenization_spaces
         text: str = self.backend_tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens

@@ -1,4 +1,4 @@
-"""Which library compiles the grammars of guided requests."""
+"""Chooses the library that compiles the grammars of guided requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enginebay_samplers.guides.guide import Guides
 
 @dataclasses.dataclass(frozen=True)
 class ChosenGrammars:
-    """A registered library, made when it is needed; None: there is none to choose."""
+    """A registered library, made on first use; None means that no library is installed."""
 
     registry: Registry
     entry: Entry | None
@@ -27,20 +27,20 @@ class ChosenGrammars:
     limits: GuidedLimits = dataclasses.field(default_factory=GuidedLimits)
 
     def __call__(self, vocabulary: Vocabulary) -> Guides:
-        """The guide of an engine over a vocabulary."""
+        """Return the guide of an engine for a vocabulary."""
         return Guides(lambda: self.make(vocabulary), self.limits)
 
     def make(self, vocabulary: Vocabulary) -> GrammarLibrary:
-        """The library over a vocabulary; UnsupportedError when there is none, or it cannot be made
-        for this one.
+        """Make the library for a vocabulary; UnsupportedError when none is installed or it does not
+        support the vocabulary.
 
-        It runs in worker processes, unless the tokenizer is one that no other process can have.
+        It runs in worker processes, unless the tokenizer cannot be sent to another process.
         """
         if self.entry is None:
             raise UnsupportedError(
-                "a guided request without a library of grammars",
-                "a plugin that registers one",
-                "Install one, or leave the structure out.",
+                "a guided request, but no grammar library is installed",
+                "a plugin that registers a library",
+                "Install one, or leave the structure out of the request.",
             )
         more = () if self.options is None else (self.options,)
         library: GrammarLibrary = self.registry.load(self.entry)(vocabulary, *more)
@@ -80,8 +80,8 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
 
 
 def _serialised(vocabulary: Vocabulary) -> str | None:
-    """The tokenizer as the tokenizers library writes it, without truncation and padding; None for
-    one that is none of it.
+    """Return the tokenizer as JSON of the tokenizers library, without truncation and padding; None
+    for another kind of tokenizer.
     """
     backend: Any = getattr(vocabulary.tokenizer.inner, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):

@@ -1,5 +1,5 @@
-"""A library of grammars whose code runs in worker processes alone, within limits: one compiles, and
-another follows what was compiled.
+"""A grammar library whose code only runs in worker processes with limits: one process compiles
+grammars, another one follows them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from enginebay_worker.process import (
 
 
 class GuardedLibrary(GrammarLibrary):
-    """Two worker processes with the same library. The first structure starts the one that compiles,
-    the first token of a guided request the one that makes masks.
+    """Two worker processes with the same library. The first structure starts the process that
+    compiles; the first token of a guided request starts the process that computes masks.
     """
 
     def __init__(self, settings: dict[str, Any], limits: GuidedLimits) -> None:
@@ -36,8 +36,8 @@ class GuardedLibrary(GrammarLibrary):
         )
 
     def compile(self, structure: Structure) -> Grammar:
-        """A grammar that is followed in the worker for masks. RequestError for a limit that is
-        exceeded.
+        """Compile a structure to a grammar that the second process follows. RequestError for an
+        exceeded limit.
         """
         try:
             answer = self._worker.ask({"form": structure.form, "text": structure.text})
@@ -45,20 +45,20 @@ class GuardedLibrary(GrammarLibrary):
             raise self._exceeded(structure, error.limit) from None
         except StartError as error:
             raise UnsupportedError(
-                f"guided decoding without the worker process that compiles grammars: {error}",
-                "a library that can be imported in a process of its own",
-                "Mend its plugin, or choose other grammars.",
+                f"the worker process that compiles grammars cannot run: {error}",
+                "a library that can be imported in a separate process",
+                "Fix its plugin, or set grammars to another library.",
             ) from None
         except WorkerError as error:
-            given = f"{structure.form} = {_shown(structure)}, on which the library fails: {error}"
-            raise RequestError(given, "what it can compile", "Simplify it.") from None
+            given = f"{structure.form} = {_shown(structure)}, with which the library fails: {error}"
+            raise RequestError(given, "a structure that it can compile", "Simplify it.") from None
         if "refused" in answer:
             raise RequestError(answer["refused"])
         self._masks.start()
         return FollowedGrammar(structure, Mask.read(answer), self._masks)
 
     def close(self) -> None:
-        """End the worker processes; another structure starts others."""
+        """End the worker processes; the next structure starts others."""
         self._masks.close()
         self._worker.close()
 

@@ -1,5 +1,5 @@
-"""Guides: from the fields of a request that say what its output must be to a compiled grammar,
-before it is queued.
+"""Guides: compile the structure that a request's fields describe to a grammar, before the request
+is queued.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginebay_samplers.guides.guarded import GuardedLibrary
 from enginebay_samplers.guides.guide_limits import check_size
 
 MAX_GRAMMARS = 64
-"""Compiled grammars that are kept for requests to come."""
+"""Max compiled grammars that are kept for later requests."""
 
 DEFAULT_LIMITS = GuidedLimits()
 
@@ -27,8 +27,8 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 class Guides(Guide):
-    """Compiles structures, by a library that is made at the first one, and keeps the latest. Safe
-    from several threads.
+    """Compiles structures with a library that the first structure makes, and keeps the latest
+    grammars. Thread-safe.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Guides(Guide):
         self._lock = threading.Lock()
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
-        """What a request's output must be, or None when it may be anything. RequestError for what
-        cannot be held.
+        """Return the grammar of a request, or None for a request without a structure. RequestError
+        for a structure that cannot be enforced.
         """
         structure = structure_of(params, self._limits)
         if structure is None:
@@ -56,7 +56,9 @@ class Guides(Guide):
                 return found
             if self._library is None:
                 self._library = self._make_library()
-        made = self._library.compile(structure)  # without the lock: others need not wait for it
+        made = self._library.compile(
+            structure
+        )  # without the lock, so that other requests need not wait
         with self._lock:
             self._compiled[structure] = made
             while len(self._compiled) > MAX_GRAMMARS:
@@ -64,8 +66,8 @@ class Guides(Guide):
         return made
 
     def close(self) -> None:
-        """End the library's worker processes, if it has them. The library stays, and starts others
-        when it needs them.
+        """End the library's worker processes, if any. The library stays, and starts others when it
+        needs them.
         """
         library = self._library
         if isinstance(library, GuardedLibrary):
@@ -73,8 +75,8 @@ class Guides(Guide):
 
 
 def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) -> Structure | None:
-    """What a request asks of its output. RequestError for two fields that do, for a constraint
-    beyond the limits of size, and for a schema that is no JSON object.
+    """Return the structure that a request asks for. RequestError for two structures, for one beyond
+    a size limit, and for a schema that is not a JSON object.
     """
     asked = forms_of(params)
     if not asked:
@@ -82,7 +84,7 @@ def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) 
     form, *others = asked
     if others:
         raise RequestError(
-            f"{' and '.join(asked)} in one request", "one of them", "Leave the others out."
+            f"{' and '.join(asked)} in one request", "one of these fields", "Leave the others out."
         )
     check_size(form, asked[form], limits)
     if form == "json_schema":
@@ -93,7 +95,9 @@ def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) 
 
 
 def _schema_text(schema: Any) -> str:
-    """A schema as JSON, its keys in the order given, which is the order of an output's."""
+    """Return a schema as JSON with its keys in the given order, which is their order in
+    the output.
+    """
     try:
         read = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(read, allow_nan=False)
@@ -108,5 +112,5 @@ def _no_schema(reason: str) -> RequestError:
     return RequestError(
         f"json_schema that cannot be read: {reason}",
         "a JSON object, as a dict or as text",
-        "Correct it, or leave it out.",
+        'Pass a schema such as {"type": "object"}, or leave it out.',
     )

@@ -1,6 +1,4 @@
-"""The size of a constraint, measured before anything reads it: bytes, depth, and how many things it
-consists of.
-"""
+"""Checks the size of a constraint before it is parsed: bytes, depth, and number of parts."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ _WHAT = {"json_schema": "lists and objects", "grammar": "rules", "choice": "choi
 
 
 def check_size(form: Form, value: Any, limits: GuidedLimits) -> None:
-    """RequestError for a constraint with more bytes, more levels or more items than `limits` allow.
+    """Raise RequestError for a constraint with more bytes, levels or items than `limits` allow.
 
-    A value of another type than its field's is left to whoever reads it.
+    Values of a wrong type are left to the code that reads them.
     """
     if isinstance(value, str):
         _refuse_if(form, "bytes", "size_bytes", _num_bytes(value), limits.size_bytes)
@@ -39,8 +37,8 @@ def check_size(form: Form, value: Any, limits: GuidedLimits) -> None:
 
 
 def _check_json(form: Form, levels: Iterator[tuple[int, int]], limits: GuidedLimits) -> None:
-    """Levels come one for each value: how deep it lies, counted for lists and objects alone, and
-    its bytes.
+    """`levels` has one entry per value: its depth, counted for lists and objects only, and its
+    bytes.
     """
     items = total = 0
     for depth, num_bytes in levels:
@@ -51,7 +49,7 @@ def _check_json(form: Form, levels: Iterator[tuple[int, int]], limits: GuidedLim
 
 
 def _levels_of_text(text: str) -> Iterator[tuple[int, int]]:
-    """The depth of each list and object of a JSON text."""
+    """Yield the depth of each list and object of a JSON text."""
     depth = 0
     for found in _TOKENS.finditer(text):
         mark = found[0]
@@ -63,8 +61,8 @@ def _levels_of_text(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _levels(value: Any) -> Iterator[tuple[int, int]]:
-    """Each value within one, without recursion: a schema may hold itself, or one part in many
-    places.
+    """Yield each value within a value, without recursion: a schema may contain itself, or one part
+    in many places.
     """
     left: list[tuple[int, Any]] = [(1, value)]
     while left:

@@ -1,4 +1,4 @@
-"""Tokens and masks as bytes, as they go to the process that makes masks, and back."""
+"""Converts tokens and masks to bytes for the process that computes masks, and back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 HEAD = struct.Struct("<II")
-"""Before each answer: its kind, and the bytes behind the head, a multiple of four."""
+"""The head of each answer: its kind, and the number of bytes after the head, a multiple of four."""
 
 UNKNOWN, REFUSED, MASK, MAY_END, IS_DONE = 0, 1, 2, 4, 8
-"""Kinds of answers. That of a mask has the bits MAY_END and IS_DONE too where they hold."""
+"""Kinds of answers. A MASK answer may also have the bits MAY_END and IS_DONE."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mask:
-    """What may come next: uint32 [words of the vocabulary], and whether the text may or must
-    end.
+    """The tokens that may come next, uint32 [words of the vocabulary], and whether the text may or
+    must end.
     """
 
     bits: np.ndarray
@@ -29,37 +29,37 @@ class Mask:
 
     @classmethod
     def read(cls, answer: dict[str, Any]) -> Mask:
-        """From JSON."""
+        """Make a mask from JSON."""
         bits = np.frombuffer(base64.b64decode(answer["bits"]), np.uint32)
         return cls(bits, answer["may_end"], answer["is_done"])
 
     def as_json(self) -> dict[str, Any]:
-        """What `read` reads."""
+        """Return the mask as JSON for `read`."""
         bits = base64.b64encode(self.bits).decode()
         return {"bits": bits, "may_end": self.may_end, "is_done": self.is_done}
 
 
 Answer = Mask | str | None
-"""The mask behind the tokens, a refusal, or None for a constraint that the process does not
-know.
-"""
+"""The mask after the tokens, a refusal, or None for a constraint that the process does not know."""
 
 
 def pack_orders(dropped: Sequence[int], orders: Sequence[tuple[int, int]]) -> bytes:
-    """Keys of constraints to forget, and (key, new token) of those that go on."""
+    """Pack keys of constraints to forget, and a (key, new token) pair for each constraint to
+    continue.
+    """
     numbers = [number for order in orders for number in order]
     return struct.pack(f"<{1 + len(dropped) + len(numbers)}Q", len(dropped), *dropped, *numbers)
 
 
 def unpack_orders(content: bytes) -> tuple[Sequence[int], Iterable[tuple[int, int]]]:
-    """What `pack_orders` packed."""
+    """Unpack the result of `pack_orders`."""
     num_dropped, *numbers = struct.unpack(f"<{len(content) // 8}Q", content)
     orders = numbers[num_dropped:]
     return numbers[:num_dropped], zip(orders[::2], orders[1::2], strict=True)
 
 
 def pack_answers(answers: Iterable[Answer]) -> bytes:
-    """The answers to orders, in their order."""
+    """Pack the answers to orders, in order."""
     parts: list[bytes] = []
     for answer in answers:
         kind, content = UNKNOWN, b""
@@ -74,7 +74,7 @@ def pack_answers(answers: Iterable[Answer]) -> bytes:
 
 
 def unpack_answers(content: memoryview) -> list[Answer]:
-    """What `pack_answers` packed. The masks are views of `content`."""
+    """Unpack the result of `pack_answers`. The masks are views of `content`."""
     answers: list[Answer] = []
     at = 0
     while at < len(content):

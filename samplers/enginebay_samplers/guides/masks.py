@@ -1,5 +1,5 @@
-"""Constraints that a worker process follows: each mask has a limit of time, and a process that
-exceeds it is killed. No thread of this process ever runs a library's code for a mask.
+"""Constraints that a worker process follows. Each mask has a time limit, and a process that exceeds
+it is killed. No thread of this process runs a library's code for a mask.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from enginebay_worker.process import (
 )
 
 PATIENCE_S = 0.02
-"""Time that a thread waits for an answer itself, before the clerk's thread takes over."""
+"""Seconds that a thread waits for an answer itself, before the clerk's thread takes over."""
 
 MEMORY_SHARE = 8
-"""Memory of the process that follows all constraints, in units of that for compiling one."""
+"""Memory of the process that follows all constraints, in multiples of that for compiling one."""
 
 
 @dataclasses.dataclass(slots=True)
 class Order:
-    """One token of one constraint, and the mask behind it once it is there."""
+    """One token of one constraint, and the mask after it once it is computed."""
 
     key: int
     grammar: FollowedGrammar
     token_ids: list[int]
-    """All tokens so far, the new one last. The list of the constraint, which adds none
-    meanwhile.
+    """All tokens so far, the new one last. The constraint owns this list, and adds no token until
+    the mask is computed.
     """
     outcome: Mask | RequestError | StoppedError | None = None
 
     def message(self, *, whole: bool) -> dict[str, Any]:
-        """For a process that has the constraint behind all tokens but the last one, or for any."""
+        """Return the message: all tokens if `whole`, else the last one for a process that has the
+        others.
+        """
         if not whole:
             return {"key": self.key, "token_ids": self.token_ids[-1:]}
         structure = dataclasses.asdict(self.grammar.structure)
@@ -61,11 +63,12 @@ class Order:
 class MaskWorker:
     """One process that follows all constraints of a library.
 
-    Orders that are there together are carried out together. The thread that waits for one of them
-    sends all and reads the answer, so that no other thread has to wake up in a step. A thread of
-    this class, the clerk, does what can take longer: it starts the process, sends constraints that
-    are new to it, and takes over from a thread whose patience ended. When orders exceed a limit,
-    it tries each of them alone in a new process, and the order that exceeds it again fails.
+    Orders that wait at the same time are carried out together. The thread that waits for one of
+    them sends all of them and reads the answer, so that no other thread has to wake up in a step.
+    The clerk, a thread of this class, does what can take longer: it starts the process, sends
+    constraints that are new to the process, and takes over when the waiting thread has waited too
+    long. When several orders exceed a limit, it tries each of them alone in a new process; an order
+    that exceeds the limit again fails.
     """
 
     def __init__(self, settings: dict[str, Any], limits: GuidedLimits) -> None:
@@ -74,15 +77,15 @@ class MaskWorker:
         self._clerk: _Clerk | None = None
         self._settings = settings
         self.dropped: collections.deque[int] = collections.deque()
-        """Keys of constraints that are not needed any more."""
+        """Keys of constraints that are no longer needed."""
 
     def start(self) -> None:
-        """Begin to start the process, so that the first order finds it."""
+        """Start the process in the background, so that the first order need not wait for it."""
         with self._lock:
             self._started()
 
     def put(self, order: Order) -> _Clerk:
-        """Take an order, which is carried out when its clerk is asked to wait for it."""
+        """Queue an order; it is carried out when a thread waits for it at the returned clerk."""
         with self._lock:
             clerk = self._started()
         clerk.put(order)
@@ -104,16 +107,17 @@ class MaskWorker:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, or None when there is none."""
+        """Return the id of the process, or None when there is none."""
         clerk = self._clerk
         return None if clerk is None else clerk.worker.pid
 
 
 class _Clerk:
-    """What a MaskWorker does, and its thread. It keeps no MaskWorker alive, and ends when that has
-    gone.
+    """The thread of a MaskWorker and its work. It keeps no MaskWorker alive, and ends after its
+    MaskWorker is gone.
 
-    The process belongs to the thread while that has jobs, and else to whoever has the lock.
+    While the thread has jobs, only the thread uses the process; otherwise the holder of the lock
+    may use it.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class _Clerk:
         self._lock = threading.Condition()
         self._unsent: list[Order] = []
         self._sent: list[Order] = []
-        """Orders that were sent, whose answer was not read and is not left to this thread."""
+        """Orders that were sent and whose answers are still to be read, but not by this thread."""
         self._sent_s = 0.0
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_jobs = 0
@@ -144,19 +148,19 @@ class _Clerk:
         self.thread.start()
 
     def close(self) -> None:
-        """End soon."""
+        """End the thread soon."""
         self._is_closed = True
         self._jobs.put(None)
         self.worker.interrupt()
 
     def put(self, order: Order) -> None:
-        """Take an order, for the next message."""
+        """Queue an order for the next message."""
         with self._lock:
             self._unsent.append(order)
 
     def wait(self, order: Order, timeout_s: float | None) -> bool:
-        """Whether an order has its outcome, after a wait of at most `timeout_s` seconds. Without
-        that it has one, in bounded time, whatever the library does.
+        """Return whether an order has its outcome, after at most `timeout_s` seconds. None waits
+        for the outcome, which comes within a bounded time whatever the library does.
         """
         if order.outcome is not None:
             return True
@@ -174,9 +178,7 @@ class _Clerk:
         return order.outcome is not None
 
     def _send(self) -> None:
-        """Send what was put: at once when the process knows all of it and has nothing else
-        to do.
-        """
+        """Send the queued orders at once if the process is idle and knows all their constraints."""
         if self._sent:
             self._receive(0.0)
         if self._sent:
@@ -191,8 +193,8 @@ class _Clerk:
         self._later(functools.partial(self._carry_out, orders, whole=False))
 
     def _receive(self, wait_s: float) -> None:
-        """Take the answer to what was sent, if it is there in this time. What is there too late is
-        left to the thread.
+        """Read the answer to the sent orders if it arrives within `wait_s`; a later answer is left
+        to the thread.
         """
         left_s = max(0.0, self._sent_s + PATIENCE_S - time.monotonic())
         if self.worker.has_answer(min(wait_s, left_s)):
@@ -216,7 +218,7 @@ class _Clerk:
                 if (job := self._jobs.get()) is None:
                     break
                 job()
-                job = None  # an idle thread keeps no constraint alive
+                job = None  # an idle thread must not keep a constraint alive
                 with self._lock:
                     self._num_jobs -= 1
         finally:
@@ -226,18 +228,18 @@ class _Clerk:
                 self._lock.notify_all()
 
     def _finish(self, orders: list[Order]) -> None:
-        """Take the answer to what was sent."""
+        """Read the answer to the sent orders."""
         try:
             answers = unpack_answers(self.worker.take())
         except KilledError:
             self._later(functools.partial(self._carry_out, orders, whole=True))
-        except BaseException as error:  # noqa: BLE001  # whoever waits is answered
+        except BaseException as error:  # noqa: BLE001  # every waiting thread gets an outcome
             self._later(functools.partial(self._fail, orders, error))
         else:
             self._answer(orders, answers)
 
     def _carry_out(self, orders: list[Order], *, whole: bool) -> None:
-        """Set the outcome of each order. `whole`: the process may know nothing of them."""
+        """Set the outcome of each order. `whole`: the process may not know their constraints."""
         if self._is_closed:
             self._fail(orders, _stopped())
             return
@@ -246,13 +248,13 @@ class _Clerk:
             messages = [o.message(whole=whole or len(o.token_ids) == 1) for o in orders]
             content = {"dropped": _forgotten(self._dropped), "orders": messages}
             answers = _ask(self.worker, self.limits, content)
-        except BaseException as error:  # noqa: BLE001  # whoever waits is answered
+        except BaseException as error:  # noqa: BLE001  # every waiting thread gets an outcome
             self._fail(orders, error)
         else:
             self._answer(orders, answers)
 
     def _fail(self, orders: list[Order], error: BaseException) -> None:
-        """Try each of several orders alone, in a new process, which knows none of them."""
+        """Try each of several orders alone, in a new process that knows none of the constraints."""
         if len(orders) > 1 and not self._is_closed:
             for order in orders:
                 self._carry_out([order], whole=True)
@@ -276,7 +278,7 @@ class _Clerk:
 
 
 def _start(worker: LimitedWorker) -> None:
-    with contextlib.suppress(WorkerError):  # the first order says why
+    with contextlib.suppress(WorkerError):  # the first order reports the error
         worker.start()
 
 
@@ -292,8 +294,8 @@ def _ask(worker: LimitedWorker, limits: GuidedLimits, content: dict[str, Any]) -
 
 
 def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestError:
-    """The error with which the request of an order ends."""
-    place = f"the mask behind token {len(order.token_ids)} of its output"
+    """Return the error with which the request of an order ends."""
+    place = f"the mask after token {len(order.token_ids)} of its output"
     if isinstance(error, LimitError):
         values = {
             "time": f"{limits.mask_s:g} seconds (guided_limits.mask_s)",
@@ -309,8 +311,8 @@ def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestErr
         order.grammar.refuse(why)
         return why
     if isinstance(error, WorkerError):
-        given = f"a constraint on which the library fails at {place}: {error}"
-        return RequestError(given, "what it can follow", "Simplify it.")
+        given = f"a constraint with which the library fails at {place}: {error}"
+        return RequestError(given, "a constraint that it can follow", "Simplify it.")
     return RequestError(
         f"a constraint that cannot be followed: {error_line(error)}",
         "a worker process that answers",
@@ -334,21 +336,21 @@ class FollowedGrammar(Grammar):
         self._refusal: RequestError | None = None
 
     def start(self) -> Constraint:
-        """A constraint that the worker hears of with its first token."""
+        """Return a constraint; its first token sends it to the worker."""
         return FollowedConstraint(self, next(self._keys))
 
     @property
     def refusal(self) -> RequestError | None:
-        """The limit that a request exceeded."""
+        """The limit that a request exceeded, if any."""
         return self._refusal
 
     def refuse(self, why: RequestError) -> None:
-        """Let no further request use it."""
+        """Refuse this grammar in all later requests."""
         self._refusal = why
 
 
 class FollowedConstraint(Constraint):
-    """The place of one completion in a grammar, which the worker knows by a key."""
+    """The place of one completion in a grammar; the worker identifies it by a key."""
 
     def __init__(self, grammar: FollowedGrammar, key: int) -> None:
         self._grammar = grammar
@@ -356,33 +358,33 @@ class FollowedConstraint(Constraint):
         self._token_ids: list[int] = []
         self._mask = grammar.first
         self._order: Order | None = None
-        """What was ordered last, until its mask is here."""
+        """The latest order, until its mask has arrived."""
         self._clerk: _Clerk
         weakref.finalize(self, grammar.worker.dropped.append, key).atexit = False
 
     def accept(self, token_id: int) -> None:
-        """Order the mask behind a token. It waits for the mask before it."""
+        """Order the mask after a token. Waits for the mask before it."""
         self._next()
         self._token_ids.append(token_id)
         self._order = Order(self._key, self._grammar, self._token_ids)
         self._clerk = self._grammar.worker.put(self._order)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the mask is there."""
+        """Return whether the mask arrives within `timeout_s` seconds."""
         return self._order is None or self._clerk.wait(self._order, timeout_s)
 
     def bits(self) -> np.ndarray:
-        """The worker's mask, or the error with which it failed."""
+        """Return the worker's mask, or raise the error with which it failed."""
         return self._next().bits
 
     @property
     def may_end(self) -> bool:
-        """As the worker's library says."""
+        """Whether the text may end here, as the worker's library says."""
         return self._next().may_end
 
     @property
     def is_done(self) -> bool:
-        """As the worker's library says."""
+        """Whether the text must end here, as the worker's library says."""
         return self._next().is_done
 
     def _next(self) -> Mask:
@@ -390,7 +392,7 @@ class FollowedConstraint(Constraint):
             self._clerk.wait(self._order, None)
             outcome = self._order.outcome
             if not isinstance(outcome, Mask):
-                assert outcome is not None, "a wait without end has an outcome"
+                assert outcome is not None, "a wait without a timeout has an outcome"
                 raise outcome
             self._mask, self._order = outcome, None
         return self._mask
