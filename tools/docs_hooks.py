@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: what differs between a page in the repository and on the site."""
+"""Hooks of mkdocs: changes pages where the site must differ from the repository."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|README|CONTRIBUTING|tool
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Code blocks keep their language alone ("sh run" is "sh"), links to files that are in the
-    repository but not on the site become text, and the page of decisions lists them.
+    """Keep only the language of code blocks ("sh run" becomes "sh"), turn links to files that are
+    not on the site into text, and add the list of decisions to the page of decisions.
     """
     if page.file.src_uri == "decisions/index.md":
         folder = Path(page.file.abs_src_path or "").parent

@@ -213,8 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--table", type=Path, default=HERE / "mutants.toml", help="modules and their tests"
     )
     parser.add_argument("--modules", nargs="+", metavar="NAME", help="these only")
-    parser.add_argument("--seed", type=int, help="another one than the table's")
-    parser.add_argument("--count", type=int, help="of each module's mutants only the first so many")
+    parser.add_argument("--seed", type=int, help="seed to use in place of the table's")
+    parser.add_argument("--count", type=int, help="max mutants per module")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
     parser.add_argument(
         "--out", type=Path, default=HERE.parent / ".cache" / "mutants.json", help="the report"
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         m["name"]: {"limit_s": LIMIT_S, "packages": table["packages"]} | m for m in table["module"]
     }
     if unknown := set(options.modules or ()) - modules.keys():
-        parser.error(f"no module {', '.join(sorted(unknown))}; there are {', '.join(modules)}")
+        parser.error(f"no module {', '.join(sorted(unknown))}; modules: {', '.join(modules)}")
     seed = table["seed"] if options.seed is None else options.seed
     own = root / ".venv" / "bin" / "python"
     python = str(own) if own.exists() else sys.executable

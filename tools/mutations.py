@@ -73,7 +73,9 @@ def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def _planted(text: bytes, old: Any, new: str) -> dict[str, Any] | None:
-    """The module with `old` replaced by `new`; None if that is no program or the same one."""
+    """Return the module with `old` replaced by `new`; None if the result is invalid or
+    unchanged.
+    """
     lines = text.splitlines(keepends=True)
     first, last = old.lineno - 1, old.end_lineno
     head, tail = lines[first][: old.col_offset], lines[last - 1][old.end_col_offset :]

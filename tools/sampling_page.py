@@ -18,7 +18,9 @@ BEGIN, END = "<!-- {}: written by tools/sampling_page.py -->", "<!-- end of {} -
 
 
 def parameters() -> list[str]:
-    """A row for each field: its flag, default, values, meaning, and what of sampling reads it."""
+    """Return a row per field: its flag, default, values, meaning, and the stage of sampling that
+    reads it.
+    """
     parser = argparse.ArgumentParser()
     add_sampling_arguments(parser)
     flags = {action.dest: action.option_strings[-1] for action in parser._actions}
@@ -40,7 +42,7 @@ def parameters() -> list[str]:
 
 
 def flags() -> list[str]:
-    """A row for each flag that is made from a field."""
+    """Return a row per flag that is made from a field."""
     parser = argparse.ArgumentParser()
     add_sampling_arguments(parser)
     lines = ["| flag | meaning |", "|---|---|"]
@@ -53,7 +55,7 @@ def flags() -> list[str]:
 
 
 def written(text: str) -> str:
-    """The text of a page with the tables between its markers made anew."""
+    """Return the text of a page with new tables between its markers."""
     for title, table in (("sampling parameters", parameters), ("sampling flags", flags)):
         begin, end = BEGIN.format(title), END.format(title)
         if begin in text:

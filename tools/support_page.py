@@ -16,8 +16,8 @@ HEAD = """# Support
 What kernels declare, and what `enginebay check` found of it: `make support` writes this page from [support.json](support.json), on a machine
 without a TPU or a GPU. [checking](checking.md) explains levels and verdicts.
 
-A cell holds the worst verdict of the representative cases that are about a value; an empty one means that none is, "unsupported" that the
-kernel claims none of them.
+A cell holds the worst verdict of the representative cases with its value. An empty cell means that no case has the value, and "unsupported"
+that the kernel claims none of these cases.
 
 """
 
@@ -25,7 +25,7 @@ Part = dict[str, Any]
 
 
 def page(parts: Sequence[Part]) -> str:
-    """The page of a support matrix (see enginebay_testing.matrix)."""
+    """Return the page of a support matrix (see enginebay_testing.matrix)."""
     lines = [*_summary(parts)]
     for part in parts:
         if part["declared"]:
@@ -104,12 +104,12 @@ def _kernel(part: Part) -> Iterator[str]:
 
 
 def _number(value: str) -> int:
-    """Sizes in order, words as they come."""
+    """Return a key that sorts sizes as numbers and leaves words in order."""
     return int(value) if value.isdecimal() else 0
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read the first file, write the second."""
+    """Read the first file and write the second."""
     source, target = map(Path, argv)
     target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
 

@@ -3,7 +3,8 @@
 
     tools/walk_docs.py [PAGE ...]
 
-Pages lie below docs/ and are named without .md; none stands for all that have something to run.
+Pages lie below docs/ and are named without .md. Without arguments, all pages that have something to
+run are walked.
 
 Of each page, blocks marked "sh walk" and "python walk" run one after another in an empty folder,
 and blocks marked "file=NAME" are written there. A page is done when every command ended with exit
@@ -29,13 +30,13 @@ LIMIT_S = 600
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
-    """(language, mark, text) of each block of a page that this script runs or writes."""
+    """Return (language, mark, text) of each block of a page that this script runs or writes."""
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
     return [b for b in found if b[1] == "walk" or b[1].startswith("file=")]
 
 
 def walk(page: Path) -> None:
-    """Run a page. SystemExit says which block failed."""
+    """Run a page. SystemExit names the block that failed."""
     bin_folder = str(Path(sys.executable).parent)
     env = os.environ | {"PATH": bin_folder + os.pathsep + os.environ["PATH"]}
     with tempfile.TemporaryDirectory() as folder:
@@ -67,14 +68,14 @@ def walk(page: Path) -> None:
 
 
 def installed() -> set[str]:
-    """Names of the packages of this environment."""
+    """Return the names of the packages of this environment."""
     command = [sys.executable, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     return {package["name"] for package in json.loads(listed.stdout)}
 
 
 def main(names: list[str]) -> int:
-    """Walk the pages named, or all."""
+    """Walk the named pages, or all."""
     pages = [DOCS / f"{name.removesuffix('.md')}.md" for name in names] or sorted(
         DOCS.rglob("*.md")
     )

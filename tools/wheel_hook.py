@@ -1,9 +1,9 @@
-"""Build hook of the wheel: with ENGINEBAY_WHEEL_CPU=x86-64-v3 (or -v4) it brings the C++ kernels,
-compiled for that level.
+"""Build hook of the wheel: with ENGINEBAY_WHEEL_CPU=x86-64-v3 (or -v4) the wheel contains the C++
+kernels, compiled for that level.
 
-Without the variable the wheel is plain Python, and kernels are compiled where they are used. With
-it, the wheel is one for this system alone. JAX must be installed where the wheel is built: `pip
-wheel . --no-deps --no-build-isolation`.
+Without the variable the wheel is plain Python, and kernels are compiled on the machine that uses
+them. With it, the wheel is for this system only. JAX must be installed where the wheel is built:
+`pip wheel . --no-deps --no-build-isolation`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
     """Compiles every src/*.cc of enginebay_native into enginebay_native/lib of the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Before the wheel is built; `version` is "standard" or "editable"."""
+        """Runs before the wheel is built; `version` is "standard" or "editable"."""
         level = os.environ.get(VARIABLE)
         if not level or version != "standard":
             return
@@ -41,7 +41,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """After it."""
+        """Runs after the wheel is built."""
         del version, build_data, artifact_path
         scratch = getattr(self, "_scratch", None)
         if scratch is not None:

@@ -1,10 +1,10 @@
-"""What a machine without a network needs: our wheel, and wheels of what we depend on and it lacks.
+"""Collects our wheel and wheels of missing dependencies for a machine without a network.
 
 python tools/gpu_check/bundle.py --out build/gpu-check [--present FILE]
 
-FILE is what `python3 -m pip list --format freeze` prints on that machine. Wheels of what is listed
-there are left out, and the others are chosen to go with it. Without it the machine is taken to have
-jax and triton, and nothing else.
+FILE is the output of `python3 -m pip list --format freeze` on that machine. Wheels of the packages
+in it are left out, and the other wheels are chosen to be compatible with it. Without FILE, the
+machine is assumed to have only jax and triton.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.12"
-"""The machine's. Requirements depend on it, so that they are worked out by an interpreter of this
-version.
+"""The Python version of the machine. Requirements depend on it, so an interpreter of this version
+resolves them.
 """
 
 PRESENT = ("jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "scipy", "triton")
-"""What the machine has, fit for its driver: never replaced."""
+"""Packages of the machine that match its driver and are never replaced."""
 
 JAX_TRITON = ("0.3.1", "0.4.1")
-"""Both lower with triton 3.6, which comes with torch; run.py installs one of them."""
+"""Both versions lower with triton 3.6, which comes with torch; run.py installs one of them."""
 
 
 def main() -> None:
-    """Fill the folder anew."""
+    """Fill the folder with a new bundle."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check")
     parser.add_argument(
-        "--present", type=Path, metavar="FILE", help="the machine's packages, NAME==VERSION"
+        "--present", type=Path, metavar="FILE", help="the machine's packages as lines NAME==VERSION"
     )
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
@@ -65,12 +65,12 @@ def main() -> None:
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as the package index compares names."""
+    """Return a distribution's name in the form in which the package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def present(freeze: str) -> dict[str, str]:
-    """Versions by name, of lines of NAME==VERSION; other lines mean nothing to us."""
+    """Return versions by name from lines NAME==VERSION; other lines are ignored."""
     pairs = (
         line.strip().partition("==") for line in freeze.splitlines() if not line.startswith("#")
     )
@@ -78,17 +78,19 @@ def present(freeze: str) -> dict[str, str]:
 
 
 def lacking(resolved: Sequence[tuple[str, str]], there: dict[str, str]) -> list[str]:
-    """NAME==VERSION of what is needed and not there."""
+    """Return NAME==VERSION of the packages that are needed and missing."""
     ours = ("enginebay", "jax-triton")
     return [f"{name}=={v}" for name, v in resolved if canonical(name) not in (*ours, *there)]
 
 
 def resolve(pip: Sequence[str], wheel: Path, there: dict[str, str]) -> list[tuple[str, str]]:
-    """Name and version of all that the wheel and jax-triton need, with what is there as it is."""
+    """Return name and version of all packages that the wheel and jax-triton need; present ones
+    stay.
+    """
     with tempfile.TemporaryDirectory() as folder:
         fixed = Path(folder) / "constraints.txt"
-        # A local version (2.11.0+cu130) is its maker's and on no index; what needs one is not among
-        # our requirements.
+        # A local version (2.11.0+cu130) is on no index, and our requirements include no package
+        # that needs one.
         lines = [f"{name}=={v}" for name, v in there.items() if v and "+" not in v]
         fixed.write_text("\n".join(lines), encoding="utf-8")
         report = Path(folder) / "report.json"
@@ -116,7 +118,7 @@ def _interpreter() -> str:
         text=True,
     )
     if found.returncode:
-        raise SystemExit(f"a bundle is made with Python {PYTHON}, the version that it is for")
+        raise SystemExit(f"a bundle must be made with Python {PYTHON}, the version of its machine")
     return found.stdout.strip()
 
 
@@ -126,7 +128,7 @@ def _pip(pip: Sequence[str], arguments: Sequence[str]) -> None:
         [*pip, "--quiet", "--disable-pip-version-check", "--no-color", command, *rest], check=False
     )
     if done.returncode:
-        raise SystemExit(f"pip {command} failed: the lines above say why")
+        raise SystemExit(f"pip {command} failed; see its output above")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Puts a bundle's wheels into a folder beside what this Python has, where there is no network."""
+"""Installs the wheels of a bundle into a separate folder, without a network."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("core", "backends", "samplers", "schedulers")
-MAKE = "make the bundle where there is a network: make gpu-bundle"
+MAKE = "make a new bundle on a machine with a network: make gpu-bundle"
 
 
 def install(bundle: Path, folder: Path, jax_triton: str) -> Path:
-    """The folder, for PYTHONPATH, with our wheel, jax-triton, and what they need and this Python
-    lacks.
+    """Return a folder for PYTHONPATH with our wheel, jax-triton, and their dependencies that this
+    Python lacks.
 
-    Nothing that this Python has is changed, be it an environment or the system's, and neither venv
-    nor ensurepip is asked for. SystemExit says what is missing.
+    Neither this Python's environment nor the system is changed, and neither venv nor ensurepip is
+    needed. SystemExit says what is missing.
     """
     ours = _one(bundle, "enginebay-*.whl")
     stale = changed(ours, ROOT)
     if stale is not None:
-        raise SystemExit(f"{ours} is not of this tree: {stale} differs; {MAKE}")
+        raise SystemExit(f"{ours} does not match this checkout: {stale} differs; {MAKE}")
     triton = _one(bundle, f"jax_triton-{jax_triton}-*.whl")
     shutil.rmtree(folder, ignore_errors=True)
     lacking = [wheel for wheel in _resolve(bundle, ours) if wheel not in (ours, triton)]
@@ -37,7 +37,7 @@ def install(bundle: Path, folder: Path, jax_triton: str) -> Path:
 
 
 def changed(wheel: Path, root: Path) -> str | None:
-    """A file of ours that is not the same in a wheel and in a tree, or None."""
+    """Return one of our files that differs between a wheel and a checkout, or None."""
     with zipfile.ZipFile(wheel) as archive:
         packed = {
             name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name
@@ -58,16 +58,16 @@ def changed(wheel: Path, root: Path) -> str | None:
 def _one(bundle: Path, pattern: str) -> Path:
     wheels = sorted(bundle.glob(pattern))
     if len(wheels) != 1:
-        raise SystemExit(f"{len(wheels)} wheels {pattern} in {bundle}, not one; {MAKE}")
+        raise SystemExit(f"{len(wheels)} wheels {pattern} in {bundle}, expected one; {MAKE}")
     return wheels[0].resolve()
 
 
 def _resolve(bundle: Path, ours: Path) -> list[Path]:
-    """The bundle's wheels that pip would install beside ours: what is here and fits stays."""
+    """Return the wheels that pip would install with ours; installed packages that fit stay."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
         how = ["--dry-run", "--no-index", "--find-links", str(bundle), "--report", str(report)]
-        _pip(["install", *how, str(ours), "absl-py"])  # absl-py is jax-triton's
+        _pip(["install", *how, str(ours), "absl-py"])  # absl-py is a dependency of jax-triton
         told = json.loads(report.read_text(encoding="utf-8"))
     urls = [one["download_info"]["url"] for one in told["install"]]
     return [Path(urllib.parse.unquote(urllib.parse.urlparse(url).path)).resolve() for url in urls]
@@ -76,11 +76,11 @@ def _resolve(bundle: Path, ours: Path) -> list[Path]:
 def _pip(arguments: Sequence[str]) -> None:
     command, *rest = arguments
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # Not isolated from the user's pip settings: --no-index is what counts.
+    # The user's pip settings may apply: only --no-index matters.
     if subprocess.run([*pip, command, *rest], check=False).returncode:
         raise SystemExit(
-            f"the bundle does not go with what {sys.executable} has: the lines above say why. "
-            f"Write its packages down with `{sys.executable} -m pip list --format freeze > "
+            f"the bundle does not fit the packages of {sys.executable}; see pip's output above. "
+            f"List the packages with `{sys.executable} -m pip list --format freeze > "
             "there.txt`, and "
             f'{MAKE} GPU_BUNDLE_ARGS="--present there.txt"'
         )

@@ -1,4 +1,4 @@
-"""The stages of run.py that use enginebay: one JSON line a figure.
+"""The stages of run.py that use enginebay. Each figure is printed as one line of JSON.
 
 python tools/gpu_check/measure.py device|stream|check|kernel|eval|engine|host [--tiny] ...
 """
@@ -38,21 +38,22 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 5
 ROUND_S = 0.05
 AWAKE_S = 0.5
-"""A device that was idle runs at a fraction of its clock for a while."""
+"""Seconds of work before a measurement: an idle device starts at a fraction of its clock."""
 CHAIN_BYTES = 1 << 30
-"""Caches that one program reads in turn, as it does those of layers, are about this large together.
+"""Total bytes of the caches that one program reads in turn, about as many as those of
+all layers.
 """
 MAX_CACHES = 64
 
 LIBRARIES = ("jax", "jaxlib", "jax-triton", "triton", "torch", "transformers")
 MAX_F32_KL = 1e-4
-"""Of a random model's logits, between two orders of the same float32 sums; a wrong kernel gives
-1e-2 and more.
+"""Max KL divergence between logits of a random model from two orders of the same float32 sums; a
+wrong kernel gives 1e-2 and more.
 """
 
 
 def tell(figure: str, value: float | None, unit: str, fraction: float | None = None) -> None:
-    """Print one figure."""
+    """Print one figure as JSON."""
     print(
         json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": fraction}),
         flush=True,
@@ -60,8 +61,8 @@ def tell(figure: str, value: float | None, unit: str, fraction: float | None = N
 
 
 def seconds(run: Any, *, tiny: bool) -> float:
-    """Median time of one of the calls that are launched together, over rounds, once the device is
-    awake.
+    """Return the median time per call over rounds of calls that are launched together, after a
+    warm-up of the device.
     """
     jax.block_until_ready(run())
     start, calls = time.perf_counter(), 0
@@ -80,8 +81,8 @@ def seconds(run: Any, *, tiny: bool) -> float:
 
 
 def stream_bytes_per_s(*, tiny: bool) -> float:
-    """Read-only bandwidth: the largest of an array far larger than any cache of the device, in the
-    faster of two ways.
+    """Return the read bandwidth for an array far larger than any cache of the device: the better of
+    two ways to read.
     """
     size = 1 << 22 if tiny else 1 << 32
     x = jnp.arange(size // 4, dtype=jnp.int32)
@@ -90,14 +91,14 @@ def stream_bytes_per_s(*, tiny: bool) -> float:
 
 
 def device(args: argparse.Namespace) -> int:
-    """What is measured, and with which libraries; 2 and the reason where there is no GPU, unless
+    """Print the device and the libraries. Without a GPU, return 2 and print the reason, unless
     shapes are tiny.
     """
     cuda = load_registry()
     reason = cuda.load(cuda.find("platform", "cuda"))().why_not()
     if reason is not None and not args.tiny:
         print(
-            f"no GPU: {reason}. Option --tiny goes through the same motions on any device.",
+            f"no GPU: {reason}. Pass --tiny to run the same stages on any device.",
             file=sys.stderr,
         )
         return 2
@@ -118,13 +119,13 @@ def device(args: argparse.Namespace) -> int:
 
 
 def stream(args: argparse.Namespace) -> int:
-    """What the device reads."""
+    """Measure the read bandwidth of the device."""
     tell("read-only stream", stream_bytes_per_s(tiny=args.tiny) / 1e9, "GB/s")
     return 0
 
 
 def check(args: argparse.Namespace) -> int:
-    """`enginebay check` of every kernel that is for this platform alone: every case, eight at a
+    """Run `enginebay check` for every kernel that only runs on this platform: all cases, eight at a
     time.
     """
     platform = best_platform(load_registry()).name
@@ -145,8 +146,8 @@ def check(args: argparse.Namespace) -> int:
             command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
         )
         lines = done.stdout.splitlines()
-        # The last line counts the verdicts. A kernel that nothing could be run of is not one that
-        # was checked.
+        # The last line counts the verdicts. A kernel without any case that ran does not count as
+        # checked.
         told = next(
             (line for line in reversed(lines) if line.startswith(f"{name} run")), "no verdicts"
         )
@@ -160,8 +161,8 @@ def check(args: argparse.Namespace) -> int:
 
 
 def lengths(rows: int, context: int, *, ragged: bool) -> list[int]:
-    """How many positions each row has: all `context`, or anything up to twice that, which is what
-    is meant by it on average.
+    """Return the number of positions of each row: `context`, or if `ragged`, up to twice `context`
+    with the same mean.
     """
     if not ragged:
         return [context] * rows
@@ -169,8 +170,8 @@ def lengths(rows: int, context: int, *, ragged: bool) -> list[int]:
 
 
 def kernel(args: argparse.Namespace) -> int:
-    """Decode attention over a paged cache, heads of an 8B model: as many caches in turn as a
-    program of layers reads.
+    """Measure decode attention over paged caches with the heads of an 8B model; one program reads
+    several caches in turn, like layers.
     """
     registry, platform = load_registry(), best_platform(load_registry())
     env, bandwidth = platform.env(), stream_bytes_per_s(tiny=args.tiny)
@@ -226,8 +227,8 @@ def kernel(args: argparse.Namespace) -> int:
 
 
 def eval_(args: argparse.Namespace) -> int:
-    """`enginebay eval`: the kernels that an engine chooses here against plain ones, in float32 and
-    in the dtype that it runs in.
+    """Run `enginebay eval`: compare the kernels that an engine chooses here with plain ones, in
+    float32 and in the engine's dtype.
     """
     config = shapes.config(args.model, tiny=args.tiny)
     folder = shapes.write(args.folder, config, "float32" if args.tiny else "bfloat16")
@@ -263,14 +264,14 @@ def eval_(args: argparse.Namespace) -> int:
             )
         worst = max(told[phase]["max"] for phase in ("prefill", "decode"))
         if dtype == "float32" and not worst < MAX_F32_KL:
-            print(f"a KL divergence of {worst} in float32, over {MAX_F32_KL}", file=sys.stderr)
+            print(f"a KL divergence of {worst} in float32, more than {MAX_F32_KL}", file=sys.stderr)
             failed = 1
     return failed
 
 
 def engine(args: argparse.Namespace) -> int:
-    """Tokens per second of decoding at each batch, and the share of what reading weights and cache
-    allows.
+    """Measure decoded tokens per second for each batch size, and their share of the limit set by
+    reading weights and cache.
     """
     batches = [int(part) for part in args.batches.split(",")]
     config = shapes.config(args.model, tiny=args.tiny)
@@ -280,8 +281,8 @@ def engine(args: argparse.Namespace) -> int:
     prompt, new = (8, 24) if args.tiny else (1024, 128)
     most = max(batches)
     length = prompt + 2 * new
-    # All of a batch is admitted together, so that what is measured is a decode of that many rows
-    # and nothing else.
+    # All requests of a batch are admitted together, so that only a decode of that many rows is
+    # measured.
     options = {
         "dtype": dtype,
         "engine": args.engine,
@@ -293,7 +294,7 @@ def engine(args: argparse.Namespace) -> int:
     with LLM(str(folder), **options) as llm:
         for batch in batches:
             rate = decode_rate(llm, batch, prompt, new, config["vocab_size"])
-            context = batch * (prompt + new // 2)  # half-way
+            context = batch * (prompt + new // 2)  # the mean during the decode
             read = shapes.weight_bytes(config, dtype) + context * shapes.kv_bytes(config, dtype)
             limit = bandwidth * batch / read
             share = None if rate is None else rate / limit
@@ -302,10 +303,10 @@ def engine(args: argparse.Namespace) -> int:
 
 
 def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> float | None:
-    """Tokens per second from the last row's first token to the last token of all, as the engine's
-    loop noted them.
+    """Return tokens per second from the first token of the last row to the last token of all rows,
+    by the times of the engine's loop.
 
-    None where these came together: the work is too small for this machine's noise.
+    None where the two times are equal: the work is too small to measure here.
     """
     rng = np.random.default_rng(batch)
 
@@ -315,16 +316,16 @@ def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> floa
         told = [output.metrics for output in llm.generate(prompts, params)]
         begins = max(one.first_token_s for one in told)
         if min(one.finished_s for one in told) < begins:
-            raise SystemExit(f"{batch} rows do not decode together: is there room for their cache?")
+            raise SystemExit(f"{batch} rows do not decode together; the cache may be too small")
         return max(one.finished_s for one in told) - begins
 
-    once()  # what is not compiled yet is compiled
+    once()  # compile what is not compiled yet
     span = statistics.median(once() for _ in range(3))
     return batch * (new - 1) / span if span > 0 else None
 
 
 def host(args: argparse.Namespace) -> int:
-    """What the host does for a decode step of the demo model, with the device's work taken out."""
+    """Measure the host's work for a decode step of the demo model, without the device's work."""
     sys.path.insert(0, str(ROOT))
     from tests.benchmarks.host_time import Host
 
@@ -346,7 +347,7 @@ def host(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """One stage."""
+    """Run one stage."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

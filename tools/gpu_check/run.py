@@ -1,14 +1,14 @@
-"""Checks and measures everything that runs on a GPU, on a machine that has one and no network.
+"""Checks and measures everything that runs on a GPU, on a machine with a GPU and without a network.
 
-    # Installs into a folder of its own first:
+    # Install into a separate folder first:
     python3.12 tools/gpu_check/run.py --bundle build/gpu-check
-    # The same motions, here and now, with small shapes:
+    # Run the same stages in this environment, with small shapes:
     python tools/gpu_check/run.py --installed --tiny
 
-Each stage is a process of its own, so that the memory of one is free for the next; one that fails
-is told of, and the others go on. When the time of --budget is over, or a signal ends it, the stage
-is stopped and what was measured is told. The exit code is 1 when a stage failed or was left out,
-and 2 where there is no GPU.
+Each stage is a separate process, so that its memory is free for the next stage. A stage that fails
+is reported, and the other stages still run. When the time of --budget is over or a signal arrives,
+the current stage is stopped, and the figures so far are printed. The exit code is 1 when a stage
+failed or was left out, and 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ ENGINES = ("oengine", "vinference")
 STAGES = ("stream", "check", "kernel", "eval", "engines", "torch", "host")
 TIMEOUT_S = 1500.0
 DEVICE_TIMEOUT_S = 120.0
-"""For finding the device: a driver that hangs is told of whatever the budget is."""
+"""Time limit for finding the device, so that a hanging driver is reported whatever the
+budget is.
+"""
 
 CUDA_TOOLS = Path("/usr/local/cuda/bin")
-"""Where NVIDIA's own installer puts the assembler, which XLA looks for on the path."""
+"""Folder of NVIDIA's assembler, which XLA looks for on the path."""
 
 NO_DEVICE = 2
 
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     failed.append(f"{name}: {problem}")
                 elif name.startswith("engines"):
                     figures.append({"stage": name, **_graphs(dump)})
-                if args.json:  # each time: whatever ends the run, what was measured is kept
+                if args.json:  # after each stage, so that figures are never lost
                     _write(args.json, figures, failed)
         finally:
             if args.json:
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with CUDA's tools at the end of the path."""
+    """Return our environment variables, with CUDA's tools at the end of the path."""
     found = dict(os.environ)
     if CUDA_TOOLS.is_dir():
         found["PATH"] = os.pathsep.join([*filter(None, [found.get("PATH")]), str(CUDA_TOOLS)])
@@ -98,12 +100,12 @@ def _environment() -> dict[str, str]:
 
 
 def _more(name: str, dump: Path, scratch: Path) -> dict[str, str]:
-    """Variables of a stage: of engines, XLA writes down what a decode step becomes, which it does
-    of what it compiles anew.
+    """Return extra variables of a stage. For engines, XLA dumps what it compiles for a decode step;
+    cached programs are not dumped.
 
-    What it has found out about the device's matrix products serves the stages that follow.
+    Autotuned results for matrix products are shared with the following stages.
     """
-    if name == "check":  # the workers need the memory, not the process that starts them
+    if name == "check":  # only the workers need the device's memory
         return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if not name.startswith("engines"):
         return {}
@@ -126,11 +128,11 @@ def _run(
     timeout_s: float,
     figures: list[Figure],
 ) -> str | None:
-    """Add the figures that a command prints, as it prints them. What went wrong or None; all that
-    it says is told at once.
+    """Add the figures that a command prints, as it prints them, and pass its other output on.
+    Return an error, or None.
     """
     if timeout_s <= 0:
-        return "left out, as no time is left"
+        return "left out, because no time is left"
     print(f"# {' '.join(command)}", file=sys.stderr, flush=True)
     late = threading.Event()
 
@@ -157,13 +159,13 @@ def _run(
                     if line.startswith('{"figure"'):
                         figures.append({"stage": name, **json.loads(line)})
                     print(line, end="", file=sys.stderr, flush=True)
-            except BaseException:  # before the process is waited for
+            except BaseException:  # kill the process before `with` waits for it
                 stop()
                 raise
     finally:
         timer.cancel()
     if late.is_set():
-        return f"not done after {timeout_s:g} s"
+        return f"not finished after {timeout_s:g} s"
     return f"exit code {process.returncode}" if process.returncode else None
 
 
@@ -177,36 +179,35 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--bundle", type=Path, default=ROOT / "build" / "gpu-check", help="what bundle.py made"
+        "--bundle",
+        type=Path,
+        default=ROOT / "build" / "gpu-check",
+        help="folder that bundle.py made",
     )
     parser.add_argument(
-        "--jax-triton", default="0.4.1", choices=("0.3.1", "0.4.1"), help="which to install"
+        "--jax-triton", default="0.4.1", choices=("0.3.1", "0.4.1"), help="version of jax-triton"
     )
-    parser.add_argument(
-        "--installed", action="store_true", help="use this Python's own packages as they are"
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="small shapes, on whatever device there is"
-    )
-    parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--installed", action="store_true", help="use the packages of this Python")
+    parser.add_argument("--tiny", action="store_true", help="use small shapes, on any device")
+    parser.add_argument("--stages", default=",".join(STAGES), help=f"out of {', '.join(STAGES)}")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"out of {', '.join(MODELS)}")
     parser.add_argument(
         "--engines", default=",".join(ENGINES), help=f"such as {', '.join(ENGINES)}"
     )
-    parser.add_argument("--batches", default="1,8,32,128", help="rows that decode at a time")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--batches", default="1,8,32,128", help="rows that decode together")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument(
-        "--work", type=Path, help="keep the random checkpoints here: the next run finds them"
+        "--work", type=Path, help="folder to keep the random checkpoints in for later runs"
     )
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for a stage")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="max seconds per stage")
     parser.add_argument(
-        "--budget", type=float, help="seconds for all stages: others are left out, and that is told"
+        "--budget", type=float, help="max seconds in all; later stages are left out and reported"
     )
     args = parser.parse_args(arguments)
     for name, allowed in (("stages", STAGES), ("models", MODELS)):
         unknown = set(getattr(args, name).split(",")) - set(allowed)
         if unknown:
-            parser.error(f"{name} {', '.join(sorted(unknown))}; there are {', '.join(allowed)}")
+            parser.error(f"{name} {', '.join(sorted(unknown))}; allowed: {', '.join(allowed)}")
     return args
 
 
@@ -219,7 +220,7 @@ def _tiny(args: argparse.Namespace) -> list[str]:
 
 
 def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]]]:
-    """Name and command line of every stage that was asked for."""
+    """Return name and command line of every selected stage."""
     stages, tiny = args.stages.split(","), _tiny(args)
     found = [
         (name, [*_measure(name), *tiny]) for name in ("stream", "check", "kernel") if name in stages
@@ -241,7 +242,7 @@ def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]
 
 
 def _graphs(dump: Path) -> Figure:
-    """How many CUDA graphs a decode step is, by XLA's own listing of its largest program."""
+    """Count the CUDA graphs of a decode step in XLA's listing of its largest program."""
     texts = [
         path.read_text(errors="replace")
         for path in dump.glob("*thunk_sequence_after_thunk_passes*")
@@ -250,26 +251,26 @@ def _graphs(dump: Path) -> Figure:
         return {
             "figure": "CUDA graphs of a step",
             "value": None,
-            "unit": "XLA lists none on this platform",
+            "unit": "XLA lists no graphs on this platform",
         }
     graphs, others = count_graphs(max(texts, key=len))
     return {
         "figure": "CUDA graphs of a step",
         "value": graphs,
-        "unit": f"and {others} launches beside them",
+        "unit": f"and {others} other launches",
     }
 
 
 def count_graphs(listing: str) -> tuple[int, int]:
-    """(command buffers, other thunks) in the body of the first loop of a listing; of the whole
-    where there is none.
+    """Return (command buffers, other thunks) in the body of the first loop of a listing, or in the
+    whole listing without a loop.
     """
     lines = re.findall(r"^( *)\d+: k(\w+)", listing, re.MULTILINE)
     body = [(len(indent), kind) for indent, kind in lines]
     loop = next((at for at, (_, kind) in enumerate(body) if kind == "While"), None)
     if loop is not None and "CommandBuffer" in _around(
         body, loop
-    ):  # all rounds of the loop are in the graph
+    ):  # the graph contains all rounds of the loop
         return 1, 0
     if loop is not None:
         depth = body[loop][0]
@@ -281,7 +282,7 @@ def count_graphs(listing: str) -> tuple[int, int]:
 
 
 def _around(lines: Sequence[tuple[int, str]], at: int) -> list[str]:
-    """The kinds of what a line, given by its indentation and kind as all are, lies within."""
+    """Return the kinds of the lines that enclose a line; lines are (indentation, kind)."""
     found, depth = [], lines[at][0]
     for indent, kind in reversed(lines[:at]):
         if indent < depth:
@@ -291,7 +292,7 @@ def _around(lines: Sequence[tuple[int, str]], at: int) -> list[str]:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Markdown: a row for each figure."""
+    """Return a Markdown table with a row per figure."""
     rows = ["| stage | figure | value | of the roofline |", "|---|---|---|---|"]
     for figure in figures:
         value, fraction = figure["value"], figure.get("fraction")

@@ -1,5 +1,5 @@
-"""Random checkpoints of the shapes of real models, written fast, and what a step must read
-of them.
+"""Writes random checkpoints with the shapes of real models quickly, and computes the bytes that a
+step must read.
 """
 
 from __future__ import annotations
@@ -62,18 +62,20 @@ _TINY: Config = {
     "head_dim": 16,
 }
 BLOCK = 1 << 20
-"""Different random values; larger tensors repeat them, since drawing 8 billion takes minutes."""
+"""Number of different random values; larger tensors repeat them, because drawing 8 billion takes
+minutes.
+"""
 
 SHARD_BYTES = 2 << 30
 
 
 def config(model: str, *, tiny: bool) -> Config:
-    """config.json of a model, or of a small one of its family."""
+    """Return the config.json of a model, or of a small model of its family."""
     return _COMMON | MODELS[model] | (_TINY if tiny else {})
 
 
 def tensors(config: Config) -> dict[str, tuple[int, ...]]:
-    """Shapes of the checkpoint's tensors under the names of Hugging Face."""
+    """Return the shapes of the checkpoint's tensors by their Hugging Face names."""
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     width = config["head_dim"]
     q, kv = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
@@ -103,8 +105,8 @@ def tensors(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def weight_bytes(config: Config, dtype: str) -> int:
-    """What a decode step reads of the weights: all but the embedding's other rows, which a tied
-    head reads after all.
+    """Return the weight bytes that a decode step reads: all weights, except that an untied
+    embedding counts for few rows only.
     """
     sizes = {name: int(np.prod(shape)) for name, shape in tensors(config).items()}
     read = sum(sizes.values()) - (
@@ -114,17 +116,19 @@ def weight_bytes(config: Config, dtype: str) -> int:
 
 
 def kv_bytes(config: Config, dtype: str) -> int:
-    """Keys and values of one position in all layers."""
+    """Return the bytes of keys and values of one position in all layers."""
     heads = config["num_hidden_layers"] * config["num_key_value_heads"]
     return 2 * heads * config["head_dim"] * (4 if dtype == "float32" else 2)
 
 
 def write(folder: Path, config: Config, dtype: str) -> Path:
-    """The checkpoint in a folder, unless it is there. It has that name when it is whole."""
+    """Write the checkpoint to a folder, unless it exists. The folder gets its name when it is
+    complete.
+    """
     if (folder / "tokenizer.json").exists():
         return folder
     part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # what was left when one was stopped
+    shutil.rmtree(part, ignore_errors=True)  # left by an interrupted run
     part.mkdir(parents=True)
     _write_all(part, config, dtype)
     return part.rename(folder)

@@ -1,4 +1,5 @@
-"""transformers on torch beside us: static cache, forward pass compiled; one JSON line a figure.
+"""Measures transformers on torch: static cache, compiled forward pass. Each figure is one JSON
+line.
 
 python tools/gpu_check/with_torch.py --folder F --model M [--batches 1,8] [--tiny]
 """
@@ -29,7 +30,7 @@ class StopAt:
 
 
 def main() -> int:
-    """Decode rates at each batch; without torch a line that says so."""
+    """Print decode rates for each batch size, or without torch a line that says so."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,8 +56,8 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Print the rate of each batch; one that torch.compile fails at is measured without it, and
-    says so.
+    """Print the rate of each batch size; where torch.compile fails, measure without it
+    and say so.
     """
     import torch
     from torch._dynamo.exc import TorchDynamoException
@@ -75,7 +76,7 @@ def measure(args: argparse.Namespace) -> None:
 
     def timed(batch: int, count: int) -> float:
         ids = torch.randint(3, config["vocab_size"], (batch, prompt), device=device)
-        # One cache length, and so one compiled program, for short and for long outputs.
+        # One cache length, and therefore one compiled program, for short and long outputs.
         enough = StopAt(prompt + count)
         start = time.perf_counter()
         mask = torch.ones_like(ids)
@@ -87,8 +88,7 @@ def measure(args: argparse.Namespace) -> None:
         return time.perf_counter() - start
 
     def rate(batch: int) -> float | None:
-        # Programs of one batch are for that batch: what was compiled before would make the next
-        # one's sizes symbolic.
+        # Compile again for each batch: earlier programs would make the next batch's sizes symbolic.
         torch._dynamo.reset()
         model.__dict__.pop("_compiled_call", None)
         timed(batch, 2)
@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace) -> None:
         except (TorchDynamoException, InductorError) as error:
             if settings.get("disable_compile"):
                 raise
-            print(f"without torch.compile, which fails: {error}", file=sys.stderr)
+            print(f"torch.compile failed, measuring without it: {error}", file=sys.stderr)
             settings["disable_compile"] = True
             value = rate(batch)
         if settings.get("disable_compile"):
