@@ -189,7 +189,7 @@ class LlguidanceConstraint(Constraint):
         """Accept a token."""
         self._bits = None
         if not self._matcher.consume_token(token_id):
-            raise self._failed(f"token {token_id}, which is not allowed here")
+            raise self._failed(f"disallowed token {token_id}")
 
     @property
     def may_end(self) -> bool:

@@ -234,7 +234,7 @@ def test_completions_go_their_own_way_and_stop_texts_still_end_them(llm: LLM) ->
     ("fields", "reason"),
     [
         ({"regex": "["}, r"^regex = \[: .*unclosed character class.* Allowed: .*"),
-        ({"json_schema": {"not": {}}}, r"^json_schema = .*not held: not"),
+        ({"json_schema": {"not": {}}}, r"^json_schema = .*not supported: not"),
         ({"choice": ["a"], "json_object": True}, "^json_object and choice in one request"),
         ({"choice": ["a"], "processors": {"guided": {}}}, "'guided', both by a field of its own"),
     ],
