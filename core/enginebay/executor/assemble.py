@@ -121,15 +121,18 @@ def takes_embeds(row: RowPlan, table: RowTable) -> bool:
 
 def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
     """What must be written to rows before a prefill of `rows`."""
-    used = tuple(_used(row, table) for row in rows if row.samples and not row.decodes)
-    updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.decodes and row.update)
-    return WriteRows(_known(rows, table), used, updates)
-
-
-def _used(row: RowPlan, table: RowTable) -> RowUpdate:
-    """The logits processors of a row's request; the plan's values replace the request's."""
-    values = (*table.request(row.row).sampling.processors, *row.update)
-    return RowUpdate(row.row, tuple({value.name: value for value in values}.values()))
+    known, used, updates = [], [], []
+    for row in rows:
+        sampling = table.request(row.row).sampling
+        reads = sampling.penalises or sampling.reads_tokens
+        if reads and 0 < row.num_computed == row.lease.num_cached:  # after a cached prefix
+            known.append(KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy()))
+        if row.decodes and row.update:
+            updates.append(RowUpdate(row.row, row.update))
+        elif row.samples and not row.decodes:  # the plan's values replace the request's
+            values = {value.name: value for value in (*sampling.processors, *row.update)}
+            used.append(RowUpdate(row.row, tuple(values.values())))
+    return WriteRows(tuple(known), tuple(used), tuple(updates))
 
 
 def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
@@ -139,19 +142,6 @@ def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
         return StepNeeds(variant)
     used = (table.request(int(row)).sampling.processors for row in rows)
     return StepNeeds(variant, frozenset(one.name for processors in used for one in processors))
-
-
-def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
-    """The first tokens of rows whose first chunk starts after a cached prefix, when the sampling
-    reads past tokens.
-    """
-    known = []
-    for row in rows:
-        sampling = table.request(row.row).sampling
-        reads = sampling.penalises or sampling.reads_tokens
-        if reads and 0 < row.num_computed == row.lease.num_cached:
-            known.append(KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy()))
-    return tuple(known)
 
 
 def fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, request: Request) -> None:
