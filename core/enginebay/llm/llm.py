@@ -170,7 +170,8 @@ class LLM:
         Keywords of `implementations` are names of ops, including ops of plugins:
         `override(attention=my_attention, rms_norm="pallas")`. Each value is an implementation
         object, a registered name, or an import path. `attention` also accepts a function in the
-        simple form (enginebay_byhand.simple), or a dict {phase: implementation}.
+        simple form (enginebay_byhand.simple), or a dict {phase: implementation}. `sampler=` swaps
+        the sampler.
 
         Each implementation must pass a quick correctness check, unless `check` is False; one that
         fails raises IncorrectError. Raises RequestError when requests are running or waiting at the
