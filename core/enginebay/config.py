@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -19,10 +20,12 @@ from enginebay.config_sections import (
     KernelChoice,
     ShadowChoice,
     TemplateLimits,
+    by_phase,
+    with_options,
 )
 from enginebay.errors import ConfigError, EnginebayError, InputError, shown_text, unknown_name
 from enginebay.keywords import Dtype
-from enginebay.nesting import MAX_DEPTH, check_depth
+from enginebay.nesting import MAX_DEPTH, check_depth, fault_of
 from enginebay.validation import Validated
 
 if TYPE_CHECKING:
@@ -92,8 +95,7 @@ class EngineConfig(Validated):
         description="op -> candidate kernel to compare with the chosen one on a share of the steps",
     )
     processors: tuple[str, ...] | Literal["auto"] = Field(
-        "auto",
-        description="logits processors that requests may use; auto: those declared as default",
+        "auto", description="logits processors that requests may use; auto: the default ones"
     )
     grammars: Choice = Field(
         Choice(), description="library that compiles grammars of guided requests"
@@ -111,9 +113,7 @@ class EngineConfig(Validated):
     )
     weight_dtype: Dtype = Field(AUTO, description="dtype of the weights; auto: the value of dtype")
     kv_cache_dtype: Dtype | dict[str, Dtype] = Field(
-        AUTO,
-        description="dtype of keys and values in the cache, or one for each cache group; auto: the "
-        "value of dtype",
+        AUTO, description="dtype of the cache, or one for each cache group; auto: dtype"
     )
     quantization: str = Field(
         NO_QUANTIZATION, description="method that stores weights in fewer bits, such as int8"
@@ -124,8 +124,7 @@ class EngineConfig(Validated):
         description="use tuned kernel configurations; require: a kernel without one is an error",
     )
     tuned_folder: str = Field(
-        AUTO,
-        description="folder of your own tables of tuned kernels; auto: in the user's cache folder",
+        AUTO, description="folder of your own tuned kernels; auto: in the user's cache folder"
     )
     max_model_len: int | None = Field(
         None,
@@ -144,15 +143,12 @@ class EngineConfig(Validated):
         True,
         description="launch a step while the step before it runs; false: read each step first",
     )
-    mixed_steps: Literal["auto", "on", "off"] = Field(
-        AUTO, description="decode and prefill in one compiled program"
-    )
+    mixed_steps: Literal["auto", "on", "off"] = Field(AUTO, description="decode in prefill steps")
     mesh: dict[str, int] = Field(
         default_factory=dict, description="devices along each mesh axis, such as {tensor = 2}"
     )
     axis_rules: dict[str, str | None] = Field(
-        default_factory=dict,
-        description="logical axis -> mesh axis; replaces the defaults key by key",
+        default_factory=dict, description="logical axis -> mesh axis, over the defaults"
     )
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="makes requests without a seed repeatable"
@@ -164,9 +160,7 @@ class EngineConfig(Validated):
         True, description="check kernels that are given by import path before they are used"
     )
     compile_cache: str = Field(
-        AUTO,
-        description="folder of compiled programs; auto: in the user's cache folder; off: JAX's own "
-        "setting",
+        AUTO, description="folder of compiled programs; auto: the user's; off: JAX's own setting"
     )
     dump_step: str | None = Field(
         None, min_length=1, description="folder for a description of every compiled program"
@@ -179,10 +173,8 @@ class EngineConfig(Validated):
         description="warmup() also compiles programs for prompt_logprobs and logprobs = -1; false: "
         "the first such request does",
     )
-    embeddings: bool = Field(False, description="warmup() also compiles programs for LLM.embed()")
-    prompt_embeds: bool = Field(
-        False, description="warmup() also compiles programs for prompts with embeddings"
-    )
+    embeddings: bool = Field(False, description="warmup() also compiles for LLM.embed()")
+    prompt_embeds: bool = Field(False, description="warmup() also compiles for prompt embeddings")
 
     if TYPE_CHECKING:
 
@@ -285,10 +277,7 @@ class EngineConfig(Validated):
     @property
     def num_devices(self) -> int:
         """Number of devices in the mesh."""
-        total = 1
-        for size in self.mesh.values():
-            total *= size
-        return total
+        return math.prod(self.mesh.values())
 
     def rules(self) -> dict[str, str | None]:
         """Logical axis -> mesh axis; None where the axis is not sharded or the mesh lacks it."""
@@ -314,14 +303,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except InputError as error:
         raise ConfigError(f"configuration file {path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        why = (
-            "it is nested too deeply"
-            if isinstance(error, RecursionError)
-            else shown_text(str(error))
-        )
-        raise ConfigError(
-            f"configuration file {path}: {why}", "TOML", "Correct this place in the file."
-        ) from None
+        given = f"configuration file {path}: {fault_of(error)}"
+        raise ConfigError(given, "TOML", "Correct this place in the file.") from None
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
@@ -339,13 +322,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         old, new = _written_out(key, merged.get(key)), _written_out(key, value)
-        if key in PARTS and isinstance(old, Mapping) and isinstance(new, Mapping):
-            same = "name" not in new or new["name"] == old.get("name")
-            merged[key] = (
-                _over(old, new) if same else new
-            )  # another part's options do not carry over
-        else:
-            merged[key] = _over(old, new)
+        are_parts = key in PARTS and isinstance(old, Mapping) and isinstance(new, Mapping)
+        is_other = are_parts and new.get("name", old.get("name")) != old.get("name")
+        merged[key] = new if is_other else _over(old, new)  # another part has other options
     return merged
 
 
@@ -362,20 +341,11 @@ def _written_out(key: str, value: Any) -> Any:
     """
     if isinstance(value, BaseModel):
         return value.model_dump()
-    if key in PARTS and isinstance(value, str):
-        return {"name": value}
-    if key in PARTS and isinstance(value, Mapping) and "options" not in value:
-        name = {"name": value["name"]} if "name" in value else {}
-        return {**name, "options": {k: v for k, v in value.items() if k != "name"}}
+    if key in PARTS:
+        return with_options(value)
     if key == "kernels" and isinstance(value, Mapping):
-        return {op: _by_phase(choice) for op, choice in value.items()}
+        return {op: by_phase(choice) for op, choice in value.items()}
     return value
-
-
-def _by_phase(choice: Any) -> Any:
-    if isinstance(choice, BaseModel):
-        return choice.model_dump()
-    return dict.fromkeys(PHASES, choice) if isinstance(choice, str) else choice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,23 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def with_options(part: Any) -> Any:
+    """Return a part, which may be a name or a flat section, as a section with `options`."""
+    if isinstance(part, str):
+        return {"name": part}
+    if isinstance(part, Mapping) and "options" not in part:
+        name = {"name": part["name"]} if "name" in part else {}
+        return {**name, "options": {k: v for k, v in part.items() if k != "name"}}
+    return part
+
+
+def by_phase(choice: Any) -> Any:
+    """Return a choice of a kernel, which may be a name or a model, with its phases."""
+    if isinstance(choice, BaseModel):
+        return choice.model_dump()
+    return dict.fromkeys(PHASES, choice) if isinstance(choice, str) else choice
+
+
 class Choice(Frozen):
     """A part and its options: `engine = "x"`, or a section with `name` and the options of x."""
 
@@ -26,14 +43,7 @@ class Choice(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _from_name_or_flat_section(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"name": value}
-        if isinstance(value, Mapping) and "options" not in value:
-            return {
-                "name": value.get("name", AUTO),
-                "options": {k: v for k, v in value.items() if k != "name"},
-            }
-        return value
+        return with_options(value)
 
 
 class KernelChoice(Frozen):
@@ -46,7 +56,7 @@ class KernelChoice(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        return dict.fromkeys(PHASES, value) if isinstance(value, str) else value
+        return by_phase(value)
 
 
 class ShadowChoice(Frozen):
@@ -93,9 +103,7 @@ class GuidedLimits(Frozen):
         ge=1,
         description="max number of lists and objects in a schema, rules in a grammar, or choices",
     )
-    compile_s: float = Field(
-        default=5.0, gt=0, le=3600, description="max seconds to compile a constraint"
-    )
+    compile_s: float = Field(default=5.0, gt=0, le=3600, description="max seconds to compile")
     mask_s: float = Field(
         default=2.0, gt=0, le=3600, description="max seconds to compute one mask of allowed tokens"
     )

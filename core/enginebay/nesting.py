@@ -30,13 +30,8 @@ def parse_json(
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        why = (
-            "it is nested too deeply"
-            if isinstance(error, RecursionError)
-            else shown_text(str(error))
-        )
         raise InputError(
-            f"text that is not JSON ({why})",
+            f"text that is not JSON ({fault_of(error)})",
             f"JSON with at most {MAX_DEPTH} levels of nesting",
             "Check that the text is complete.",
         ) from None
@@ -44,22 +39,18 @@ def parse_json(
     return value
 
 
+def fault_of(error: ValueError | RecursionError) -> str:
+    """Return why a parser refused a text."""
+    too_deep = isinstance(error, RecursionError)
+    return "it is nested too deeply" if too_deep else shown_text(str(error))
+
+
 def check_depth(value: object) -> None:
     """Raise InputError for lists and mappings that are nested deeper than MAX_DEPTH."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            for inner in (
-                outer.values()
-                if isinstance(outer, Mapping)
-                else outer
-                if isinstance(outer, list)
-                else ()
-            )
-            if isinstance(inner, list | Mapping)
-        ]
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 2):
+        inner = [v for one in level for v in (one.values() if isinstance(one, Mapping) else one)]
+        level = [each for each in inner if isinstance(each, list | Mapping)]
         if not level:
             return
     raise InputError(

@@ -64,24 +64,15 @@ class RowParams(Validated, Generic[Float, Int]):
         Int, RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1), FromCheckpoint("top_k")
     ] = option(0, ge=-1, description="keep the k most likely tokens; 0 or -1 keeps all")
     top_p: Annotated[Float, RowValue("float32", 1.0, "filter"), FromCheckpoint("top_p")] = option(
-        1.0,
-        gt=0.0,
-        le=1.0,
-        description="keep the most likely tokens whose probabilities add up to this value",
+        1.0, gt=0.0, le=1.0, description="keep the most likely tokens of this total probability"
     )
     min_p: Annotated[Float, RowValue("float32", 0.0, "filter"), FromCheckpoint("min_p")] = option(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="drop tokens less likely than min_p times the most likely token",
+        0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the highest probability"
     )
     presence_penalty: Annotated[
         Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "presence")
     ] = option(
-        0.0,
-        ge=-2.0,
-        le=2.0,
-        description="subtracted from the logit of each token that is in the output",
+        0.0, ge=-2.0, le=2.0, description="subtracted from the logit of each token in the output"
     )
     frequency_penalty: Annotated[
         Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "frequency")
@@ -138,12 +129,8 @@ class SamplingParams(RowParams[float, int]):
         (), description="sequences of token ids that end the completion"
     )
     ignore_eos: bool = Field(default=False, description="continue after end-of-sequence tokens")
-    include_stop_str_in_output: bool = Field(
-        default=False, description="keep the stop text at the end of the output"
-    )
-    skip_special_tokens: bool = Field(
-        default=True, description="leave special tokens out of the text"
-    )
+    include_stop_str_in_output: bool = Field(default=False, description="keep the stop text")
+    skip_special_tokens: bool = Field(default=True, description="leave out special tokens")
     logprobs: int | None = Field(
         default=None,
         ge=ALL_LOGPROBS,
@@ -162,9 +149,7 @@ class SamplingParams(RowParams[float, int]):
         default=None, description="the output is JSON that follows this schema (a dict or text)"
     )
     json_object: bool = Field(default=False, description="the output is a JSON object")
-    regex: str | None = Field(
-        default=None, description="the whole output matches this regular expression"
-    )
+    regex: str | None = Field(default=None, description="regular expression of the whole output")
     choice: Accepts[Sequence[str], tuple[str, ...]] = option(
         (), description="the output is one of these texts"
     )
@@ -187,10 +172,7 @@ class SamplingParams(RowParams[float, int]):
     )
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]], AppliedBy("logit_bias", "bias")
-    ] = Field(
-        default_factory=dict,
-        description="token id -> value added to the logit of that token, from -100 to 100",
-    )
+    ] = Field(default_factory=dict, description="token id -> value added to its logit, -100 to 100")
     allowed_token_ids: Annotated[
         Accepts[Sequence[int] | None, tuple[int, ...] | None],
         AppliedBy("allowed_token_ids", "token_ids"),
@@ -200,10 +182,7 @@ class SamplingParams(RowParams[float, int]):
     )
     typical_p: Annotated[float, AppliedBy("typical", "typical_p"), FromCheckpoint("typical_p")] = (
         Field(
-            default=1.0,
-            gt=0.0,
-            le=1.0,
-            description="keep the most typical tokens whose probabilities add up to this value",
+            default=1.0, gt=0.0, le=1.0, description="keep typical tokens of this total probability"
         )
     )
     processors: dict[str, dict[str, Any]] = Field(
