@@ -20,7 +20,10 @@ from enginebay.executor.buckets import BucketSizes, default_sizes
 from enginebay.ops.select import is_import_path
 from tests.fakes import is_installed
 
-MAKERS = ("enginebay.compose.composition.make_engine", "enginebay_vinference.subject.make_engine")
+MAKERS = (
+    "enginebay.compose.composition.make_engine",
+    "enginebay_vinference.loaded_model.make_engine",
+)
 """Functions that make an engine from a plan."""
 
 SIZER = "enginebay.executor.parts.default_sizes"

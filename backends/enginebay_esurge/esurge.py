@@ -25,7 +25,7 @@ from enginebay_esurge.errors import no_template
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
 from enginebay_esurge.monitoring import Monitoring
 from enginebay_esurge.monitoring_settings import MonitoringSettings
-from enginebay_esurge.opening import load_engine, open_subject
+from enginebay_esurge.opening import load_engine, prepare_model
 from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.profiling import Profiler
 from enginebay_esurge.service import Service
@@ -93,17 +93,17 @@ class eSurge:  # noqa: N801  # the name its users know
             max_model_len, reserve_tokens, auto_truncate_prompt, auto_cap_new_tokens,
             strict_context, truncate_mode, prefer_preserve_prompt,
         )  # fmt: skip
-        subject = open_subject(model, tokenizer, settings)
-        preparer = subject.make_preparer(extra_eos_token_ids or ())
+        prepared = prepare_model(model, tokenizer, settings)
+        preparer = prepared.make_preparer(extra_eos_token_ids or ())
         self._jobs = Jobs(
             preparer, rules, sampling_params_callback,
             decodes_truncated=decode_truncated_prompt, returns_logprobs=sampler_metrics,
         )  # fmt: skip
-        self._name, self._silent = esurge_name or subject.default_name(), silent_mode
-        parts, others = load_engine(subject.plan, log, level, compiles=compile_runner)
+        self._name, self._silent = esurge_name or prepared.default_name(), silent_mode
+        parts, others = load_engine(prepared.plan, log, level, compiles=compile_runner)
         preparer.max_cached = parts.engine.ledger.max_tokens
         self._service = Service(parts, others, drops_cache=destroy_pages_on_pause)
-        self._serving = Serving(self._service, subject.tokenizer)
+        self._serving = Serving(self._service, prepared.tokenizer)
         self._profiler = Profiler(self._service)
         self._monitoring = Monitoring(self._service, self._serving.totals, self._name)
         # Without terminate() too, no thread, server or trace may outlive this object, or JAX.

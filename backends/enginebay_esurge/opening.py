@@ -67,7 +67,7 @@ class PreparedModel:
         )
 
 
-def open_subject(
+def prepare_model(
     model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings
 ) -> PreparedModel:
     """Plan a model by name, or an open model, which requires a tokenizer: ConfigError (a

@@ -52,7 +52,7 @@ class Assembly:
         self.readers = readers
         self.done = False
         """Whether all completions have ended."""
-        self._made = [_nothing_of(reader.request) for reader in readers]
+        self._made = [_empty_completion(reader.request) for reader in readers]
         self._prompt_logprobs: list[dict[int, float] | None] | None = None
         self._shown = 0
         self._update_seq = 0
@@ -149,7 +149,7 @@ class Assembly:
         }
 
 
-def _nothing_of(request: Request) -> CompletionOutput:
+def _empty_completion(request: Request) -> CompletionOutput:
     """A completion without tokens."""
     has_logprobs = request.sampling.num_logprobs is not None
     return CompletionOutput(

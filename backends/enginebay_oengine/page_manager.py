@@ -123,9 +123,10 @@ class HBMPageManager:
         """Return a lease for a sequence of `num_tokens` tokens; None when there are not enough
         pages now.
         """
-        return self._with_row(
-            lambda row: self._ledger.admit(row, np.zeros(1, np.int32), num_tokens)
-        )
+        with self.lock:
+            self._collect()
+            token = np.zeros(1, np.int32)
+            return _with_row(self._rows, lambda row: self._ledger.admit(row, token, num_tokens))
 
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
         """Return a lease of the first num_tokens tokens of another lease, which must be committed.
@@ -133,7 +134,10 @@ class HBMPageManager:
         It shares the full pages, and has a copy of the last partial page. None when there is no
         page for the copy, or no free row.
         """
-        return self._with_row(lambda row: self._ledger.fork(lease, row, num_tokens, num_tokens))
+        with self.lock:
+            self._collect()
+            fork = self._ledger.fork
+            return _with_row(self._rows, lambda row: fork(lease, row, num_tokens, num_tokens))
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Extend a lease to `num_tokens` tokens; new tokens go to pages that no other lease holds.
@@ -171,22 +175,19 @@ class HBMPageManager:
             self._collect()
             self._ledger.check()
 
-    def _with_row(self, make: Callable[[int], Lease | None]) -> Lease | None:
-        """Return the lease that `make` returns for a free row; None when it returns None, or no row
-        is free.
-        """
-        with self.lock:
-            self._collect()
-            if not self._rows.num_free:
-                return None
-            row = self._rows.take()
-            lease = make(row)
-            if lease is None:
-                self._rows.drop(row, keep=False)
-            return lease
-
     def _collect(self) -> None:
         while self._unused:
             lease = self._unused.popleft()
             if not lease.released:
                 self.release(lease)
+
+
+def _with_row(rows: PagePool, make: Callable[[int], Lease | None]) -> Lease | None:
+    """The lease that `make` returns for a free row; None when it is None, or no row is free."""
+    if not rows.num_free:
+        return None
+    row = rows.take()
+    lease = make(row)
+    if lease is None:
+        rows.drop(row, keep=False)
+    return lease

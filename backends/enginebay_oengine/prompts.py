@@ -45,7 +45,7 @@ def read_prompts(
             )
         metadata.check_token_ids(prompt)
     temperature, top_p, top_k = (
-        _each(name, value, len(prompts))
+        _broadcast(name, value, len(prompts))
         for name, value in zip(("temperature", "top_p", "top_k"), sampling, strict=True)
     )
     keys = read_keys(rngs, len(prompts))
@@ -70,7 +70,7 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
             f"int [tokens] or [prompts, tokens] of 1 to {most} prompts (max_concurrent_prefill)",
             "Pass integer token ids, and split more prompts into several calls.",
         )
-    lengths = _each("true_length", true_length, count)
+    lengths = _broadcast("true_length", true_length, count)
     if valids is None:
         mask = np.arange(ids.shape[1]) < lengths[:, None]
     else:
@@ -107,7 +107,7 @@ def read_keys(rngs: Any, count: int) -> np.ndarray:
     return words.reshape(count, KEY_WORDS)
 
 
-def _each(name: str, value: Any, count: int) -> np.ndarray:
+def _broadcast(name: str, value: Any, count: int) -> np.ndarray:
     """Broadcast a number, or `count` numbers, to [count]."""
     array: Sequence[Any] | np.ndarray = np.asarray(value)
     if np.shape(array) not in ((), (1,), (count,)):

@@ -31,8 +31,8 @@ def pack_prompts(
     Rows and tokens beyond those of `token_ids` are padding as well. Only the requested rows and
     tokens are copied to the device.
     """
-    token_ids = _own(token_ids[:padded_num_reqs, :padded_prompt_len])
-    lengths = _own(num_prompt_tokens[:padded_num_reqs])
+    token_ids = _snapshot(token_ids[:padded_num_reqs, :padded_prompt_len])
+    lengths = _snapshot(num_prompt_tokens[:padded_num_reqs])
     return _pack(token_ids, lengths, pad_id, padded_num_reqs, padded_prompt_len)
 
 
@@ -45,7 +45,7 @@ def fill_slice(
     InputError for more rows than `arr` or the result has.
     """
     _check_num_reqs(num_reqs, min(len(arr), padded_num_reqs))
-    return _fill_jit(_own(arr[:padded_num_reqs]), fill_val, num_reqs, padded_num_reqs)
+    return _fill_jit(_snapshot(arr[:padded_num_reqs]), fill_val, num_reqs, padded_num_reqs)
 
 
 def build_sampling_arrays(
@@ -63,7 +63,7 @@ def build_sampling_arrays(
     """
     given = (temperature, min_p, top_p, top_k)
     _check_num_reqs(num_reqs, min(padded_num_reqs, *map(len, given)))
-    cut = [_own(column[:padded_num_reqs]) for column in given]
+    cut = [_snapshot(column[:padded_num_reqs]) for column in given]
     return _build_sampling(*cut, num_reqs, padded_num_reqs)
 
 
@@ -78,7 +78,9 @@ def build_allowed_mask(
 
     `allowed_ids_padded` is [rows, max_allowed]. Ids outside the vocabulary are ignored.
     """
-    return _allowed_mask(_own(allowed_ids_padded), _own(allowed_lens), vocab_size, max_allowed)
+    return _allowed_mask(
+        _snapshot(allowed_ids_padded), _snapshot(allowed_lens), vocab_size, max_allowed
+    )
 
 
 def move_row(arr: Arr, from_idx: int, to_idx: int) -> Arr:
@@ -168,7 +170,7 @@ def _put_rows(arr: jax.Array, to: jax.Array, source: jax.Array) -> jax.Array:
     return arr.at[to].set(arr[source])
 
 
-def _own(array: np.ndarray | jax.Array) -> Any:
+def _snapshot(array: np.ndarray | jax.Array) -> Any:
     """Return a JAX array unchanged, because it is immutable, and a copy of any other array."""
     return array if isinstance(array, jax.Array) else np.array(array)
 

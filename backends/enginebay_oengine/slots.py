@@ -59,7 +59,7 @@ class Slots:
         """Insert a prefix's sequences into free slots, one each, or a single sequence into all of
         them.
         """
-        _check_own(self.manager, state)
+        _check_engine(self.manager, state)
         count = prefix.num_prompts
         if (
             not slots
@@ -91,7 +91,7 @@ class Slots:
         """Sample one token for each slot that can decode. Returns the data of the ResultTokens, or
         None when no slot can.
         """
-        _check_own(self.manager, state)
+        _check_engine(self.manager, state)
         with state.context_lock:
             running = self._make_room(weights, state)
             if not running:
@@ -280,7 +280,7 @@ class Slots:
         self.manager.release(lease)
 
 
-def _check_own(manager: HBMPageManager, state: ActiveSequenceBatch) -> None:
+def _check_engine(manager: HBMPageManager, state: ActiveSequenceBatch) -> None:
     """Raise InputError for a state of another engine."""
     if state.manager is not manager:
         raise InputError(

@@ -26,6 +26,7 @@ from enginebay_vinference.concurrent import Concurrently, PromptProgress
 from enginebay_vinference.functions import Function
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import SEQUENCE_DIM_MAPPING, adjust, real_rows, refuse_inputs
+from enginebay_vinference.loaded_model import LoadedModel, complete_config, make_loaded_model
 from enginebay_vinference.metrics import InferenceMetrics
 from enginebay_vinference.partition import StatePlacement
 from enginebay_vinference.precompile import vInferencePreCompileConfig
@@ -43,11 +44,10 @@ from enginebay_vinference.requests import RequestMaker, check_seed
 from enginebay_vinference.saved import load, save
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
-from enginebay_vinference.subject import LoadedModel, complete_config, open_subject
 
 
 class vInference:  # noqa: N801  # the name its users know
-    """Generation with one model: a prefill, then chunks of `streaming_chunks` tokens, as
+    """Generation with one model: a prefill, then chunks of streaming_chunks tokens, as
     SampleStates.
 
     `model` is a folder, a hub id, "demo", an EngineConfig, a mapping of its fields, or an LLM with
@@ -68,30 +68,28 @@ class vInference:  # noqa: N801  # the name its users know
         max_new_tokens: int = 512,
         inference_name: str | None = None,
     ) -> None:
-        self._subject: LoadedModel = open_subject(model)
-        plan = self._subject.plan
+        self._loaded: LoadedModel = make_loaded_model(model)
+        plan = self._loaded.plan
         self._processor = processor_class
         self._tokenizer = find_tokenizer(processor_class, plan)
         config = generation_config or vInferenceConfig(max_new_tokens=max_new_tokens)
         self.generation_config = complete_config(config, plan, self._tokenizer)
         self.seed = check_seed(seed)
         self.input_partition_spec = input_partition_spec
-        self._name = inference_name or self._subject.default_name()
+        self._name = inference_name or self._loaded.default_name()
         self._metrics: InferenceMetrics | None = None
         rules = self.generation_config.get_partition_rules()
-        placement = StatePlacement(
-            self._subject.engine.parts.placement, rules, input_partition_spec
-        )
-        self.programs = Programs(self._subject.engine, placement)
+        placement = StatePlacement(self._loaded.engine.parts.placement, rules, input_partition_spec)
+        self.programs = Programs(self._loaded.engine, placement)
         assert self.generation_config.pad_token_id is not None, "complete_config sets it"
         self._stepper = Stepper(
             self.programs,
             chunk=self.generation_config.streaming_chunks,
             pad_token_id=self.generation_config.pad_token_id,
         )
-        self._precompiler = Precompiler(self._subject, self.generation_config, self._stepper)
+        self._precompiler = Precompiler(self._loaded, self.generation_config, self._stepper)
         self._requests = RequestMaker(
-            self._subject, self.generation_config, self._tokenizer, self.seed
+            self._loaded, self.generation_config, self._tokenizer, self.seed
         )
 
     @property
@@ -112,12 +110,12 @@ class vInference:  # noqa: N801  # the name its users know
     @property
     def model(self) -> Model:
         """The model: pure functions, without weights."""
-        return self._subject.plan.model
+        return self._loaded.plan.model
 
     @property
     def graphstate(self) -> Weights:
         """The weights by dotted path. Pass a changed subset of them to `generate`."""
-        return self._subject.weights
+        return self._loaded.weights
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -137,7 +135,7 @@ class vInference:  # noqa: N801  # the name its users know
     @property
     def num_compilations(self) -> int:
         """Number of programs that this inference's engine has compiled so far."""
-        return self._subject.engine.compilations.count
+        return self._loaded.engine.compilations.count
 
     def enable_metrics(
         self, registry: Any = None, shared: InferenceMetrics | None = None
@@ -181,7 +179,7 @@ class vInference:  # noqa: N801  # the name its users know
         at random.
         """
         inputs, compile_config = self.adjust_kwargs(input_ids, attention_mask)
-        compile_config = self._precompiler.settle(compile_config)
+        compile_config = self._precompiler.resolve(compile_config)
         repeat = self._precompiler.sequences_for(compile_config)
         num_prompts = np.shape(input_ids)[0]
         ids = np.repeat(inputs["input_ids"], repeat, axis=0)
@@ -232,7 +230,7 @@ class vInference:  # noqa: N801  # the name its users know
             state = self._stepper.with_sampling(
                 state, self._requests.columns(state, self._requests.params(sampling_params))
             )
-        return self._stepper.run(kind, state, merge_weights(self._subject.weights, *changes), func)
+        return self._stepper.run(kind, state, merge_weights(self._loaded.weights, *changes), func)
 
     def generate(
         self,
@@ -255,14 +253,14 @@ class vInference:  # noqa: N801  # the name its users know
         state = self.init_state(
             input_ids, attention_mask, sampling_params=sampling_params, prng_key=key
         )
-        return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
+        return self._chunks(state, merge_weights(self._loaded.weights, graphstate, graphother))
 
     def resume(
         self, state: SampleState, *, graphstate: Any = None, graphother: Any = None
     ) -> Generator[SampleState, None, SampleState]:
         """Continue from any state, including a loaded one; yields and returns like generate()."""
         self._stepper.check(state)
-        return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
+        return self._chunks(state, merge_weights(self._loaded.weights, graphstate, graphother))
 
     @closable
     def _chunks(
@@ -312,8 +310,8 @@ class vInference:  # noqa: N801  # the name its users know
     def start_prompt(
         self, prompt: Any, params: SamplingParams, is_cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[PromptText, Generator[str, None, SampleState]]:
-        """Check and tokenise a prompt; return its PromptText and the generator of its text. The
-        generator stops when `is_cancelled` returns True.
+        """Return a checked prompt's PromptText and text generator, which stops if
+        `is_cancelled()`.
         """
         ids = np.asarray([prompt_token_ids(self._tokenizer, prompt)], np.int32)
         if ids.size == 0:
@@ -328,7 +326,7 @@ class vInference:  # noqa: N801  # the name its users know
     def _text_of(
         self, text: PromptText, state: SampleState, is_cancelled: Callable[[], bool]
     ) -> Generator[str, None, SampleState]:
-        weights = self._subject.weights
+        weights = self._loaded.weights
         with self.programs.use() as use:
             state = self._stepper.run("prefill", state, weights, use=use)
             rest = () if is_finished(state) else self._chunks(state, weights, use)
@@ -368,14 +366,14 @@ class vInference:  # noqa: N801  # the name its users know
         RequestError while generations run. A generation still running at the end of the block
         stops with StoppedError. States may cross the block's borders unchanged.
         """
-        subject, done = self._subject, self._precompiler.done
-        plan = overridden_plan(subject.plan, implementations, check=check)
+        loaded, done = self._loaded, self._precompiler.done
+        plan = overridden_plan(loaded.plan, implementations, check=check)
         with self.programs.override(make_parts(plan)):
-            self._subject = dataclasses.replace(subject, plan=plan)
+            self._loaded = dataclasses.replace(loaded, plan=plan)
             try:
                 yield self
             finally:
-                self._subject = subject
+                self._loaded = loaded
                 self._precompiler.restore(done)
 
     def save_inference(self, path: str | Path) -> None:

@@ -62,7 +62,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         params = self.sampling_params
         if params is None:
             params = {"max_tokens": self.max_new_tokens}
-        own = params.model_copy() if isinstance(params, SamplingParams) else _made(params)
+        own = (
+            params.model_copy() if isinstance(params, SamplingParams) else _sampling_params(params)
+        )
         object.__setattr__(self, "sampling_params", own)
 
     def _check(self) -> None:
@@ -182,7 +184,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         return cls.from_dict(parse_json(json_str))
 
 
-def _made(fields: Mapping[str, Any]) -> SamplingParams:
+def _sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
     """Make SamplingParams from a mapping. Errors name the configuration's field."""
     try:
         return SamplingParams(**fields)

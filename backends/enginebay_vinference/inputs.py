@@ -30,7 +30,7 @@ PADDED = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inpu
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class FitTarget:
     """The target of a fit: compiled standalone configurations, max prompt length, and pad token
     id.
     """
@@ -51,7 +51,7 @@ def refuse_inputs(others: Mapping[str, Any]) -> None:
 
 
 def adjust(
-    fit: Fit, input_ids: Any, attention_mask: Any, others: Mapping[str, Any]
+    fit: FitTarget, input_ids: Any, attention_mask: Any, others: Mapping[str, Any]
 ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
     """Fit inputs to the smallest compiled (batch, prefill length) that holds them; return the
     fitted inputs and that configuration.
@@ -85,7 +85,7 @@ def adjust(
                 f"Pad {name} like input_ids.",
             )
     assert isinstance(config.batch_size, int), "standalone"
-    assert isinstance(config.prefill_length, int), "settled by _choose"
+    assert isinstance(config.prefill_length, int), "resolved by _choose"
     if ids.shape[1] > config.prefill_length:
         along = _keep_ends(along, mask, config.prefill_length)
     fills = {"input_ids": fit.pad_token_id}
@@ -140,7 +140,9 @@ def _integers(name: str, value: Any) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInferencePreCompileConfig:
+def _choose(
+    fit: FitTarget, mask: np.ndarray, vision: Mapping[str, Any]
+) -> vInferencePreCompileConfig:
     batch, length = mask.shape
     max_tokens = int((mask > 0).sum(axis=1).max())
     own = vInferencePreCompileConfig(batch, min(length, fit.max_prefill_length), **vision)

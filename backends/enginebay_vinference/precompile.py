@@ -37,7 +37,7 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
 
     def __post_init__(self) -> None:
         for name, value in self.extract().items():
-            object.__setattr__(self, name, _listed(value))
+            object.__setattr__(self, name, _json_types(value))
         for name, given in self.extract().items():
             if name == "required_props":
                 continue
@@ -61,7 +61,7 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         """Return a 60-bit number that is the same for equal configurations in every process.
         `hash()` returns it, too.
         """
-        text = json.dumps(self.extract(), sort_keys=True, default=_refuse)
+        text = json.dumps(self.extract(), sort_keys=True, default=_unsupported)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 4
 
     def get_standalones(self) -> list[vInferencePreCompileConfig]:
@@ -133,7 +133,7 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
 
     def to_json(self, **options: Any) -> str:
         """Return to_dict() as JSON text; `options` are passed to json.dumps."""
-        return json.dumps(self.extract(), default=_refuse, **options)
+        return json.dumps(self.extract(), default=_unsupported, **options)
 
     @classmethod
     def from_json(cls, json_str: str) -> Self:
@@ -148,18 +148,18 @@ def plain_int(value: Any) -> Any:
     )
 
 
-def _listed(value: Any) -> Any:
+def _json_types(value: Any) -> Any:
     """Return `value` with the types of JSON at every depth: tuples become lists, NumPy integers
     int.
     """
     if isinstance(value, list | tuple):
-        return [_listed(one) for one in value]
+        return [_json_types(one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _listed(one) for key, one in value.items()}
+        return {key: _json_types(one) for key, one in value.items()}
     return plain_int(value)
 
 
-def _refuse(value: Any) -> Any:
+def _unsupported(value: Any) -> Any:
     """`default` of json.dumps: TypeError for a type that JSON does not have."""
     raise TypeError(
         explain(

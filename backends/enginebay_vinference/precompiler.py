@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from enginebay.errors import EnginebayError, InputError, UnsupportedError
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig
-from enginebay_vinference.inputs import Fit
+from enginebay_vinference.inputs import FitTarget
+from enginebay_vinference.loaded_model import LoadedModel
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.state import row_keys
 from enginebay_vinference.stepping import Stepper
-from enginebay_vinference.subject import LoadedModel
 
 log = logging.getLogger("enginebay.vinference")
 
@@ -21,8 +21,8 @@ log = logging.getLogger("enginebay.vinference")
 class Precompiler:
     """Keeps the compiled standalone configurations. Thread-safe."""
 
-    def __init__(self, subject: LoadedModel, config: vInferenceConfig, stepper: Stepper) -> None:
-        self.subject = subject
+    def __init__(self, loaded: LoadedModel, config: vInferenceConfig, stepper: Stepper) -> None:
+        self.loaded = loaded
         self.config = config
         self.stepper = stepper
         self._lock = threading.Lock()
@@ -40,14 +40,16 @@ class Precompiler:
             self._done = dict(done)
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> FitTarget:
         """The shapes that inputs can be fitted to now."""
-        return Fit(tuple(self.done.values()), self.max_prefill_length, self.stepper.pad_token_id)
+        return FitTarget(
+            tuple(self.done.values()), self.max_prefill_length, self.stepper.pad_token_id
+        )
 
     @property
     def max_prefill_length(self) -> int:
         """Tokens of the longest prompt that leaves room for max_new_tokens. ValueError below 1."""
-        longest = self.subject.longest_sequence()
+        longest = self.loaded.longest_sequence()
         new = self.config.max_new_tokens
         if new >= longest:
             raise InputError(
@@ -68,7 +70,7 @@ class Precompiler:
                 "a vInferencePreCompileConfig",
                 "Pass vInferencePreCompileConfig(batch_size=1), for example.",
             )
-        standalones = [self.settle(one) for one in config.get_standalones()]
+        standalones = [self.resolve(one) for one in config.get_standalones()]
         try:
             for one in standalones:
                 self.make_ready(one)
@@ -79,7 +81,7 @@ class Precompiler:
             return False
         return True
 
-    def settle(self, one: vInferencePreCompileConfig) -> vInferencePreCompileConfig:
+    def resolve(self, one: vInferencePreCompileConfig) -> vInferencePreCompileConfig:
         """Return a standalone configuration with its prefill length set. UnsupportedError or
         InputError when this inference cannot serve it.
         """
@@ -100,7 +102,7 @@ class Precompiler:
         return one
 
     def make_ready(self, one: vInferencePreCompileConfig) -> None:
-        """Compile every program that a settled configuration needs."""
+        """Compile every program that a resolved configuration needs."""
         shape = self.shape_for(one)
         self.stepper.programs.get(shape, ahead=True)
         row_keys(self.stepper.make_key(0), shape.num_rows)  # compiles it, too
@@ -108,9 +110,9 @@ class Precompiler:
             self._done[one.get_default_hash()] = one
 
     def shape_for(self, one: vInferencePreCompileConfig) -> InferenceShape:
-        """Return the shape of a settled configuration's functions."""
+        """Return the shape of a resolved configuration's functions."""
         assert isinstance(one.batch_size, int), "standalone"
-        assert isinstance(one.prefill_length, int), "settled"
+        assert isinstance(one.prefill_length, int), "resolved"
         num_rows = one.batch_size * self.sequences_for(one)
         return self.stepper.shape(
             num_rows, one.prefill_length, one.prefill_length + self.config.max_new_tokens

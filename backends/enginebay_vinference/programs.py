@@ -61,7 +61,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Made:
+class ProgramSet:
     """A program and the functions compiled from it. `always_compiles`: compile even if the engine
     forbids it.
     """
@@ -88,18 +88,18 @@ class Programs:
         # Reentrant: garbage collection may end a generator, and so its Use, while the lock is
         # held.
         self._lock = threading.RLock()
-        self._made = Made(runner_of(engine).program)
+        self._current = ProgramSet(runner_of(engine).program)
         self._num_uses = 0
         self._described: dict[tuple[InferenceShape, ProgramKind], Arrays] = {}
 
     @property
     def shapes(self) -> list[InferenceShape]:
         """The shapes that are compiled now."""
-        return list(self._made.pairs)
+        return list(self._current.pairs)
 
     def use(self) -> Use:
         """Return a Use of the current functions."""
-        return Use(self, self._made)
+        return Use(self, self._current)
 
     def count(self, change: int) -> None:
         """Add `change` to the number of running generations."""
@@ -108,7 +108,7 @@ class Programs:
 
     def check_lasting(self) -> None:
         """Raise RequestError within a block of override(), whose functions are temporary."""
-        if self._made.always_compiles:
+        if self._current.always_compiles:
             raise RequestError(
                 "saving within a block of override()",
                 "saving outside of it",
@@ -130,12 +130,13 @@ class Programs:
                     "override() without running generations",
                     "Wait for the generations, or close their generators.",
                 )
-            before, self._made = self._made, Made(Program.of(parts), always_compiles=True)
+            before = self._current
+            self._current = ProgramSet(Program.of(parts), always_compiles=True)
         try:
             yield
         finally:
             with self._lock:
-                self._made = before
+                self._current = before
 
     def get(
         self,
@@ -143,29 +144,30 @@ class Programs:
         *,
         ahead: bool,
         make: Callable[[], Pair] | None = None,
-        made: Made | None = None,
+        current: ProgramSet | None = None,
     ) -> Pair:
         """Return the pair for `shape`, compiling it if needed. `make` replaces the compilation.
 
         Threads that request the same shape wait for one compilation. If it fails, or is
         interrupted, the next thread compiles. `ahead`: no request waits for this pair; otherwise
-        CompilationError when the engine forbids compiling. `made`: where the pair is looked up and
-        kept; None is the current one.
+        CompilationError when the engine forbids compiling. `current`: where the pair is kept; None
+        is the present program set.
         """
-        made = made or self._made
+        current = current or self._current
         with self._lock:
-            lock = made.locks[shape]
+            lock = current.locks[shape]
         with lock:
-            pair = made.pairs.get(shape)
+            pair = current.pairs.get(shape)
             if pair is None:
-                may = ahead or made.always_compiles
+                may = ahead or current.always_compiles
                 if not may and self.engine.compilations.forbidden:
                     raise CompilationError(
                         f"no program for {shape}",
                         "precompiled shapes",
                         "Call precompile() for this shape first.",
                     )
-                pair = made.pairs[shape] = make() if make else self._compile(shape, made.program)
+                pair = make() if make else self._compile(shape, current.program)
+                current.pairs[shape] = pair
             return pair
 
     def _compile(self, shape: InferenceShape, program: Program) -> Pair:
@@ -222,7 +224,7 @@ class Programs:
         engine = self.engine
         slots = slot_shape(shape.num_rows, shape.width, engine.sizes.page_size)
         layouts = engine.parts.kv_layouts(dict.fromkeys(engine.sizes.whole, slots))
-        return Recipe(program or self._made.program, shape, slots, layouts)
+        return Recipe(program or self._current.program, shape, slots, layouts)
 
     def describe(
         self, shape: InferenceShape, kind: ProgramKind
@@ -296,9 +298,9 @@ class Programs:
 class Use:
     """The functions that a generation started with. While it is entered, override() is refused."""
 
-    def __init__(self, programs: Programs, made: Made) -> None:
+    def __init__(self, programs: Programs, current: ProgramSet) -> None:
         self._programs = programs
-        self._made = made
+        self._current = current
 
     def __enter__(self) -> Self:
         self._programs.count(1)
@@ -311,8 +313,8 @@ class Use:
         """Return the pair for `shape`. StoppedError when override() has replaced the functions
         since.
         """
-        if self._made is not self._programs._made:
+        if self._current is not self._programs._current:
             raise StoppedError(
                 "a block of override() began or ended during the generation: generate again"
             )
-        return self._programs.get(shape, ahead=False, made=self._made)
+        return self._programs.get(shape, ahead=False, current=self._current)

@@ -23,11 +23,11 @@ from enginebay_faces.params import with_length
 from enginebay_vinference.errors import InferenceWarning
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import real_rows
+from enginebay_vinference.loaded_model import LoadedModel
 from enginebay_vinference.precompile import plain_int
 from enginebay_vinference.prompts import as_params
 from enginebay_vinference.state import SampleState
 from enginebay_vinference.stepping import sampling_columns
-from enginebay_vinference.subject import LoadedModel
 
 
 def check_seed(seed: Any) -> int | None:
@@ -75,9 +75,9 @@ class RequestMaker:
     """Makes the requests of one inference. Thread-safe."""
 
     def __init__(
-        self, subject: LoadedModel, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
+        self, loaded: LoadedModel, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
     ) -> None:
-        plan = subject.plan
+        plan = loaded.plan
         assert isinstance(config.sampling_params, SamplingParams), "made with the configuration"
         self.default = with_length(config.sampling_params, config.max_new_tokens)
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class RequestMaker:
             tokenizer,
             dataclasses.replace(plan.checkpoint.token_info, eos_token_ids=config.eos_token_ids),
             plan.model.info.vocab_size,
-            subject.longest_sequence(),
+            loaded.longest_sequence(),
             abilities=_abilities(plan),
             seed=0,
         )

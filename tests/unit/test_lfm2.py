@@ -323,9 +323,9 @@ def test_proposers_are_refused_by_name(folder: str) -> None:
 
 def test_faces_with_arrays_of_their_own_are_refused(folder: str) -> None:
     from enginebay_oengine import open_model
-    from enginebay_vinference.subject import open_subject
+    from enginebay_vinference.loaded_model import make_loaded_model
 
-    for opened in (open_model, open_subject):
+    for opened in (open_model, make_loaded_model):
         with pytest.raises(UnsupportedError, match="'lfm2'"):
             opened(folder)
 

@@ -56,11 +56,6 @@ ALLOWED = (
         "*.engine",
     ),
     Shared(
-        "opens the model of a documented API",
-        "open_subject",
-        "enginebay_esurge.opening enginebay_vinference.subject",
-    ),
-    Shared(
         "block sizes of the attention kernel of one accelerator",
         "attention_candidates default_config",
         "*.attention_config",

@@ -225,7 +225,7 @@ def test_vinference_has_its_documented_length_and_the_checkpoints_sampling(
 ) -> None:  # holds V21
     model = {"model": str(write(tmp_path / "m", SAMPLED | {"typical_p": 0.5}))} | SIZES
     inference = vInference(model, None, CONFIG)
-    assert "typical_p of generation_config.json not applied" in caplog.text
+    assert "typical_p of generation_config.json is not applied" in caplog.text
     wanted = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.25}
     for params, changed in ((None, {}), (SamplingParams(temperature=0.0), {"temperature": 0.0})):
         with pytest.warns(InferenceWarning, match="nothing is precompiled"):

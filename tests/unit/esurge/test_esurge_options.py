@@ -15,7 +15,7 @@ import pytest
 
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_esurge import eSurge
-from enginebay_esurge.opening import max_shards, open_subject
+from enginebay_esurge.opening import max_shards, prepare_model
 from enginebay_esurge.settings import EngineSettings, mesh_of
 from enginebay_models.checkpoint import find_folder
 from tests.fake_engine import FakeEngine
@@ -117,7 +117,7 @@ def test_devices_go_along_the_axis_that_can_be_split() -> None:  # holds S03
     assert mesh_of((1, 1, 1, -1, 1), 4, 2) == {"tensor": 2}, "what the model can be split over"
     assert settings(auto_shard_model=False).config("demo", 64, 4, 4).mesh == {}
     assert mesh_of((-1, 1, 1, 1, 1), 1, 1) == {}
-    plan = open_subject("demo", None, settings(auto_shard_model=False)).plan
+    plan = prepare_model("demo", None, settings(auto_shard_model=False)).plan
     assert [max_shards(plan, n) for n in (1, 2, 3, 4, 6, 8)] == [1, 2, 2, 2, 2, 2], (
         "it has 2 KV heads, and 448 features"
     )
@@ -218,16 +218,16 @@ class Named:
 
 
 def test_ends_of_sequence_are_the_models_the_tokenizers_and_the_extra_ones() -> None:  # holds S13
-    plain = open_subject("demo", None, settings(auto_shard_model=False)).tokenizer.inner
+    plain = prepare_model("demo", None, settings(auto_shard_model=False)).tokenizer.inner
     for ends in (2, [2, 7], None):
         inner = Named(ends, plain)
-        preparer = open_subject("demo", inner, settings(auto_shard_model=False)).make_preparer([9])
+        preparer = prepare_model("demo", inner, settings(auto_shard_model=False)).make_preparer([9])
         own = [ends] if isinstance(ends, int) else ends or []
         assert set(preparer.tokens.eos_token_ids) == {0, 2, 9, *own}
 
 
 def test_the_default_name_is_type_and_size() -> None:  # holds S11
-    subject = open_subject("demo", None, settings(auto_shard_model=False))
+    subject = prepare_model("demo", None, settings(auto_shard_model=False))
     assert subject.default_name() == "llama-0.00b"
 
 
@@ -244,7 +244,7 @@ def test_the_default_context_is_one_at_which_no_rotary_frequency_is_stretched(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((demo / name).read_bytes())
     found = [
-        open_subject(
+        prepare_model(
             str(tmp_path), None, settings(auto_shard_model=False, **sizes)
         ).plan.config.max_model_len
         for sizes in ({}, {"max_model_len": 200})

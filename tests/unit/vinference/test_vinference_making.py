@@ -11,7 +11,7 @@ import pytest
 from enginebay import EngineConfig, SamplingParams
 from enginebay.text import Tokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
-from enginebay_vinference.subject import LoadedModel, complete_config, longest_sequence
+from enginebay_vinference.loaded_model import LoadedModel, complete_config, longest_sequence
 from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens

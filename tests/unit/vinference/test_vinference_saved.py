@@ -237,7 +237,7 @@ def test_a_damaged_one_is_refused_and_nothing_of_it_runs(
 
     damage(kind, copy)
     monkeypatch.setattr(Programs, "compile_lowered", never)
-    monkeypatch.setattr(module, "open_subject", never)
+    monkeypatch.setattr(module, "make_loaded_model", never)
     with pytest.raises(ValueError, match="complete, unchanged"):
         vInference.load_inference(copy, MODEL, None)
 

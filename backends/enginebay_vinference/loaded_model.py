@@ -72,7 +72,7 @@ def longest_sequence(config: Mapping[str, Any]) -> int:
     )
 
 
-def open_subject(model: ModelLike) -> LoadedModel:
+def make_loaded_model(model: ModelLike) -> LoadedModel:
     """Load the model of a folder, a hub id, "demo" or a configuration, or use the engine of an LLM
     and its weights.
 
