@@ -22,7 +22,7 @@ ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 """The forms in which the documented APIs accept a model."""
 
 Rules = tuple[tuple[str, PartitionSpec], ...]
-"""(pattern, spec): an array whose path the pattern matches is divided as the spec says."""
+"""(pattern, spec): an array whose path matches the pattern is sharded by the spec."""
 
 
 def config_of(model: EngineConfig | Mapping[str, Any] | str | Path, engine: str) -> EngineConfig:
@@ -62,7 +62,7 @@ def refuse_states(plan: Plan, face: str) -> None:
 
 
 def count_weights(model: Model) -> int:
-    """Return the number of values in all weights."""
+    """Return the number of values of all weights."""
     return sum(math.prod(spec.shape) for spec in model.weight_specs().values())
 
 

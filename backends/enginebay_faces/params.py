@@ -6,7 +6,9 @@ from enginebay.types import SamplingParams
 
 
 def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParams:
-    """`params` with `max_tokens`, unless the caller set max_tokens (None counts as set)."""
+    """Return `params` with `max_tokens`, unless they set max_tokens already (None counts
+    as set).
+    """
     return (
         params
         if "max_tokens" in params.model_fields_set

@@ -1,4 +1,4 @@
-"""SlotSizes: the sizes of a cache in which every row owns a slot, and how it grows."""
+"""SlotSizes: the sizes of a cache in which every row owns a slot, and their growth."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from enginebay.executor.parts import StepFacts
 from enginebay.stepping.geometry import CacheSizes, Geometry, Shapes
 
 ONE_PAGE_LAYOUTS = ("hnd",)
-"""Layouts in which a slot is a single page: their kernels accept pages of any size."""
+"""Layouts in which a slot is one page: their kernels accept pages of any size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotSizes(CacheSizes):
-    """Every row owns a slot. The cache grows by more slots and by longer slots, in the sizes of the
-    buckets. Slots of `states`, the groups with a state, have one page of the full length.
+    """Sizes of a cache with one slot per row. The cache grows to more slots and to longer slots, in
+    the sizes of the buckets. In the groups `states`, which have a recurrent state, a slot is one
+    page of the full length.
     """
 
     groups: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
 
     def shapes_of(self, shape: CacheShape) -> dict[str, CacheShape]:
-        """The sizes of all groups, where slots of keys and values have the given shape."""
+        """Return the shapes of all groups; `shape` is the shape of slots of keys and values."""
         place = CacheShape(shape.num_slots, 1, self.steps.kv_lens[-1])
         return {**dict.fromkeys(self.groups, shape), **dict.fromkeys(self.states, place)}
 
@@ -61,15 +62,15 @@ class SlotSizes(CacheSizes):
 
 
 def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
-    """The shape of `num_slots` slots of at least `capacity` tokens, in pages of at most `page_size`
-    tokens.
+    """Return the shape of `num_slots` slots of at least `capacity` tokens, in pages of at most
+    `page_size` tokens.
     """
     page_size = min(page_size, capacity)
     return CacheShape(num_slots, pages_for(capacity, page_size), page_size)
 
 
 def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSizes:
-    """The sizes of a cache of slots. `grow`: its first size holds one short request."""
+    """Return the sizes of a cache of slots. With `grow` the first size holds one short request."""
     steps = facts.sizes
     if facts.layout in ONE_PAGE_LAYOUTS:
         page_size = steps.kv_lens[-1]
