@@ -36,7 +36,7 @@ ADVANCED = ("last_token", "length", "finished")
 NEUTRAL = {"finished": True, "stop_ids": -1, "num_logprobs": -1} | {
     name: one.neutral for name, one in ROW_VALUES.items()
 }
-"""What a row without a request has in its columns; the others are 0."""
+"""Values of a row without a request, by column; they are 0 in the other columns."""
 
 
 @functools.partial(

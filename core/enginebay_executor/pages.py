@@ -83,7 +83,7 @@ class PageMover:
             raise CompilationError(
                 "program not compiled: copy of a page",
                 "programs that warmup() compiled",
-                "Call warmup() first, or allow compiling while serving.",
+                "Call warmup() first, or set forbid_compiling = false.",
             )
         program = self.compile()
         lists = [command.pages.get(group, ()) for group in runner.layouts]

@@ -113,7 +113,7 @@ class RowWriter:
             compilations = self._runner.compilations
             if compilations.forbidden and not ahead:
                 given = f"program not compiled: {name} of a row"
-                fix = "Call warmup() first, or allow compiling while serving."
+                fix = "Call warmup() first, or set forbid_compiling = false."
                 raise CompilationError(given, "programs that warmup() compiled", fix)
             found = self._programs[name] = self._lower(name).compile(
                 compiler_options=self._runner.compile_options

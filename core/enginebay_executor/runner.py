@@ -73,14 +73,13 @@ class Runner:
 
     @property
     def state(self) -> StepState:
-        """The step state; an error when the arrays were dropped."""
+        """The step state. InternalError after the arrays were dropped."""
         if self._state is None:
             raise InternalError("a step without arrays: they were dropped and not made again")
         return self._state
 
     @state.setter
     def state(self, state: StepState | None) -> None:
-        """The step state. InternalError when the arrays were dropped."""
         self._state = state
 
     @property
@@ -226,7 +225,7 @@ class Runner:
                 explain(
                     f"program not compiled: {key}",
                     "programs that warmup() compiled",
-                    "Call warmup() first, or allow compiling while serving.",
+                    "Call warmup() first, or set forbid_compiling = false.",
                 )
             )
         with waiting(f"compiling {key}, for {self.parts.title}"):

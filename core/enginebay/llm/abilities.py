@@ -33,7 +33,7 @@ class Abilities:
     make_guide: MakeGuide
     hidden_size: int
     capabilities: frozenset[str] = frozenset()
-    """Those of OPTION_OF that the engine declares."""
+    """The capabilities in OPTION_OF that the engine declares."""
     compiled: frozenset[str] | None = None
     """With forbid_compiling, the capabilities for which warmup() compiles programs; None: all."""
     defaults: SamplingDefaults = NO_DEFAULTS

@@ -78,7 +78,7 @@ def priorities_of(
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether this is a sequence of values, and not text or bytes."""
+    """Whether this is a sequence of values; text and bytes are not."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(

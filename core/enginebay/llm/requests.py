@@ -139,9 +139,8 @@ class Requests:
         self.runs = runs
         self.tokenizer = tokenizer
         self._active: dict[str, Submission] = {}
-        self._lock = (
-            threading.RLock()
-        )  # garbage collection inside it may end a reader, which calls forget()
+        # Reentrant: garbage collection inside it may end a reader, which calls forget().
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Number of requests whose RequestEnded was not yet put into their events."""

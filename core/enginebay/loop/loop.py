@@ -98,7 +98,7 @@ class EngineLoop:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes in no requests any more: it was closed, or the engine broke down."""
+        """Whether it refuses requests: it was closed, or the engine failed for good."""
         return self._inbox.is_closed
 
     def submit(

@@ -172,9 +172,8 @@ class StepRunner:
         """
         self.current_requests = None
         self.in_flight.clear()
-        for request_id in reversed(
-            list(self.requests.running)
-        ):  # each goes to the front of the queue
+        # Reversed, because each goes to the front of the queue.
+        for request_id in reversed(list(self.requests.running)):
             self._preempt(request_id, arrays_are_good=False)
         self.engine.rows.clear()  # also rows whose admission failed half-way
         self.engine.drop_arrays()
