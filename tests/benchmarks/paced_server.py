@@ -5,8 +5,8 @@
 Request k of a run gets its first token `ttft + spread * (k % 10) / 9` seconds after its last byte
 has arrived, and every further chunk `token` seconds after the one before it. Times are absolute, so
 a late chunk delays no other. It speaks HTTP/1.1 with the standard library alone and takes little
-CPU. A prompt that holds REFUSE is answered with 500; one that holds CUT loses its connection after
-two chunks; one that holds QUIET gets no text.
+CPU. A prompt that holds @refuse is answered with 500; one that holds @cut loses its connection
+after two chunks; one that holds @quiet gets no text.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         elif path == "/version":
             self._object(200, {"version": "paced"})
         elif path in ("/v1/chat/completions", "/v1/completions"):
-            if b"REFUSE" in body:
+            if b"@refuse" in body:
                 self._object(500, {"error": {"message": "refused, as asked"}})
             else:
                 Stream(self._transport, self._pace, json.loads(body), "chat" in path).begin()
@@ -90,9 +90,9 @@ class Stream:
         self._transport, self._pace, self._is_chat = transport, pace, is_chat
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 16
         text = json.dumps(request.get("messages") or request.get("prompt"))
-        self._num_tokens = 0 if "QUIET" in text else limit
+        self._num_tokens = 0 if "@quiet" in text else limit
         self._num_prompt_tokens = len(text.split())
-        self._is_cut = "CUT" in text
+        self._is_cut = "@cut" in text
         self._sent = 0
         self._loop = asyncio.get_running_loop()
         self._due_s = self._loop.time() + pace.first_s()

@@ -119,7 +119,7 @@ def test_without_usage_a_tokenizer_counts(bench: Bench, pace: Pace) -> None:
 
 def test_failures_are_counted_by_their_reason(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    entries = [{"prompt": text, "max_tokens": 4} for text in ("REFUSE", "CUT", "QUIET", "fine")]
+    entries = [{"prompt": text, "max_tokens": 4} for text in ("@refuse", "@cut", "@quiet", "fine")]
     path.write_text("\n".join(map(json.dumps, entries)))
     code, record, _ = bench("--requests", str(path), "--num-requests", "8", "--warmup", "0")
     assert code == 0
@@ -133,7 +133,7 @@ def test_failures_are_counted_by_their_reason(bench: Bench, tmp_path: Path) -> N
 
 def test_a_load_without_any_answer_ends_with_code_1(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    path.write_text('{"prompt": "REFUSE"}')
+    path.write_text('{"prompt": "@refuse"}')
     code, record, _ = bench("--requests", str(path), "--num-requests", "2", "--warmup", "0")
     assert (code, record["loads"][0]["ttft_s"]) == (1, None)
     code, _, err = bench("--requests", str(path), "--num-requests", "2")
