@@ -169,7 +169,11 @@ def test_the_search_finds_the_capacity_of_a_server(first: float) -> None:
         measured[rate] = figures.good_share
         return figures.good_share >= 0.9
 
-    found = find_rate(holds, lambda: True, first)
+    def holds_alone() -> bool:
+        assert not any(share >= 0.9 for share in measured.values()), "a rate has held"
+        return True
+
+    found = find_rate(holds, holds_alone, first)
     assert found.highest_held is not None
     assert found.lowest_failed is not None
     assert found.highest_held < found.lowest_failed <= CLOSE * found.highest_held

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from enginebay_bench.serve.run import Measurement
     from enginebay_bench.serve.target import ServerTarget
 
+MANY_TOKENS = 1.5
+"""A chunk of more tokens on average is reported."""
+
 
 def make_record(
     flags: Mapping[str, object],
@@ -96,7 +99,7 @@ def warnings_of(measured: Sequence[Measurement]) -> list[str]:
                 f"{f.load}: the server reports no usage, so each chunk counts as one token. "
                 "Pass --tokenizer to count tokens."
             )
-        elif f.num_chunks and f.num_output_tokens > 1.1 * f.num_chunks:
+        elif f.num_chunks and f.num_output_tokens > MANY_TOKENS * f.num_chunks:
             found.append(
                 f"{f.load}: a chunk has {f.num_output_tokens / f.num_chunks:.1f} tokens on "
                 "average. itl is the time between chunks."

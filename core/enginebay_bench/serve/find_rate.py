@@ -41,7 +41,7 @@ def find_rate(
     for _ in range(MAX_STEPS):
         if holds(rate):
             held = rate
-        elif failed is None and not holds_alone():
+        elif held is None and failed is None and not holds_alone():
             return FoundRate(None, rate)
         else:
             failed = rate

@@ -200,7 +200,8 @@ def _lines(
     lines = []
     for one in measured:
         first_s = min(t.due_s for t in one.timelines)
-        lines.append(Line(one.figures.load, make(one.timelines, first_s)))
+        is_stepped = make is _in_flight
+        lines.append(Line(one.figures.load, make(one.timelines, first_s), is_stepped))
     return lines
 
 
