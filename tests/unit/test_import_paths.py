@@ -51,7 +51,7 @@ def test_a_whole_implementation_is_taken_as_it_is() -> None:
     decode = {"decode": "enginebay_xla.attention:xla_attention"}
     plan = plan_with({"attention": decode, "rms_norm": "enginebay_xla.norm:rms_norm"})
     assert plan.kernels.attention["decode"] is xla_attention
-    assert plan.kernels.compact_decode
+    assert plan.kernels.attention["decode"].caps.compact_decode
     assert whys(plan)["kernels.rms_norm"] == "by import path, passed its quick check (1 case)"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from enginebay.config import NO_QUANTIZATION, EngineConfig
 from enginebay.config_sections import AUTO
-from enginebay.errors import PluginError, UnsupportedError
+from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.toolchains import Interpretable
@@ -67,25 +67,19 @@ def why_not_declared(
 
 
 def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -> Candidate:
-    if entry.state != "ready":
-        return Candidate(entry.name, 0, unavailable=entry.reason)
     reason = entry.why_not_on(env.platform)
-    if reason is not None and not interpret:
+    if reason is not None and (entry.state != "ready" or not interpret):
         return Candidate(entry.name, 0, unavailable=reason)
     try:
         impl = registry.load(entry)
         if reason is not None:
             if not isinstance(impl, Interpretable):
-                return Candidate(
-                    entry.name, 0, unavailable=f"{reason}, and it cannot be interpreted"
-                )
+                raise UnsupportedError(f"{reason}, and it cannot be interpreted")
             impl = impl.interpreted()
-    except PluginError as error:
+    except UnsupportedError as error:
         # A module that finds at import that it cannot be used here raises UnsupportedError itself.
         cause = error.__cause__ if isinstance(error.__cause__, UnsupportedError) else error
         return Candidate(entry.name, 0, unavailable=str(cause))
-    except UnsupportedError as error:  # its interpreter is not installed
-        return Candidate(entry.name, 0, unavailable=str(error))
     return Candidate(
         entry.name,
         int(getattr(impl, "priority", entry.priority)),

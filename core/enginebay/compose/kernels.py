@@ -101,14 +101,8 @@ class ChosenKernels:
         self, impl: AttentionImpl, phase: Mode, problems: Sequence[AttentionProblem]
     ) -> str | None:
         """Return why an implementation of attention cannot run the problems of a phase, or None."""
-        return why_not_phase(
-            impl,
-            env=self.env,
-            specs=self.specs,
-            phase=phase,
-            problems=problems,
-            is_sharded=self.is_sharded,
-        )
+        sharded = self.is_sharded
+        return why_not_phase(impl, phase, problems, self.env, self.specs, is_sharded=sharded)
 
     @property
     def check_setting(self) -> CheckSetting:
@@ -118,11 +112,6 @@ class ChosenKernels:
         specs = list(self.specs.values())
         setting = CheckSetting(self.env, specs, self.layout_type, specs[0].q_dtype)
         return dataclasses.replace(setting, page_size=self.smallest_page or setting.page_size)
-
-    @property
-    def compact_decode(self) -> bool:
-        """Whether decode steps run on a compact copy of the rows' cache."""
-        return self.attention["decode"].caps.compact_decode
 
     @property
     def smallest_page(self) -> int | None:
@@ -168,9 +157,7 @@ def choose_kernels(
         registry, config, env, ops, layout.chosen, is_sharded=shards > 1
     )
     reasons = [layout, *why, *why_plain, *refused]
-    calls = {
-        call for found in [*attention.values(), *plain.values()] for call in found.custom_calls
-    }
+    calls = {call for one in (*attention.values(), *plain.values()) for call in one.custom_calls}
     chosen = ChosenKernels(
         {phase: found.impl for phase, found in attention.items()},
         {op: found.impl for op, found in plain.items()},
@@ -273,25 +260,19 @@ def _choose_plain(
                 raise
             why = Reason(f"kernels.{op}", NONE, str(error))
         reasons.append(why)
-    for record in (record for record in ops.values() if record.made_of):
-        wanted = _wanted(config, record.name)
-        able = candidates(
-            registry,
-            record.name,
-            env,
-            interpret=interpreted_names(config, wanted),
-            is_sharded=needs_compiler(record.name),
-            layout=layout,
-        )
+    for op in (op for op, record in ops.items() if record.made_of):
+        wanted = _wanted(config, op)
+        where = {"is_sharded": needs_compiler(op), "layout": layout}
+        able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
         parts = [
             FusedPart(part, plain[part], is_named=_wanted(config, part) != AUTO)
-            for part in record.made_of
+            for part in ops[op].made_of
             if part in plain
         ]
-        found, why = choose_fused(f"kernels.{record.name}", wanted, able, parts)
+        found, why = choose_fused(f"kernels.{op}", wanted, able, parts)
         reasons.append(why)
         if found is not None:
-            plain[record.name] = found
+            plain[op] = found
     return plain, reasons
 
 

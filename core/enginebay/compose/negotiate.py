@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.candidates import candidates, interpreted_names
@@ -31,11 +30,11 @@ StepsFor = Callable[[Caps], Sequence[AttentionProblem]]
 
 def why_not_phase(
     impl: AttentionImpl,
-    *,
-    env: Env,
-    specs: Mapping[str, AttnSpec],
     phase: Mode,
     problems: Sequence[AttentionProblem],
+    env: Env,
+    specs: Mapping[str, AttnSpec],
+    *,
     is_sharded: bool,
 ) -> str | None:
     """Return why an implementation cannot run the problems of a phase, or None.
@@ -79,8 +78,7 @@ def choose_attention(
 
         def refusal(impl: AttentionImpl, phase: Mode = phase) -> str | None:
             caps = found["decode"].impl.caps if "decode" in found else impl.caps
-            fields: Any = {"env": env, "specs": specs, "phase": phase, "is_sharded": is_sharded}
-            return why_not_phase(impl, problems=steps(caps), **fields)
+            return why_not_phase(impl, phase, steps(caps), env, specs, is_sharded=is_sharded)
 
         found[phase], why = choose(
             f"kernels.attention.{phase}",
@@ -105,12 +103,10 @@ def choose_layout(
         return Reason("layout", config.layout, "chosen by name")
     wanted = config.kernels.get("attention", KernelChoice())
     named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
-    found: dict[str, Candidate] = {}
-    for candidate in candidates(
-        registry, "attention", env, interpret=interpreted_names(config, *named)
-    ):
-        # Two candidates may have one name; a broken one comes after the one that works.
-        found.setdefault(candidate.name, candidate)
+    interpret = interpreted_names(config, *named)
+    # Two candidates may have one name; a broken one comes after the one that works.
+    able = reversed(candidates(registry, "attention", env, interpret=interpret))
+    found = {candidate.name: candidate for candidate in able}
     for name in sorted(named - set(found)):
         raise unknown_name(
             "kernel of op attention", name, found, "`enginebay plugins` lists what is installed."

@@ -58,15 +58,15 @@ class ChosenProcessors:
 
     def reads_tokens(self, values: tuple[RowValues, ...]) -> bool:
         """Return whether one of these processors reads the row's tokens."""
-        used = {value.name for value in values}
-        return any(processor.reads_tokens for name, processor in self.processors if name in used)
+        return any(processor.reads_tokens for processor in self._used(values))
 
     def changes_best(self, values: tuple[RowValues, ...]) -> bool:
         """Return whether one of these processors may change which token has the highest logit."""
+        return any(not processor.keeps_argmax for processor in self._used(values))
+
+    def _used(self, values: tuple[RowValues, ...]) -> list[LogitsProcessor]:
         used = {value.name for value in values}
-        return any(
-            not processor.keeps_argmax for name, processor in self.processors if name in used
-        )
+        return [processor for name, processor in self.processors if name in used]
 
 
 def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcessors:

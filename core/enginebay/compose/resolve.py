@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig, Reason
-from enginebay.config_sections import AUTO, Choice
+from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
 from enginebay.ops.select import behind
 
@@ -83,6 +83,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
         pick("sampler", config.sampler.name, facts.samplers),
         proposer,
     ]
+    parts = {reason.setting: reason.chosen for reason in reasons[1:]}
     dtype = Reason("dtype", config.dtype, "chosen by name")
     if config.dtype == AUTO:
         dtype = Reason("dtype", facts.default_dtype, f"the default of platform {reasons[0].chosen}")
@@ -105,15 +106,13 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     names = {reason.setting: reason.chosen for reason in reasons}
     settled = config.model_copy(
         update={
-            "platform": names["platform"],
-            **{name: names[name] for name in ("dtype", "weight_dtype")},
+            **{name: names[name] for name in ("platform", "dtype", "weight_dtype", "mixed_steps")},
             "kv_cache_dtype": names["kv_cache_dtype"] if isinstance(kv, str) else kv,
-            "engine": Choice(name=names["engine"], options=config.engine.options),
-            "scheduler": Choice(name=names["scheduler"], options=config.scheduler.options),
-            "sampler": Choice(name=names["sampler"], options=config.sampler.options),
-            "proposer": Choice(name=names["proposer"], options=config.proposer.options),
+            **{
+                kind: getattr(config, kind).model_copy(update={"name": name})
+                for kind, name in parts.items()
+            },
             "max_model_len": int(names["max_model_len"]),
-            "mixed_steps": names["mixed_steps"],
             "draft_tokens": draft_tokens,
         }
     )
@@ -122,9 +121,9 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
 
 def _proposer(config: EngineConfig) -> Reason:
     """Choose no proposer for "auto": drafts pay only for some texts, and need more programs."""
-    name = config.proposer.name
-    reason = "no drafts unless a proposer is chosen by name" if name == AUTO else "chosen by name"
-    name = NO_PROPOSER if name == AUTO else name
+    is_auto = config.proposer.name == AUTO
+    reason = "no drafts unless a proposer is chosen by name" if is_auto else "chosen by name"
+    name = NO_PROPOSER if is_auto else config.proposer.name
     if name == NO_PROPOSER and config.proposer.options:
         raise ConfigError(
             f"proposer = {name!r} with options {', '.join(config.proposer.options)}",
@@ -145,21 +144,20 @@ def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
         )
     if config.mixed_steps != AUTO:
         return Reason("mixed_steps", config.mixed_steps, "chosen by name")
-    if facts.prefers_mixed_steps:
-        why = "the platform's choice" if able else f"engine {engine!r} does not declare it"
-        return Reason("mixed_steps", "on" if able else "off", why)
-    return Reason("mixed_steps", "off", "the platform's choice")
+    wanted = facts.prefers_mixed_steps
+    why = (
+        f"engine {engine!r} does not declare it" if wanted and not able else "the platform's choice"
+    )
+    return Reason("mixed_steps", "on" if wanted and able else "off", why)
 
 
 def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:
     if config.draft_tokens is not None:
         return Reason("draft_tokens", str(config.draft_tokens), "chosen by name")
     small = facts.weight_bytes < SMALL_MODEL_BYTES
-    size = (
-        f"{facts.weight_bytes / 2**20:.0f} MiB of weights, "
-        f"{'less' if small else 'not less'} than {SMALL_MODEL_BYTES >> 20}"
-    )
-    return Reason("draft_tokens", str(MANY_DRAFTS if small else FEW_DRAFTS), size)
+    size = f"{facts.weight_bytes / 2**20:.0f} MiB of weights"
+    why = f"{size}, {'less' if small else 'not less'} than {SMALL_MODEL_BYTES >> 20}"
+    return Reason("draft_tokens", str(MANY_DRAFTS if small else FEW_DRAFTS), why)
 
 
 def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
@@ -168,10 +166,8 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
         length = min(most, MAX_AUTO_MODEL_LEN)
         why = f"the model's {most}, at most {MAX_AUTO_MODEL_LEN} unless it is set"
         if most < facts.model_max_len:
-            why += (
-                f"; a longer one, up to {facts.model_max_len}, "
-                "changes the model's rotary frequencies"
-            )
+            longer = f"a longer one, up to {facts.model_max_len}"
+            why += f"; {longer}, changes the model's rotary frequencies"
         return Reason("max_model_len", str(length), why)
     if config.max_model_len > facts.model_max_len:
         raise ConfigError(
