@@ -48,6 +48,8 @@ TEXTS = (
     f"Let me look. <tool_call>{CALL}</tool_call>\n<tool_call>{NOW}</tool_call> Done.",
     f"<tool_call>{CALL[:40]}</tool_call> and <tool_call> text",
     f"<think>\nWell <b>.\n</think>\n\nYes. <tool_call>{NOW}</tool_call>",
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nX\n</parameter>\n</function>\n</tool_call>",
+    "<function=now></function> <function=oops",
     f"[TOOL_CALLS][{CALL}, {NOW}]",
     'Hm. [TOOL_CALLS]get_weather[ARGS]{"city": "x"}[TOOL_CALLS]now{}',
     f"<|python_tag|>{CALL}; {NOW}",

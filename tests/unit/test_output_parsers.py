@@ -10,26 +10,14 @@ import json
 import re
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enginebay.errors import PluginError, UnknownNameError
-from enginebay.hooks import Declaration
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay_server.parsing.choose import OutputFormats, choose_formats, model_chat
-from enginebay_server.parsing.constrained import (
-    CallListParser,
-    NamedCallParser,
-    arguments_schema,
-    calls_schema,
-)
 from enginebay_server.parsing.contract import (
     ContentDelta,
     ModelChat,
     OutputFormat,
-    Parser,
     ParseRequest,
     ReasoningDelta,
     ToolArgumentsDelta,
@@ -39,14 +27,17 @@ from enginebay_server.parsing.json_calls import bare_json, hermes, llama3, mistr
 from enginebay_server.parsing.message import MessageParser
 from enginebay_server.parsing.template import template
 from enginebay_server.parsing.thinking import think
+from enginebay_server.parsing.xml_calls import qwen3_coder
 from enginebay_testing.output_formats import (
     REQUEST,
     RESPONSE_TEMPLATE,
+    TOOLS,
     joined,
-    output_format_checks,
     parsed,
 )
 
+NUMBERS = {"properties": {"n": {"type": ["integer", "null"]}, "text": {"type": "string"}}}
+ASKED = dataclasses.replace(REQUEST, tools=[*TOOLS, {"name": "set", "parameters": NUMBERS}])
 C, R, S, A = ContentDelta, ReasoningDelta, ToolCallStart, ToolArgumentsDelta
 Found = list[tuple[Any, ...]]
 
@@ -61,6 +52,10 @@ def content(text: str) -> tuple[str, Found]:
 
 
 WEATHER, PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}', {"city": "Paris"}
+SET = (
+    "<function=set>\n<parameter=n>\n3\n</parameter>\n<parameter=text>\n5\n</parameter>x\n"
+    "</parameter>\n</function>"
+)
 CASES: list[tuple[OutputFormat, str, Found]] = [
     (
         hermes,
@@ -130,6 +125,28 @@ CASES: list[tuple[OutputFormat, str, Found]] = [
     (bare_json, *content('{"name": "now", "arguments": {"x": NaN}}')),
     (bare_json, *content('{"name": "now", "arguments": {"x": 1e999}}')),
     (bare_json, *content("{" + "[" * 5000)),
+    (
+        qwen3_coder,
+        f"Ok.\n<tool_call>\n{SET}\n</tool_call>\nDone.",
+        [
+            (C, None, "Ok."),
+            *call(0, "set", {"n": 3, "text": "5\n</parameter>x"}),
+            (C, None, "Done."),
+        ],
+    ),
+    (qwen3_coder, "<function=now></function></tool_c", call(0, "now", {})),
+    (
+        qwen3_coder,
+        "<tool_call><function=now></function></tool_call><tool_call><function=now></function>",
+        [*call(0, "now", {}), *call(1, "now", {})],
+    ),
+    (qwen3_coder, *content("<tool_call>\n<function=now>\n<parameter=a>\n1\n</parame")),
+    (qwen3_coder, *content("a <tool_call> b <function=> c")),
+    (
+        qwen3_coder,
+        "<function=<function=now></function>",
+        [(C, None, "<function="), *call(0, "now", {})],
+    ),
     (think, "<think>\nHm.\n</think>\n\nYes.", [(R, None, "Hm."), (C, None, "Yes.")]),
     (think, "Yes <think>no</think>", [(C, None, "Yes <think>no</think>")]),
     (think, "<think>cut off</thi", [(R, None, "cut off</thi")]),
@@ -148,11 +165,12 @@ def test_text_is_parsed_in_one_piece_and_by_characters(
     output_format: OutputFormat, text: str, expected: Found
 ) -> None:
     for pieces in ([text], text):
-        assert joined(parsed(output_format.make_parser(REQUEST), pieces)) == expected
+        assert joined(parsed(output_format.make_parser(ASKED), pieces)) == expected
 
 
 PIECES = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
+    *("<function=now>", "</function>", "<parameter=a>", "</parameter>"),
     *("<think>", "</think>", WEATHER, '{"name": "now"}', '{"a": "', '"}', "{", "}", "[", "]", "<"),
     *(" ", "\n", "now", ";", ",", "words", '"', "\\", "1", "\u00e9", "\ud83d\ude00"),
 )
@@ -163,6 +181,7 @@ FORMATS = {
     "json": bare_json,
     "think": think,
     "template": template,
+    "qwen3_coder": qwen3_coder,
 }
 CHEAP = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -172,6 +191,7 @@ CHEAP = settings(
 def visible(text: str) -> str:
     """A text without white space, marks and what belongs to calls."""
     marks = r"</?tool_call>|\[TOOL_CALLS\]|\[ARGS\]|\[CALL_ID\]|<\|python_tag\|>|</?think>"
+    marks += r"|<(function|parameter)=[^<>\n]*>?|</(function|parameter)>"
     return re.sub(marks, "", "".join(text.split()))
 
 
@@ -235,184 +255,3 @@ def test_ids_are_those_of_the_format() -> None:
     assert given_id == "abcdef123"
     [made] = ids(hermes, f"<tool_call>{WEATHER}</tool_call>")
     assert re.fullmatch("call_[0-9a-f]{24}", made)
-
-
-RECURSIVE = {
-    "name": "tree",
-    "parameters": {
-        "properties": {"root": {"$ref": "#/$defs/node"}},
-        "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}},
-    },
-}
-
-
-def test_the_schema_of_demanded_calls_holds_each_tool_to_its_own_parameters() -> None:
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tools = [{"name": "get_weather", "parameters": city}, {"name": "now"}, RECURSIVE]
-    check = jsonschema.Draft202012Validator(calls_schema(tools, several=True)).is_valid
-    weather = {"name": "get_weather", "arguments": {"city": "Paris"}}
-    tree = {"name": "tree", "arguments": {"root": {"next": {"next": {}}}}}
-    assert check([weather, {"name": "now", "arguments": {}}, tree])
-    assert not check([])
-    assert not check([{"name": "get_weather", "arguments": {}}])
-    assert not check([{"name": "now", "arguments": {"a": 1}}])
-    assert not check([{"name": "other", "arguments": {}}])
-    one = jsonschema.Draft202012Validator(calls_schema(tools, several=False)).is_valid
-    assert one([weather])
-    assert not one([weather, weather])
-    assert arguments_schema({"name": "now"})["additionalProperties"] is False
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            '[{"name":"now","arguments":{}},{"name":"f","arguments":{"a":{"b":"}"}}}]',
-            [(S, 0, "now"), (A, 0, "{}"), (S, 1, "f"), (A, 1, '{"a":{"b":"}"}}')],
-        ),
-        ('[{"name":"f","arguments":{"a":"cut o', [(S, 0, "f"), (A, 0, '{"a":"cut o')]),
-        ('[{"name":"f","argum', [(C, None, '[{"name":"f","argum')]),
-        ("[", [(C, None, "[")]),
-        ('[{"name":"f","arguments":{}}', [(S, 0, "f"), (A, 0, "{}")]),
-    ],
-)
-def test_demanded_calls_are_given_out_as_they_come(text: str, expected: Found) -> None:
-    for pieces in ([text], text):
-        assert joined(parsed(CallListParser(), pieces)) == expected
-
-
-def test_arguments_of_a_named_call_are_given_out_as_they_come() -> None:
-    parser = NamedCallParser("f")
-    assert parser.feed("") == []
-    start, first = parser.feed('{"a"')
-    assert (start.name, first) == ("f", ToolArgumentsDelta(0, '{"a"'))  # type: ignore[union-attr]
-    assert parser.feed(": 1}") == [ToolArgumentsDelta(0, ": 1}")]
-    assert parser.finish() == []
-
-
-@pytest.fixture(scope="module")
-def registry() -> Registry:
-    return load_registry()
-
-
-@pytest.mark.parametrize(
-    ("chat", "tools", "reasoning"),
-    [
-        (ModelChat("{% if tools %}<tool_call>"), hermes, None),
-        (ModelChat("{% if tools %}<tool_call> <think></think>"), hermes, think),
-        (ModelChat("[AVAILABLE_TOOLS] tools [TOOL_CALLS]"), mistral, None),
-        (ModelChat("tools <|python_tag|>"), llama3, None),
-        (ModelChat("{{ tools }}"), bare_json, None),
-        (ModelChat("{{ messages }}"), None, None),
-        (ModelChat("<tool_call></think>", RESPONSE_TEMPLATE), template, None),
-        (ModelChat("<tool_call>", {"fields": 3}), hermes, None),
-    ],
-)
-def test_auto_takes_what_the_chat_template_shows(
-    registry: Registry, chat: ModelChat, tools: object, reasoning: object
-) -> None:
-    found = choose_formats(registry, chat)
-    assert (found.tools, found.reasoning) == (tools, reasoning)
-    assert found.keep_special_tokens is (tools in (mistral, template))
-
-
-def test_a_name_wins_over_the_chat_template_and_none_means_none(registry: Registry) -> None:
-    chat = ModelChat("<tool_call></think>")
-    found = choose_formats(registry, chat, tools="json", reasoning="none")
-    assert found == OutputFormats(chat, bare_json, None)
-    with pytest.raises(UnknownNameError, match="hermes"):
-        choose_formats(registry, chat, tools="hermess")
-
-
-class Shouting(Parser):
-    """Calls are words in capitals."""
-
-    def feed(self, text: str) -> list[Any]:
-        return [ContentDelta(text.lower())] if text else []
-
-    def finish(self) -> list[Any]:
-        return []
-
-
-shouting = OutputFormat(lambda _: Shouting(), lambda chat: "SHOUT" in chat.chat_template)
-
-
-def test_a_strangers_parser_is_chosen_like_ours(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def entry(name: str, target: object, priority: int) -> Entry:
-        monkeypatch.setitem(__import__("sys").modules, name, type("M", (), {"it": target}))
-        declared = Declaration(
-            "tool_parser", name, f"{name}:it", capabilities={"priority": priority}
-        )
-        return Entry("tool_parser", name, "stranger", "1", "stranger", declaration=declared)
-
-    both = Registry([*registry.entries, entry("shouting", shouting, 50), entry("wrong", 3, 99)])
-    chat = ModelChat("SHOUT <tool_call>")
-    assert choose_formats(both, chat).tools is shouting
-    assert choose_formats(both, ModelChat("<tool_call>")).tools is hermes
-    with pytest.raises(PluginError, match="OutputFormat"):
-        choose_formats(both, chat, tools="wrong")
-
-
-class Faulty(Parser):
-    """A parser of Hermes' format with one fault."""
-
-    def __init__(self, fault: str) -> None:
-        self._fault, self._inner = fault, hermes.make_parser(REQUEST)
-
-    def feed(self, text: str) -> list[Any]:
-        if self._fault == "by piece":  # each piece is parsed alone
-            return parsed(hermes.make_parser(REQUEST), [text])
-        if self._fault == "refuses" and "Well" in text:
-            raise ValueError("a text that this parser does not expect")
-        return self._changed(self._inner.feed(text))
-
-    def finish(self) -> list[Any]:
-        return [] if self._fault in ("drops", "by piece") else self._changed(self._inner.finish())
-
-    def _changed(self, deltas: list[Any]) -> list[Any]:
-        for place, delta in enumerate(deltas):
-            if isinstance(delta, ToolCallStart) and self._fault == "counts from 1":
-                deltas[place] = dataclasses.replace(delta, index=delta.index + 1)
-            if isinstance(delta, ToolArgumentsDelta) and self._fault == "no object":
-                deltas[place] = dataclasses.replace(delta, text=f"[{delta.text}]")
-            if isinstance(delta, ContentDelta) and self._fault == "strips":
-                deltas[place] = ContentDelta(delta.text.replace("\n", ""))
-        return deltas
-
-
-@pytest.mark.parametrize(
-    ("fault", "check"),
-    [
-        ("by piece", "any_split_gives_the_same_parse"),
-        ("drops", "text_that_is_cut_anywhere_can_be_finished"),
-        ("strips", "text_without_marks_is_content"),
-        ("counts from 1", "calls_are_numbered_and_have_objects_for_arguments"),
-        ("no object", "calls_are_numbered_and_have_objects_for_arguments"),
-        ("refuses", "text_that_is_cut_anywhere_can_be_finished"),
-    ],
-)
-def test_the_suite_finds_a_faulty_format(fault: str, check: str) -> None:
-    faulty = OutputFormat(lambda _: Faulty(fault), lambda _: False)
-    checks = dict(output_format_checks(faulty))
-    with pytest.raises((AssertionError, ValueError)):
-        checks[check]()
-    for right in dict(output_format_checks(hermes)).values():
-        right()
-
-
-@pytest.mark.parametrize(
-    ("own", "given_template", "expected"),
-    [
-        ("own", None, "own"),
-        ("own", "given", "given"),
-        ({"default": "d", "tool_use": "t"}, None, "t"),
-        (None, None, ""),
-    ],
-)
-def test_the_chat_template_of_a_tokenizer_is_found(
-    own: object, given_template: str | None, expected: str
-) -> None:
-    tokenizer = type("T", (), {"chat_template": own, "response_template": None})()
-    assert model_chat(tokenizer, given_template) == ModelChat(expected)

@@ -68,15 +68,15 @@ def _call_of(value: Any, names: Collection[str] | None) -> Call | None:
     if isinstance(value.get("function"), dict):
         value = {**value, **value["function"]}
     name, given_id = value.get("name"), value.get("id")
-    if not _is_name(name) or (names is not None and name not in names):
+    if not is_name(name) or (names is not None and name not in names):
         return None
     arguments = arguments_of(next((value[key] for key in ARGUMENT_KEYS if key in value), None))
     if arguments is None:
         return None
-    return Call(name, arguments, given_id if _is_name(given_id) else None)
+    return Call(name, arguments, given_id if is_name(given_id) else None)
 
 
-def _is_name(value: Any) -> TypeGuard[str]:
+def is_name(value: Any) -> TypeGuard[str]:
     """Whether a value can be a name or an id: text without half of a UTF-16 pair, which no answer
     could carry.
     """

@@ -7,6 +7,7 @@ from enginebay.hooks import Register, hookimpl
 _TOOL_PARSERS = (
     ("template", "template:template", 100, "what the model's response_template declares"),
     ("hermes", "json_calls:hermes", 10, "<tool_call> and JSON, as Hermes and Qwen write"),
+    ("qwen3_coder", "xml_calls:qwen3_coder", 10, "<function=NAME>, as Qwen3-Coder writes"),
     ("mistral", "json_calls:mistral", 10, "[TOOL_CALLS], names and JSON, as Mistral writes"),
     ("llama3", "json_calls:llama3", 10, "JSON, perhaps behind <|python_tag|>, as Llama 3 writes"),
     ("json", "json_calls:bare_json", -10, "an answer that is the JSON of calls"),

@@ -1,0 +1,198 @@
+"""Tool calls of Qwen3-Coder and Qwen 3.5: a tag for the function, and one for each argument."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from enginebay_server.parsing.calls import Call, arguments_of, call_deltas, is_name, loads, new_id
+from enginebay_server.parsing.contract import (
+    ContentDelta,
+    Delta,
+    ModelChat,
+    OutputFormat,
+    Parser,
+    ParseRequest,
+)
+from enginebay_server.parsing.marks import TextBeforeMarks
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
+ARGUMENT, END_OF_ARGUMENT = "<parameter=", "</parameter>"
+_NAME = re.compile(r"([^<>\n]{1,200})>")
+_OPEN = re.compile(r"[^<>\n]{0,200}")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+class XmlCallParser(Parser):
+    """Gives out a call when its function's tag is closed. A mark without a call is content."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._properties = {str(tool["name"]): _properties(tool) for tool in tools}
+        self._num_calls = 0
+        self._content = TextBeforeMarks((OPEN, FUNCTION))
+        self._mark = ""
+        """The mark before the call, with white space."""
+        self._raw = ""
+        self._at = 0
+        """Where the next step begins in `_raw`: what is before it belongs to the call."""
+        self._name = self._key = ""
+        self._searched = 0
+        """Up to where `_raw` has no end of the argument."""
+        self._arguments: dict[str, Any] = {}
+        self._step: Callable[[], list[Delta] | None] = self._text
+
+    def feed(self, text: str) -> list[Delta]:
+        """What is certain with this piece."""
+        self._raw += text
+        deltas: list[Delta] = []
+        while (more := self._step()) is not None:
+            deltas += more
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What was held back. A call that is not complete is content."""
+        deltas: list[Delta] = []
+        while self._step != self._text:
+            if self._step == self._after and CLOSE.startswith(self._raw.strip()):
+                self._raw = ""
+            deltas += self._give_up()
+            deltas += self.feed("")
+        held = self._content.finish()
+        return [*deltas, ContentDelta(held)] if held else deltas
+
+    # Steps: each returns deltas, or None when it needs more text. The next one is in `_step`.
+
+    def _text(self) -> list[Delta] | None:
+        """Within content."""
+        if not self._raw:
+            return None
+        text, mark = self._content.feed(self._raw)
+        self._raw, self._at = "", 0
+        if mark is not None:
+            is_function = mark.text.endswith(FUNCTION)
+            self._mark = mark.text.removesuffix(FUNCTION) if is_function else mark.text
+            self._raw = FUNCTION + mark.rest if is_function else mark.rest
+            self._step = self._function
+        return [ContentDelta(text)] if text else []
+
+    def _function(self) -> list[Delta] | None:
+        """Up to the name of the function."""
+        found = self._named(FUNCTION)
+        if found is None:
+            return None
+        if not is_name(found):
+            return self._give_up()
+        self._name, self._arguments, self._step = found, {}, self._argument
+        return []
+
+    def _argument(self) -> list[Delta] | None:
+        """Up to the name of an argument, or the end of the call."""
+        rest = self._raw[self._at :].lstrip()
+        if rest.startswith(END_OF_FUNCTION):
+            return self._complete(rest[len(END_OF_FUNCTION) :])
+        if END_OF_FUNCTION.startswith(rest):
+            return None
+        found = self._named(ARGUMENT)
+        if found is None:
+            return None
+        if not found:
+            return self._give_up()
+        self._key, self._searched, self._step = found, self._at, self._value
+        return []
+
+    def _value(self) -> list[Delta] | None:
+        """The text of an argument: it ends with its tag, before another argument or the end of the
+        call.
+        """
+        while (end := self._raw.find(END_OF_ARGUMENT, self._searched)) >= 0:
+            rest = self._raw[end + len(END_OF_ARGUMENT) :].lstrip()
+            if any(one.startswith(rest) and one != rest for one in (ARGUMENT, END_OF_FUNCTION)):
+                return None
+            if rest.startswith((ARGUMENT, END_OF_FUNCTION)):
+                value = self._raw[self._at : end].removeprefix("\n").removesuffix("\n")
+                schema = self._properties.get(self._name, {}).get(self._key)
+                self._arguments[self._key] = _typed(value, schema)
+                self._at, self._step = end + len(END_OF_ARGUMENT), self._argument
+                return []
+            self._searched = end + len(END_OF_ARGUMENT)
+        self._searched = max(self._searched, len(self._raw) - len(END_OF_ARGUMENT))
+        return None
+
+    def _complete(self, rest: str) -> list[Delta]:
+        arguments = arguments_of(self._arguments)
+        if arguments is None:
+            return self._give_up()
+        deltas = call_deltas(Call(self._name, arguments), self._num_calls, new_id)
+        self._num_calls += 1
+        self._raw, self._at, self._mark, self._step = rest, 0, "", self._after
+        return deltas
+
+    def _after(self) -> list[Delta] | None:
+        """Behind a call: the closing mark, or text."""
+        rest = self._raw.lstrip()
+        if rest != CLOSE and CLOSE.startswith(rest):
+            return None
+        self._raw = rest.removeprefix(CLOSE)
+        self._content, self._step = TextBeforeMarks((OPEN, FUNCTION), strips=True), self._text
+        return []
+
+    def _named(self, tag: str) -> str | None:
+        """The name in a tag, "" for another text, or None when it is not complete."""
+        rest = self._raw[self._at :].lstrip()
+        if tag.startswith(rest):
+            return None
+        match = _NAME.match(rest, len(tag)) if rest.startswith(tag) else None
+        if match is None:
+            is_open = rest.startswith(tag) and _OPEN.fullmatch(rest, len(tag))
+            return None if is_open else ""
+        self._at = len(self._raw) - len(rest) + match.end()
+        return match[1].strip()
+
+    def _give_up(self) -> list[Delta]:
+        """No call: the mark is content, and what follows it is looked through for others."""
+        text, self._mark, self._at = self._mark, "", 0
+        if not text and self._raw.startswith(FUNCTION):
+            text, self._raw = FUNCTION, self._raw[len(FUNCTION) :]
+        self._content, self._step = TextBeforeMarks((OPEN, FUNCTION)), self._text
+        return [ContentDelta(text)] if text else []
+
+
+def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = tool.get("parameters")
+    found = parameters.get("properties") if isinstance(parameters, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The value of an argument: of the type that its schema asks for, else text."""
+    asked = schema.get("type") if isinstance(schema, dict) else None
+    types = asked if isinstance(asked, list) else [asked]
+    if "string" in types:
+        return text
+    try:
+        value = loads(text)
+    except (ValueError, RecursionError):
+        return text
+    wanted = tuple(one for name in types for one in _TYPES.get(str(name), ()))
+    is_bool = isinstance(value, bool)
+    return value if isinstance(value, wanted) and (not is_bool or bool in wanted) else text
+
+
+def _make(request: ParseRequest) -> Parser:
+    return XmlCallParser(request.tools)
+
+
+def _serves(chat: ModelChat) -> bool:
+    return FUNCTION in chat.chat_template and ARGUMENT in chat.chat_template
+
+
+qwen3_coder = OutputFormat(_make, _serves)
