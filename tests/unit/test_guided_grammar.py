@@ -293,7 +293,7 @@ def test_structures_are_refused_where_no_guide_is_installed(
     monkeypatch.setattr("enginebay.llm.abilities.choose_guide", choose_of_others)
     with LLM(BRIEF, max_model_len=64, generation_config="none") as llm:
         for form, value in (("regex", "a"), ("choice", ("a", "b")), ("json_object", True)):
-            with pytest.raises(UnsupportedError, match=f"a request with {form}, and no guide is"):
+            with pytest.raises(UnsupportedError, match=f"a request with {form}, but no guide is"):
                 llm.generate("A", SamplingParams(max_tokens=2, **{form: value}))
         [free] = llm.generate("A", SamplingParams(max_tokens=2))
         assert len(free.outputs[0].token_ids) == 2
