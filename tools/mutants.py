@@ -107,7 +107,7 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
             kill(process)
             process.wait()
             processes.discard(process)
-        told, errors = (
+        output, errors = (
             (file.seek(0), file.read().decode("utf-8", "replace"))[1] for file in (out, err)
         )
     result = {"seconds": round(time.monotonic() - begun_s, 1), "code": code}
@@ -117,9 +117,9 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
         return result | {"outcome": outcome, "by": "::".join(hung[-1]) if hung else ""}
     if code == 0:
         return result | {"outcome": "survived", "by": ""}
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", told, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     by = failed[1] if failed else f"exit code {code}"
-    return result | {"outcome": "killed", "by": by, "said": (told + errors)[-2000:]}
+    return result | {"outcome": "killed", "by": by, "said": (output + errors)[-2000:]}
 
 
 def try_mutant(
@@ -135,8 +135,8 @@ def try_mutant(
         path.write_bytes(mutant["text"])
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()
-        told = {key: value for key, value in mutant.items() if key != "text"}
-        return told | run_tests(tree, module, python, module["limit_s"])
+        result = {key: value for key, value in mutant.items() if key != "text"}
+        return result | run_tests(tree, module, python, module["limit_s"])
 
 
 def line_of(mutant: dict[str, Any]) -> str:
@@ -170,11 +170,11 @@ def try_module(
         waiting = [pool.submit(try_mutant, base, module, mutant, python) for mutant in mutants]
         try:
             for one in concurrent.futures.as_completed(waiting):
-                told = one.result()
-                report["mutants"].append(told)
+                result = one.result()
+                report["mutants"].append(result)
                 print(
-                    f"  {told['outcome']:10} {told['seconds']:5.1f} s {line_of(told)}  "
-                    f"{told['by']}",
+                    f"  {result['outcome']:10} {result['seconds']:5.1f} s {line_of(result)}  "
+                    f"{result['by']}",
                     flush=True,
                 )
         except BaseException:
@@ -190,17 +190,17 @@ def print_table(reports: dict[str, dict[str, Any]]) -> None:
     """Print the counts of outcomes per module, then each mutant that survived or is unfinished."""
     print(f"\n{'module':16}{'tests':>10}", *(f"{outcome:>11}" for outcome in OUTCOMES))
     for name, report in reports.items():
-        counts = collections.Counter(told["outcome"] for told in report["mutants"])
+        counts = collections.Counter(result["outcome"] for result in report["mutants"])
         print(
             f"{name:16}{report['without']['seconds']:8.1f} s",
             *(f"{counts[outcome]:11}" for outcome in OUTCOMES),
         )
     for outcome in ("survived", "unfinished"):
         for name, report in reports.items():
-            for told in report["mutants"]:
-                if told["outcome"] == outcome:
-                    print(f"{outcome}: {name} {line_of(told)}")
-    everything = [told["outcome"] for report in reports.values() for told in report["mutants"]]
+            for result in report["mutants"]:
+                if result["outcome"] == outcome:
+                    print(f"{outcome}: {name} {line_of(result)}")
+    everything = [result["outcome"] for report in reports.values() for result in report["mutants"]]
     found = sum(outcome in ("killed", "timeout") for outcome in everything)
     print(f"\n{found} of {len(everything)} mutants found")
 

@@ -147,7 +147,7 @@ def check_import_paths(
 
     `impls` has the implementation of each setting, such as "kernels.attention.decode".
     """
-    told = []
+    checked = []
     for reason in reasons:
         impl = impls.get(reason.setting)
         if impl is not None and is_import_path(reason.chosen):
@@ -163,5 +163,5 @@ def check_import_paths(
                     op, impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH
                 )
             reason = dataclasses.replace(reason, why=f"{BY_PATH}, {how}")
-        told.append(reason)
-    return tuple(told)
+        checked.append(reason)
+    return tuple(checked)

@@ -74,14 +74,14 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         plan = _with_sampler(plan, sampler, check=check)
     kernels = plan.kernels
     attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
-    told: dict[str, Reason] = {}
+    replaced: dict[str, Reason] = {}
     swapped = dict(plan.swapped)
     for one in (one for op, value in given.items() for one in _read(plan, op, value)):
         swapped |= dict.fromkeys(one.settings, one.given)
         why = f"{GIVEN}, {_checked(plan, one, check=check)}"
         for setting in one.settings:
             names[setting] = one.name
-            told[f"kernels.{setting}"] = Reason(f"kernels.{setting}", one.name, why)
+            replaced[f"kernels.{setting}"] = Reason(f"kernels.{setting}", one.name, why)
         if one.phases:
             attention |= dict.fromkeys(one.phases, one.impl)
         else:
@@ -93,17 +93,17 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
                 plain.pop(fused, None)
                 swapped.pop(fused, None)
                 names[fused] = COMPOSED
-                told[f"kernels.{fused}"] = Reason(
+                replaced[f"kernels.{fused}"] = Reason(
                     f"kernels.{fused}",
                     COMPOSED,
                     f"{one.op} is {GIVEN}, and serves wherever it is computed",
                 )
     refuse_unused({op: f"{op} is given" for op in given}, kernels.ops, attention)
-    reasons = _replaced(kernels.reasons, told)
+    reasons = _replaced(kernels.reasons, replaced)
     changed = dataclasses.replace(
         kernels, attention=attention, plain=plain, names=names, reasons=reasons
     )
-    reasons = _replaced(plan.reasons, told)
+    reasons = _replaced(plan.reasons, replaced)
     return dataclasses.replace(plan, kernels=changed, reasons=reasons, swapped=swapped)
 
 
@@ -156,8 +156,8 @@ def _trace(sampler: Sampler, name: str, vocab_size: int) -> None:
         ) from error
 
 
-def _replaced(reasons: Sequence[Reason], told: Mapping[str, Reason]) -> tuple[Reason, ...]:
-    return tuple(told.get(reason.setting, reason) for reason in reasons)
+def _replaced(reasons: Sequence[Reason], replaced: Mapping[str, Reason]) -> tuple[Reason, ...]:
+    return tuple(replaced.get(reason.setting, reason) for reason in reasons)
 
 
 def _read(plan: Plan, op: str, value: Any) -> list[_Given]:

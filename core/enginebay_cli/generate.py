@@ -288,7 +288,7 @@ def _ids(flag: str, text: str) -> list[int]:
 def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
     """Yield a finished output as one chunk per completion; the first chunk has the metrics."""
     for one in output.outputs:
-        told = None if one.logprobs is None else tuple(one.logprobs)
+        logprobs = None if one.logprobs is None else tuple(one.logprobs)
         yield StreamChunk(
             output.request_id,
             one.index,
@@ -296,7 +296,7 @@ def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
             tuple(one.token_ids),
             one.finish_reason,
             None if one.index else output.metrics,
-            told,
+            logprobs,
             None if one.index or output.prompt_logprobs is None else tuple(output.prompt_logprobs),
         )
 
@@ -315,10 +315,10 @@ class Completion:
         """Append the log-probabilities of a chunk, if the request asked for any."""
         self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
         if chunk.logprobs is not None:
-            output, told = self.output, zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
+            output, pairs = self.output, zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
             output.logprobs = [*(output.logprobs or ()), *chunk.logprobs]
             output.cumulative_logprob = sum(
-                (one[token_id] for token_id, one in told), output.cumulative_logprob or 0.0
+                (one[token_id] for token_id, one in pairs), output.cumulative_logprob or 0.0
             )
 
 
@@ -357,14 +357,14 @@ def completion_record(
     no such key when there are none.
     """
     output = one.output
-    told: dict[str, Any] = (
+    optional: dict[str, Any] = (
         {"sampling_defaults": dict(sampling_defaults)} if sampling_defaults else {}
     )
     if output.logprobs is not None:
-        told["logprobs"] = [_by_id(best) for best in output.logprobs]
-        told["cumulative_logprob"] = _finite(output.cumulative_logprob or 0.0)
+        optional["logprobs"] = [_by_id(best) for best in output.logprobs]
+        optional["cumulative_logprob"] = _finite(output.cumulative_logprob or 0.0)
     if one.prompt_logprobs is not None:
-        told["prompt_logprobs"] = [
+        optional["prompt_logprobs"] = [
             None if best is None else _by_id(best) for best in one.prompt_logprobs
         ]
     return {
@@ -372,13 +372,13 @@ def completion_record(
         "token_ids": one.output.token_ids,
         "prompt_token_ids": prompt_token_ids,
         "finish_reason": one.output.finish_reason,
-        **told,
+        **optional,
         "metrics": metrics_record(one.metrics),
     }
 
 
-def _by_id(told: dict[int, float]) -> dict[int, float | None]:
-    return {token_id: _finite(value) for token_id, value in told.items()}
+def _by_id(values: dict[int, float]) -> dict[int, float | None]:
+    return {token_id: _finite(value) for token_id, value in values.items()}
 
 
 def _finite(value: float) -> float | None:

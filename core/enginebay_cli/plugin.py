@@ -49,6 +49,6 @@ def register_commands(register: Register) -> None:
     register(
         "new",
         "enginebay_cli.new:COMMAND",
-        summary="write a plugin to start from: a kernel, scheduler, sampler, processor, platform "
-        "or engine",
+        summary="write a plugin to start from: a kernel, scheduler, sampler, processor, proposer, "
+        "platform or engine",
     )

@@ -1,5 +1,5 @@
-"""Axes, in which the problems of an op differ, and covering arrays of them: few rows of values in
-which every pair, or every triple, of values of different axes occurs.
+"""The axes in which the problems of an op differ, and covering arrays: few rows of values that
+contain every pair, or every triple, of values of different axes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Combination = Mapping[str, Value]
 
 @dataclasses.dataclass(frozen=True)
 class OpAxes:
-    """The axes of one op, by name, and the pairs of values that no problem has.
+    """The axes of one op by name, and the pairs of values that no problem has.
 
     `never` lists (axis, value, other axis, other value).
     """
@@ -28,8 +28,8 @@ class OpAxes:
     never: tuple[tuple[str, Value, str, Value], ...] = ()
 
     def within(self, claims: Mapping[str, Callable[[Value], bool]]) -> OpAxes:
-        """The same with those values alone that `claims` allows, by axis; axes without a claim stay
-        as they are.
+        """Return the axes with only those values that `claims` allows; axes without a claim stay
+        unchanged.
         """
         kept = {
             axis: tuple(v for v in values if axis not in claims or claims[axis](v))
@@ -38,7 +38,7 @@ class OpAxes:
         return dataclasses.replace(self, values=kept)
 
     def having(self, **values: tuple[Value, ...]) -> OpAxes:
-        """The same with other values of some axes."""
+        """Return the axes with other values of some axes."""
         return dataclasses.replace(self, values={**self.values, **values})
 
 
@@ -47,11 +47,11 @@ PAIRS, TRIPLES = 2, 3
 
 
 def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Combination]:
-    """Rows of `axes` with every pair (or triple) of values that may stand together; the same rows
-    on every call.
+    """Return rows of `axes` with every allowed pair (or triple) of values; every call returns the
+    same rows.
 
-    Greedy: each row begins with a combination that is missing, then takes, axis by axis, the value
-    that adds most. The first rows cover most. An axis without values is left out.
+    Greedy: each row starts with a missing combination, and then takes, axis by axis, the value that
+    covers most. The first rows cover most. An axis without values is left out.
     """
     by_size = sorted(axes.values.items(), key=lambda item: -len(item[1]))
     known = tuple((axis, values) for axis, values in by_size if values)
@@ -73,7 +73,7 @@ def _rows(
     while missing.any():
         first = tuple(int(i) for i in np.argwhere(missing)[0])
         row = table.row_with(first, missing)
-        if row is None:  # no problem has these values
+        if row is None:  # no problem has this combination of values
             for order in itertools.permutations(first):
                 missing[order] = False
             continue
@@ -83,7 +83,7 @@ def _rows(
 
 
 class _Table:
-    """Values of all axes, numbered one after the other, and which may stand in one row."""
+    """The numbered values of all axes, and which of them may occur in one row."""
 
     def __init__(
         self,
@@ -108,15 +108,15 @@ class _Table:
         return self._values[number]
 
     def combinations(self, strength: int) -> np.ndarray:
-        """bool [values] * strength: the combinations that a row may have."""
+        """Return bool [values] * strength: the combinations that a row may have."""
         two = self._together
         if strength == PAIRS:
             return two.copy()
         return two[:, :, None] & two[:, None, :] & two[None]
 
     def row_with(self, first: tuple[int, ...], missing: np.ndarray) -> list[int] | None:
-        """A row with the values `first`, and of the other axes those that add most, axis by axis;
-        None when there is none.
+        """Return a row with the values `first` and, axis by axis, the other values that cover most;
+        None if there is no such row.
         """
         chosen = {int(self._axis[i]): i for i in first}
         for axis in range(len(self.axis_names)):
@@ -136,5 +136,5 @@ class _Table:
         return [chosen[axis] for axis in range(len(self.axis_names))]
 
     def _leaves_values(self, free: np.ndarray, done: set[int]) -> bool:
-        """Whether every axis has a value that is `free` (bool [values]), or is in `done`."""
+        """Return whether every axis has a value that is `free` (bool [values]) or in `done`."""
         return len(done | set(self._axis[free].tolist())) == len(self.axis_names)

@@ -1,5 +1,5 @@
-"""Compiling a whole decode step, or one of prompts beside it, for devices that are not there, with
-shapes in place of weights and cache.
+"""Compiles a whole decode or mixed step for devices that need not be present, with shapes in place
+of weights and cache.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ TENSOR = "tensor"
 
 @dataclasses.dataclass(frozen=True)
 class DecodeShape:
-    """Sizes of a decode step: rows, most tokens of a row, tokens of a page, pages of the cache, and
-    tokens a call makes. With `prefill_tokens` it is a step of so many tokens instead, in which rows
+    """Sizes of a decode step: rows, max tokens per row, tokens per page, pages of the cache, and
+    tokens per call. With `prefill_tokens`, it is a mixed step of that many tokens, in which rows
     decode beside chunks of prompts (the forward program of a prefill).
     """
 
@@ -55,7 +55,7 @@ class DecodeShape:
 
     @property
     def bucket(self) -> Bucket:
-        """All rows at their longest."""
+        """Return the bucket in which all rows have the max length."""
         pages = -(-self.max_model_len // self.page_size)
         num = self.prefill_tokens
         if num:
@@ -64,14 +64,14 @@ class DecodeShape:
 
     @property
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What a step of this shape is given besides weights, state and page tables."""
+        """Return the inputs of a step of this shape, except weights, state and page tables."""
         if not self.prefill_tokens:
             return _ints(self.rows), _ints()
         floats = jax.ShapeDtypeStruct((self.rows, columns.NUM_FLOAT_COLUMNS), jnp.float32)
         return _ints(self.prefill_tokens), _ints(self.rows, columns.NUM_INT_COLUMNS), floats
 
     def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
-        """Each cache group's layout."""
+        """Return the layout of each cache group."""
         return {
             group: dataclasses.replace(spec, kv_dtype=self.dtype).make_layout(
                 kind, self.num_pages, self.page_size
@@ -80,8 +80,8 @@ class DecodeShape:
         }
 
     def states(self, model: Model) -> dict[str, StateLayout]:
-        """The layout of each group with a recurrent state: a place of each row, and snapshots four
-        times as many.
+        """Return the layout of each group with a recurrent state: one place per row, and four times
+        as many snapshots.
         """
         places = CacheShape(1, 1 + 5 * self.rows, self.max_model_len)
         return {one.name: one.make_layout(places) for one in model.info.states}
@@ -89,8 +89,8 @@ class DecodeShape:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What compiling told, the names of the kernels in the program, and what a device holds of the
-    cache and weights.
+    """The compiler's report, the names of the kernels in the program, and the bytes of cache and
+    weights on one device.
     """
 
     compiled: CompileReport
@@ -101,7 +101,7 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """A model's step on a placement, without an array of it."""
+    """A model's step on a placement, with shapes only."""
 
     model: Model
     program: Program
@@ -117,7 +117,7 @@ class _Step:
         }
 
     def state(self) -> StepState:
-        cache: dict[str, Any] = {  # shapes, where a step has arrays
+        cache: dict[str, Any] = {  # shapes in place of arrays
             group.name: tuple(
                 self._layer(self.layouts[group.name]) for _ in range(group.num_layers)
             )
@@ -139,7 +139,9 @@ class _Step:
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=where if on_mesh else None)
 
     def __call__(self, weights: Any, state: StepState, *inputs: Any) -> Any:
-        """The step, whose state comes back as it went: donated arrays are used again only then."""
+        """Run the step; the returned state has the shape of the given one, so that donated arrays
+        are reused.
+        """
         layouts, bucket = dict(self.layouts), self.shape.bucket
         if self.shape.prefill_tokens:
             step: Any = functools.partial(forward_step, self.program, layouts, bucket)
@@ -166,11 +168,11 @@ def compile_decode_step(
     shape: DecodeShape | None = None,
     config: EngineConfig | None = None,
 ) -> StepReport:
-    """Compile the whole step of a `shape`, of a model, given as its config.json, for a target, over
-    so many devices.
+    """Compile the whole step of a `shape` for a target, over `num_devices` devices, for the model
+    of a config.json.
 
-    Kernels are chosen as `config` says and as they would be on the device. Raises what the compiler
-    raises when it refuses, as for a model that does not fit the device's memory.
+    Kernels are chosen as `config` says and as on the device. Exceptions of the compiler are passed
+    on, such as for a model that does not fit into the device's memory.
     """
     shape, config = shape or DecodeShape(), _with_a_sampler(registry, config or EngineConfig())
     devices = compiler.devices(target, num_devices)
@@ -228,7 +230,7 @@ def _kernels(
 
 
 def _bytes(tree: Any, num_devices: int) -> int:
-    """Of a tree of shapes, what lies on one device."""
+    """Return the bytes of a tree of shapes that are on one device."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         local = leaf.shape if num_devices == 1 else leaf.sharding.shard_shape(leaf.shape)

@@ -71,21 +71,23 @@ def check_returned_logprobs(
     """Check a completion: `num_best` entries per token, each within TOLERANCE of the reference's
     log_softmax.
     """
-    told, token_ids = completion.logprobs, completion.token_ids
+    entries, token_ids = completion.logprobs, completion.token_ids
     case = f"a prompt of {len(prompt)} tokens, logprobs = {num_best}"
     if num_best is None:
-        assert told is None, f"{case}: log-probabilities came without a request for them"
+        assert entries is None, f"{case}: log-probabilities came without a request for them"
         assert completion.cumulative_logprob is None, (
             f"{case}: cumulative_logprob came without a request for it"
         )
         return
-    assert told is not None, f"{case}: no log-probabilities"
-    assert len(told) == len(token_ids), f"{case}: {len(told)} entries for {len(token_ids)} tokens"
+    assert entries is not None, f"{case}: no log-probabilities"
+    assert len(entries) == len(token_ids), (
+        f"{case}: {len(entries)} entries for {len(token_ids)} tokens"
+    )
     expected = log_softmax(reference.logits([*prompt, *token_ids])[len(prompt) - 1 : -1])
-    for at, (token_id, one) in enumerate(zip(token_ids, told, strict=True)):
+    for at, (token_id, one) in enumerate(zip(token_ids, entries, strict=True)):
         here = f"{case}, token {at}"
         _check_entry(expected[at], token_id, one, min(num_best, expected.shape[1]), here)
-    total = sum(one[token_id] for one, token_id in zip(told, token_ids, strict=True))
+    total = sum(one[token_id] for one, token_id in zip(entries, token_ids, strict=True))
     assert completion.cumulative_logprob is not None, f"{case}: no cumulative_logprob"
     assert abs(completion.cumulative_logprob - total) < 1e-9, (
         f"{case}: cumulative_logprob is not the sum of the tokens' log-probabilities"
@@ -95,18 +97,18 @@ def check_returned_logprobs(
 def check_prompt_logprobs(
     reference: ReferenceModel,
     prompt: Sequence[int],
-    told: Sequence[dict[int, float] | None] | None,
+    entries: Sequence[dict[int, float] | None] | None,
     num_best: int,
 ) -> None:
     """Check a prompt: None for the first token, then `num_best` entries per token, each within
     TOLERANCE of the reference's log_softmax.
     """
     case = f"a prompt of {len(prompt)} tokens, prompt_logprobs = {num_best}"
-    assert told is not None, f"{case}: no prompt log-probabilities"
-    assert len(told) == len(prompt), f"{case}: {len(told)} entries"
-    assert told[0] is None, f"{case}: the first token has log-probabilities, expected None"
+    assert entries is not None, f"{case}: no prompt log-probabilities"
+    assert len(entries) == len(prompt), f"{case}: {len(entries)} entries"
+    assert entries[0] is None, f"{case}: the first token has log-probabilities, expected None"
     expected = log_softmax(reference.logits(prompt))
-    for at, (token_id, one) in enumerate(zip(prompt[1:], told[1:], strict=True)):
+    for at, (token_id, one) in enumerate(zip(prompt[1:], entries[1:], strict=True)):
         assert one is not None, f"{case}, token {at + 1}: no log-probabilities"
         _check_entry(
             expected[at], token_id, one, min(num_best, expected.shape[1]), f"{case}, token {at + 1}"
@@ -124,22 +126,22 @@ def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
 
 
 def _check_entry(
-    expected: np.ndarray, token_id: int, told: dict[int, float], num_best: int, case: str
+    expected: np.ndarray, token_id: int, entries: dict[int, float], num_best: int, case: str
 ) -> None:
-    assert token_id in told, f"{case}: no entry for the sampled token"
-    values = list(told.values())
+    assert token_id in entries, f"{case}: no entry for the sampled token"
+    values = list(entries.values())
     assert values == sorted(values, reverse=True), (
         f"{case}: entries are not sorted from best to worst"
     )
-    wrong = {t: v for t, v in told.items() if abs(v - expected[t]) > TOLERANCE}
+    wrong = {t: v for t, v in entries.items() if abs(v - expected[t]) > TOLERANCE}
     assert not wrong, f"{case}: {wrong}, expected {[float(expected[t]) for t in wrong]}"
-    assert len(told) - num_best in (0, 1), f"{case}: {len(told)} entries"
+    assert len(entries) - num_best in (0, 1), f"{case}: {len(entries)} entries"
     best = np.sort(expected)[::-1][:num_best]
     assert np.abs(np.asarray(values[:num_best]) - best).max(initial=0.0) <= TOLERANCE, (
         f"{case}: the entries are not the best tokens"
     )
-    if len(told) > num_best:
-        assert list(told)[-1] == token_id, (
+    if len(entries) > num_best:
+        assert list(entries)[-1] == token_id, (
             f"{case}: an entry for a token that is neither sampled nor among the best"
         )
 

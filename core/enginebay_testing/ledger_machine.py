@@ -76,7 +76,7 @@ class LedgerWorld:
             1 if self.ledger.grows else min(num_new, self.max_tokens - len(prompt))
         )
         token_ids = np.asarray(prompt, np.int32)
-        told = self.ledger.num_cached_tokens(token_ids)
+        num_cached = self.ledger.num_cached_tokens(token_ids)
         lease = self.ledger.admit(row, token_ids, wanted)
         self.ledger.check()
         if lease is None:
@@ -90,8 +90,8 @@ class LedgerWorld:
         assert lease.capacity >= wanted, (
             f"{wanted} tokens were reserved, but the lease's capacity is {lease.capacity}"
         )
-        assert lease.num_cached == told, (
-            f"{told} tokens were cached before admission, lease.num_cached is {lease.num_cached}"
+        assert lease.num_cached == num_cached, (
+            f"{num_cached} tokens were cached, but lease.num_cached is {lease.num_cached}"
         )
         assert lease.num_cached < len(prompt), (
             "the whole prompt is cached: at least its last token must be computed"
@@ -318,7 +318,7 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
         )
 
 
-def any_sequence_keeps_the_books(
+def any_sequence_keeps_the_ledger_consistent(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int
 ) -> None:
     """Requests arrive, share prefixes, grow, commit, end and are preempted in any order, until

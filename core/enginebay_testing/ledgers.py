@@ -11,7 +11,7 @@ import numpy as np
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
 from enginebay.registry import import_target
-from enginebay_testing.ledger_machine import any_sequence_keeps_the_books
+from enginebay_testing.ledger_machine import any_sequence_keeps_the_ledger_consistent
 from enginebay_testing.verdicts import Check
 
 
@@ -127,9 +127,13 @@ def ledger_checks(
 
     named: list[Check] = [(check.__name__, lambda check=check: run(check)) for check in checks]  # type: ignore[misc]
     machine = functools.partial(
-        any_sequence_keeps_the_books, make, num_rows, max_tokens, page_size or max_tokens
+        any_sequence_keeps_the_ledger_consistent,
+        make,
+        num_rows,
+        max_tokens,
+        page_size or max_tokens,
     )
-    return [*named, (any_sequence_keeps_the_books.__name__, machine)]
+    return [*named, (any_sequence_keeps_the_ledger_consistent.__name__, machine)]
 
 
 def example_checks(declared: str, part: str) -> list[Check]:

@@ -353,10 +353,10 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
         return
     rows, active = subject.rows, np.arange(len(subject.cases)) != 2
     step = jax.jit(subject.step)
-    singly, told = rows, []
+    singly, stepped = rows, []
     for _ in range(NUM_STEPS):
         singly, scores = step(singly, active)
-        told.append(np.asarray(scores))
+        stepped.append(np.asarray(scores))
     changed = [n for n, v in singly[1][NAME].items() if not np.array_equal(v, rows[1][NAME][n])]
     assert changed, f"`evolves` is declared, but no field changes in {NUM_STEPS} tokens"
     for name, value in singly[1][NAME].items():
@@ -368,7 +368,7 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
         return jax.lax.scan(lambda rows, _: subject.step(rows, active), rows, None, NUM_STEPS)
 
     looped, scanned = jax.jit(repeated)(rows, active)
-    for one, other in zip(np.asarray(scanned), told, strict=True):
+    for one, other in zip(np.asarray(scanned), stepped, strict=True):
         _check_same(subject.cases, one, other, "in a loop on the device")
     order = np.random.default_rng(1).permutation(len(subject.cases))
     mixed, alone = _taken(rows, order), [_taken(rows, np.asarray([row])) for row in (0, 1)]

@@ -48,7 +48,7 @@ def verdicts(example: Callable[[], Any]) -> dict[str, tuple[str, str]]:
     of_engines = {name for name, _ in engine_checks(EngineSubject("mine"))}
     found: dict[str, tuple[str, str]] = {}
     for case in part_cases(registry, registry.find("engine", "mine")):
-        if case.name not in {*of_engines, "any_sequence_keeps_the_books"}:
+        if case.name not in {*of_engines, "any_sequence_keeps_the_ledger_consistent"}:
             outcome = judge(case.run)
             found[case.name] = (outcome.verdict, outcome.detail)
     return found

@@ -154,7 +154,7 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
                 f"--reference {pair}",
                 f"{', '.join(TEXTS)}, or a number for {', '.join(SIZES)}, "
                 f"or a kernel for {', '.join(ops)}",
-                "Correct it.",
+                "Pass KEY=VALUE with one of these keys.",
             )
     return make_config({**values, "kernels": kernels})
 

@@ -196,10 +196,10 @@ def open_session(
         "tuned_folder": given["tuned_folder"],
         "compile_cache": given["compile_cache"],
     }
-    told = {
+    given_flags = {
         flag: value for flag, value in flags.items() if value is not None and flag not in settled
     }
-    words = [f"--{flag.replace('_', '-')}={value}" for flag, value in told.items()]
+    words = [f"--{flag.replace('_', '-')}={value}" for flag, value in given_flags.items()]
     words += [f"--case={text}" for text in args.case] + ["--interpret"] * bool(args.interpret)
     return Session(bench, settings, ops, candidates, f"enginebay {command} {shlex.join(words)}")
 

@@ -102,8 +102,8 @@ def run(name: str, args: argparse.Namespace) -> int:
         None,
     )  # existing tables must not change what is measured
     session, work = _of_engine(args) if args.config else _of_shapes(args)
-    told = "" if folder is None else f" {shlex.quote(f'--tuned-folder={folder}')}"
-    session = dataclasses.replace(session, command=session.command + told)
+    in_folder = "" if folder is None else f" {shlex.quote(f'--tuned-folder={folder}')}"
+    session = dataclasses.replace(session, command=session.command + in_folder)
     found: list[Tuned] = []
     paths: list[Path] = []
     rows = Rows(COLUMNS, (9, 28, 8, 14, 24, 9, 10, 11, 5))
