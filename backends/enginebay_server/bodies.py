@@ -4,6 +4,7 @@ fields that are unknown.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -199,7 +200,7 @@ def _check_limits(body: GenerationBody, settings: ServerSettings, logprobs: int 
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    wrong = next((key for key in given if not key.isdecimal() or not key.isascii()), None)
+    wrong = next((key for key in given if not re.fullmatch("[0-9]{1,9}", key)), None)
     if wrong is not None:
         raise ApiError(
             400,

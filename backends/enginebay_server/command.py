@@ -70,7 +70,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-alive",
         type=int,
-        default=5,
+        default=60,
         metavar="SECONDS",
         help="how long an idle connection stays open",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -107,4 +108,14 @@ def _code_of(message: str) -> str | None:
 def error_body(path: str, error: ApiError) -> bytes:
     """An error in the form of the API that a path belongs to, as it is sent."""
     is_anthropic = path.startswith("/v1/messages")
-    return orjson.dumps(error.anthropic_body if is_anthropic else error.body)
+    return to_json(error.anthropic_body if is_anthropic else error.body)
+
+
+def to_json(record: dict[str, Any]) -> bytes:
+    """A record in JSON, also where a client's text has half of a UTF-16 pair, or its numbers have
+    more than 64 bits.
+    """
+    try:
+        return orjson.dumps(record)
+    except TypeError:
+        return json.dumps(record).encode()

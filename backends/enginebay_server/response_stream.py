@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from enginebay.outputs import StreamChunk
 from enginebay_server.blocks import Block, BlockEvent, Blocks
-from enginebay_server.errors import ApiError
+from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import Generation
 from enginebay_server.parsing.contract import ContentDelta
 from enginebay_server.responses import ResponseRecords
@@ -111,5 +109,5 @@ class ResponseStream(StreamWriter):
     def _event(self, name: str, record: dict[str, Any]) -> bytes:
         """An event with its number and name."""
         number, self._num_events = self._num_events, self._num_events + 1
-        data = orjson.dumps({"type": name, "sequence_number": number, **record})
+        data = to_json({"type": name, "sequence_number": number, **record})
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from enginebay_server.completions import (
     completion_params,
 )
 from enginebay_server.embeddings import EmbeddingBody, embed
+from enginebay_server.errors import to_json
 from enginebay_server.running import begin, in_time, streamed, whole_outputs
 from enginebay_server.state import AppState
 
@@ -86,4 +86,4 @@ def generate_routes(state: AppState) -> APIRouter:
 
 def as_json(record: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """An answer in JSON."""
-    return Response(orjson.dumps(record), headers=headers, media_type="application/json")
+    return Response(to_json(record), headers=headers, media_type="application/json")

@@ -40,7 +40,7 @@ class Address:
     port: int = 8000
     tls_cert: str | None = None
     tls_key: str | None = None
-    keep_alive_s: int = 5
+    keep_alive_s: int = 60
 
     def open(self) -> socket.socket:
         """A socket of this address, which does not listen yet. InputError when it is taken."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
-
-from transformers.utils.chat_parsing import ResponseParser
-from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from enginebay_server.parsing.calls import call_deltas, calls_of, new_id
 from enginebay_server.parsing.contract import (
@@ -34,8 +32,9 @@ class TemplateParser(Parser):
     """
 
     def __init__(self, request: ParseRequest) -> None:
-        template = _lenient(request.chat.response_template or {})
-        loaded = load_response_template(template)
+        loaded = _load(_lenient(request.chat.response_template or {}))
+        from transformers.utils.chat_parsing import ResponseParser
+
         for field in loaded.fields.values():
             field.optional = True  # a text that is cut off may lack any of them
         prompt = request.prompt_end(WHOLE_PROMPT)
@@ -106,6 +105,20 @@ class TemplateParser(Parser):
         return deltas
 
 
+def _load(template: dict[str, Any]) -> Any:
+    """The declaration as transformers has it, which takes seconds to import: models without one
+    never do. Without torch it logs advice that does not apply here.
+    """
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    return load_response_template(template)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in record.getMessage()
+
+
 def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
     """The same template, but that JSON which is none is kept as text."""
     made = copy.deepcopy(dict(template))
@@ -120,7 +133,7 @@ def _serves(chat: ModelChat) -> bool:
     if chat.response_template is None:
         return False
     try:
-        load_response_template(_lenient(chat.response_template))
+        _load(_lenient(chat.response_template))
     except Exception:  # noqa: BLE001  # declarations come with checkpoints and may be anything
         return False
     return True
