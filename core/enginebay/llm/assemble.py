@@ -74,7 +74,10 @@ class CompletionReader:
         self.text += delta
         self.token_ids += token_ids
         logprobs = self._take_logprobs(event, len(token_ids))
-        prompt_logprobs = self._take_prompt_logprobs(event)
+        prompt_logprobs = None
+        if (found := event.prompt_logprobs) is not None:  # the prompt's first token has none
+            self.prompt_logprobs = [None, *_best_first(found.token_ids, found.values)]
+            prompt_logprobs = tuple(self.prompt_logprobs)
         if not delta and not token_ids and not self.done:
             return None
         return StreamChunk(
@@ -137,16 +140,6 @@ class CompletionReader:
             self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
         self.logprobs += logprobs
         return logprobs
-
-    def _take_prompt_logprobs(
-        self, event: TokenEvent
-    ) -> tuple[dict[int, float] | None, ...] | None:
-        """The prompt's log-probabilities, if this event has them; the first token has none."""
-        logprobs = event.prompt_logprobs
-        if logprobs is None:
-            return None
-        self.prompt_logprobs = [None, *_best_first(logprobs.token_ids, logprobs.values)]
-        return tuple(self.prompt_logprobs)
 
     def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
         """A stop text was found: abort the completion in the loop, and set its final metrics."""
