@@ -320,8 +320,7 @@ class LLM:
         """submit() without blocking the asyncio event loop. When it is cancelled, nothing is
         queued.
         """
-        prepare = functools.partial(self._preparer.prepare_one, **turn)
-        [prepared] = await in_thread(prepare, prompt, params)
+        [prepared] = await in_thread(lambda: self._preparer.prepare_one(prompt, params, **turn))
         return self._queue(prepared, events, request_id, streams=stream)
 
     def abort(self, request_id: str) -> bool:
@@ -348,8 +347,7 @@ class LLM:
         self, prompts: Prompts, params: Params = None, **turns: Unpack[Turns]
     ) -> list[RequestOutput]:
         """generate() without blocking the asyncio event loop. Cancelling it ends the requests."""
-        prepare = functools.partial(self._preparer.prepare, **turns)
-        return await self._arun(prepare, prompts, params)
+        return await self._arun(lambda: self._preparer.prepare(prompts, params, **turns))
 
     async def aembed(
         self,
@@ -360,14 +358,11 @@ class LLM:
         **turns: Unpack[Turns],
     ) -> list[np.ndarray]:
         """embed() without blocking the asyncio event loop. Cancelling it ends the requests."""
-        prepare = functools.partial(self._preparer.prepare_embed, **turns)
-        outputs = await self._arun(prepare, prompts, pooling)
+        outputs = await self._arun(lambda: self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
-    async def _arun(
-        self, prepare: Callable[..., list[Prepared]], *args: Any
-    ) -> list[RequestOutput]:
-        prepared = await in_thread(prepare, *args)
+    async def _arun(self, prepare: Callable[[], list[Prepared]]) -> list[RequestOutput]:
+        prepared = await in_thread(prepare)
         events = AsyncEvents()
         try:
             self._requests.submit(prepared, events, streams=False)
@@ -394,6 +389,5 @@ class LLM:
         self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> RequestOutput:
         """chat() without blocking the asyncio event loop. Cancelling it ends the request."""
-        render = functools.partial(self._rendered, **options)
-        prompt, turn = await in_thread(render, messages)
+        prompt, turn = await in_thread(lambda: self._rendered(messages, **options))
         return (await self.agenerate([prompt], params, **turn))[0]
