@@ -1,5 +1,5 @@
-"""Signatures of the built-in ops, and what all their implementations have in common. Ops that
-engines call too have their signatures in `enginebay.ops.bound`.
+"""Signatures of the built-in ops, and what all their implementations have in common. The
+signatures of ops that other packages call too are in `enginebay.ops.bound`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,55 @@ from typing import Any, Protocol
 
 import jax
 
-from enginebay.cache import CacheArrays
-from enginebay.ops.bound import AttentionOp, KvWriteOp, RopeKvWriteOp, RopeOp, SampleOp
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.bound import RopeKvWriteOp, RopeOp, SampleOp
 from enginebay.ops.op import Op
-from enginebay.ops.spec import AttnBatch
+from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
 from enginebay.weights import Weight
 
 CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 ANGLES = {**CLOSE, "float32": 1e-3}
 """Tolerance of rope: the rounding error of an f32 angle of thousands of radians."""
+
+
+class AttentionOp(Protocol):
+    """Attention as a model calls it. Implementation, layout, sharding and phase are chosen already.
+
+    rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
+    the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
+    another layer (spec.kv_shared). sinks: f32 [Hq] for a spec with `sinks`, one additional score
+    per query head that takes part in the softmax but has no value. slopes: f32 [Hq] for a spec with
+    `alibi`.
+
+    The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
+    With it a model can merge the attention over two caches.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        rope: RopeSpec | None = None,
+        sinks: jax.Array | None = None,
+        slopes: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
+
+
+class KvWriteOp(Protocol):
+    """Writes k and v [T, kv_heads, head_dim] at slots int32 [T] of the cache, in place when it is
+    donated. Tokens with a negative slot are dropped.
+
+    An implementation lists its cache layouts in the capability `layouts`; without it, all layouts.
+    """
+
+    def __call__(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
+    ) -> CacheArrays: ...
 
 
 class EmbeddingOp(Protocol):

@@ -24,12 +24,9 @@ from enginebay.config_sections import (
     with_options,
 )
 from enginebay.errors import ConfigError, EnginebayError, InputError, shown_text, unknown_name
-from enginebay.keywords import Dtype
+from enginebay.keywords import Dtype, EngineFields
 from enginebay.nesting import MAX_DEPTH, check_depth, fault_of
 from enginebay.validation import Validated
-
-if TYPE_CHECKING:
-    from enginebay.keywords import EngineFields
 
 NO_PROPOSER: Final = "none"
 NO_QUANTIZATION: Final = "none"

@@ -60,13 +60,11 @@ class SamplingState:
         """Return the same state with neutral values for all parameters of a stage. A program that
         uses it does not compute this stage.
         """
-        neutral = {
-            name: jnp.full_like(getattr(self.params, name), one.neutral)
-            for name, one in ROW_VALUES.items()
-            if one.stage == stage
-        }
-        kept = {n: getattr(self.params, n) for n in ROW_VALUES if n not in neutral}
-        return dataclasses.replace(self, params=DeviceParams(**kept, **neutral))
+        params = {name: getattr(self.params, name) for name in ROW_VALUES}
+        for name, one in ROW_VALUES.items():
+            if one.stage == stage:
+                params[name] = jnp.full_like(params[name], one.neutral)
+        return dataclasses.replace(self, params=DeviceParams(**params))
 
 
 class Sampler(Protocol):

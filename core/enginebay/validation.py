@@ -139,9 +139,7 @@ def _unknown(name: str, finding: ErrorDetails, parent: Mapping[str, Any]) -> str
     few = ", ".join(known) or "none"
     if len(known) > FEW_FIELDS:
         few = near or f"{', '.join(known[:5])} and {len(known) - 5} more"
-    todo = other_program_hint(last, is_flag=False) or (
-        f"Did you mean {near!r}?" if near else "Leave it out."
-    )
+    todo = other_program_hint(last, is_flag=False) or _meant(near, "Leave it out.")
     return explain(f"{name} = {shown(finding['input'])}, an unknown field", few, todo)
 
 
@@ -166,9 +164,7 @@ def _wrong(
         names = [str(choice) for choice in _choices(node.get("propertyNames", {}))]
         near = nearest(str(finding["input"]), names)
         given = f"{name}.{_path([str(finding['input'])])}, an unknown key"
-        return explain(
-            given, ", ".join(names), f"Did you mean {near!r}?" if near else "Leave it out."
-        )
+        return explain(given, ", ".join(names), _meant(near, "Leave it out."))
     if finding["type"] == "value_error" or not allowed:
         allowed = message
     return explain(given, allowed, _otherwise(name, node, finding["input"]))
@@ -176,20 +172,16 @@ def _wrong(
 
 def _otherwise(name: str, node: Mapping[str, Any], value: object) -> str:
     """Return the third part of a message: the most similar allowed value, or the default."""
-    near = (
-        nearest(value, [str(choice) for choice in _choices(node)])
-        if isinstance(value, str)
-        else None
-    )
-    if near is not None:
-        return f"Did you mean {near!r}?"
+    choices = [str(choice) for choice in _choices(node)]
+    near = nearest(value, choices) if isinstance(value, str) else None
     default = node.get("default")
-    plain = isinstance(default, str | int | float)
-    return (
-        f"Leave {name} out for its default, {default}."
-        if plain
-        else f"Change it, or leave {name} out."
-    )
+    is_plain = isinstance(default, str | int | float)
+    todo = f"Leave {name} out for its default, {default}."
+    return _meant(near, todo if is_plain else f"Change it, or leave {name} out.")
+
+
+def _meant(near: str | None, otherwise: str) -> str:
+    return f"Did you mean {near!r}?" if near else otherwise
 
 
 def _path(loc: Sequence[int | str]) -> str:

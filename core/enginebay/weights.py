@@ -134,10 +134,4 @@ def stored_bytes(shape: Sequence[int], dtype: Any) -> int:
     """Return the bytes that an array uses on a device. A device packs two int4 into one byte, while
     `nbytes` counts a byte for each.
     """
-    kind = jnp.dtype(dtype)
-    bits = 8 * kind.itemsize
-    if jnp.issubdtype(kind, jnp.integer):
-        bits = jnp.iinfo(kind).bits
-    elif jnp.issubdtype(kind, jnp.floating):
-        bits = jnp.finfo(kind).bits
-    return -(-math.prod(shape) * bits // 8)
+    return -(-math.prod(shape) * jax.dtypes.itemsize_bits(jnp.dtype(dtype)) // 8)

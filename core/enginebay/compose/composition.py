@@ -163,10 +163,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
     registry, config, info = plan.registry, plan.config, plan.model.info
     decode = plan.kernels.attention["decode"].caps
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress("loading weights", done, total)
+    report = progress and functools.partial(progress, "loading weights")
 
     def load_weights() -> dict[str, Weight]:
         with waiting(f"loading the weights of {plan.checkpoint.folder}"):

@@ -55,50 +55,10 @@ class AttentionImpl(Protocol):
         """Return (out [T, Hq, Dv], the updated cache, log-sum-exp f32 [T, Hq] or None)."""
 
 
-class AttentionOp(Protocol):
-    """Attention as a model calls it. Implementation, layout, sharding and phase are chosen already.
-
-    rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
-    the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
-    another layer (spec.kv_shared). sinks: f32 [Hq] for a spec with `sinks`, one additional score
-    per query head that takes part in the softmax but has no value. slopes: f32 [Hq] for a spec with
-    `alibi`.
-
-    The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
-    With it a model can merge the attention over two caches.
-    """
-
-    def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
-        cache: CacheArrays,
-        batch: AttnBatch,
-        *,
-        spec: AttnSpec,
-        rope: RopeSpec | None = None,
-        sinks: jax.Array | None = None,
-        slopes: jax.Array | None = None,
-    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
-
-
 class RopeOp(Protocol):
     """Rotates the first rotary_dim features of x [T, heads, head_dim] to positions int32 [T]."""
 
     def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
-
-
-class KvWriteOp(Protocol):
-    """Writes k and v [T, kv_heads, head_dim] at slots int32 [T] of the cache, in place when it is
-    donated. Tokens with a negative slot are dropped.
-
-    An implementation lists its cache layouts in the capability `layouts`; without it, all layouts.
-    """
-
-    def __call__(
-        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
-    ) -> CacheArrays: ...
 
 
 class RopeKvWriteOp(Protocol):
@@ -106,7 +66,8 @@ class RopeKvWriteOp(Protocol):
     kv_heads, head_dim] to the cache. Returns (rotated q, updated cache).
 
     A fused op of rope and kv_write, used with attention that does not write the cache itself.
-    positions and slots are int32 [T]. Slots and the capability `layouts` are as in KvWriteOp.
+    positions and slots are int32 [T]. Tokens with a negative slot are not written. The capability
+    `layouts` of an implementation lists its cache layouts; without it, all layouts.
     """
 
     def __call__(

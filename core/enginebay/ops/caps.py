@@ -22,7 +22,8 @@ class Env:
     device_kind: str = ""
 
 
-def _always(_: object) -> bool:
+def always(_: object) -> bool:
+    """Return True, for a predicate that allows every value."""
     return True
 
 
@@ -46,15 +47,15 @@ class Caps:
     q_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
     kv_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
     features: frozenset[str] = frozenset()
-    arch: Callable[[str], bool] = _always
-    head_dim: Callable[[int], bool] = _always
-    latent_dim: Callable[[int], bool] = _always
+    arch: Callable[[str], bool] = always
+    head_dim: Callable[[int], bool] = always
+    latent_dim: Callable[[int], bool] = always
     """Checked in place of head_dim where values are a prefix of keys."""
-    group: Callable[[int], bool] = _always
-    page_size: Callable[[int], bool] = _always
-    rows: Callable[[int], bool] = _always
+    group: Callable[[int], bool] = always
+    page_size: Callable[[int], bool] = always
+    rows: Callable[[int], bool] = always
     """The number of rows of a step, with padding."""
-    context: Callable[[int], bool] = _always
+    context: Callable[[int], bool] = always
     """The longest context of a step, in tokens."""
     compact_decode: bool = False
     ragged_decode: bool = False

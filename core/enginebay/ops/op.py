@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from enginebay.cache import KVLayout
-from enginebay.ops.caps import Env
+from enginebay.ops.caps import Env, always
 from enginebay.ops.spec import AttnSpec, Mode
 
 SignatureT = TypeVar("SignatureT")
@@ -152,10 +152,6 @@ class CheckSetting:
     page_size: int = 64
 
 
-def _serves(impl: Any) -> bool:
-    return True
-
-
 @dataclasses.dataclass(frozen=True)
 class QuickCase:
     """One problem of an op, for the quick check.
@@ -171,5 +167,5 @@ class QuickCase:
     run: Callable[..., Mapping[str, jax.Array]]
     inputs: tuple[Any, ...]
     exact: frozenset[str] = frozenset()
-    serves: Callable[[Any], bool] = _serves
+    serves: Callable[[Any], bool] = always
     place: Callable[[str, int], str] | None = None

@@ -172,19 +172,15 @@ class RowTable:
 
     def _free_row(self, req_id: str, req_index: int | None) -> int:
         if req_id in self._rows:
-            given, todo = (
-                f"request id {req_id!r}",
-                f"It is in row {self._rows[req_id]}: remove it first.",
-            )
-            raise InputError(given, "an id that is not in the table", todo)
+            todo = f"It is in row {self._rows[req_id]}: remove it first."
+            raise InputError(f"request id {req_id!r}", "an id that is not in the table", todo)
         default = "Leave req_index out for the lowest free row."
         if req_index is None:
             if self.num_reqs < self.max_num_reqs:
                 return self.requests.index(None)
             given = f"request {req_id!r} for a table whose {self.max_num_reqs} rows are taken"
-            raise RuntimeError(
-                explain(given, "a free row", "Remove a request first, or raise max_num_reqs.")
-            )
+            todo = "Remove a request first, or raise max_num_reqs."
+            raise RuntimeError(explain(given, "a free row", todo))
         if not 0 <= req_index < self.max_num_reqs:
             raise IndexError(explain(f"row {req_index}", f"0 to {self.max_num_reqs - 1}", default))
         if self.requests[req_index] is not None:
