@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -75,14 +75,8 @@ MakeGuide = Callable[[Vocabulary], Guide]
 
 def forms_of(params: SamplingParams) -> dict[Form, Any]:
     """Return the fields that guide the output of a request, with their values; {} for none."""
-    asked: dict[Form, Any] = {
-        "json_schema": params.json_schema,
-        "json_object": params.json_object or None,
-        "regex": params.regex,
-        "choice": params.choice or None,
-        "grammar": params.grammar,
-    }
-    return {form: value for form, value in asked.items() if value is not None}
+    forms = {form: getattr(params, form) for form in get_args(Form)}
+    return {form: value for form, value in forms.items() if value not in (None, False, ())}
 
 
 def num_words(vocab_size: int) -> int:

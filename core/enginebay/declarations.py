@@ -32,32 +32,20 @@ def _check(declaration: Declaration) -> None:
         declaration.capabilities.get("custom_calls", ()),
     )
     _check_capabilities(declaration)
-    tests = (
-        (
-            isinstance(name, str)
-            and name not in ("", AUTO)
-            and name.isprintable()
-            and not {"/", ":"} & set(name),
-            "a name that is not auto and has no /, no : and no control characters",
-        ),
-        (
-            isinstance(target, str) and ":" in target,
-            f'a target of the form "module:attribute", not {target!r}',
-        ),
-        (
-            isinstance(op, str) and (declaration.kind == "kernel") == bool(op),
-            f"an op for a kernel, and none for another kind, not {op!r}",
-        ),
-        (
-            all(not isinstance(value, str) for value in lists),
-            "tuples for platforms, requires and custom_calls, not a single string",
-        ),
-        (
-            isinstance(declaration.capabilities.get("priority", 0), int),
-            "a whole number for the capability priority",
-        ),
-    )
-    for is_right, allowed in tests:
+    is_text = isinstance(name, str) and name.isprintable()
+    is_name = is_text and name not in ("", AUTO) and not {"/", ":"} & set(name)
+    is_target = isinstance(target, str) and ":" in target
+    is_op = isinstance(op, str) and (declaration.kind == "kernel") == bool(op)
+    are_lists = all(not isinstance(value, str) for value in lists)
+    is_number = isinstance(declaration.capabilities.get("priority", 0), int)
+    tests = {
+        "a name that is not auto and has no /, no : and no control characters": is_name,
+        f'a target of the form "module:attribute", not {target!r}': is_target,
+        f"an op for a kernel, and none for another kind, not {op!r}": is_op,
+        "tuples for platforms, requires and custom_calls, not a single string": are_lists,
+        "a whole number for the capability priority": is_number,
+    }
+    for allowed, is_right in tests.items():
         if not is_right:
             todo = f"Correct {hooks.hook_name(declaration.kind)} of the plugin."
             raise PluginError(f"{declaration.kind} {name!r}", allowed, todo)
