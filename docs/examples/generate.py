@@ -1,4 +1,4 @@
-"""Complete several prompts at once, each with parameters of its own."""
+"""Complete several prompts at once, each with its own sampling parameters."""
 
 from enginebay import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Print a completion as it comes, and stop at the first full stop."""
+"""Print a completion while it is generated, and stop at the first full stop."""
 
 from enginebay import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""The same requests under two schedulers: other steps, equal tokens."""
+"""Run the same requests under two schedulers: the steps differ, the tokens are equal."""
 
 from enginebay import LLM, SamplingParams
 

@@ -1,1 +1,1 @@
-"""Plugins that are wrong in one way each, for enginebay's tests."""
+"""Plugins with one fault each, for enginebay's tests."""

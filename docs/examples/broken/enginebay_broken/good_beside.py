@@ -1,9 +1,9 @@
-"""A plugin with nothing wrong in it."""
+"""A plugin without a fault."""
 
 from enginebay.hooks import Register, hookimpl
 
 
 @hookimpl
 def register_schedulers(register: Register) -> None:
-    """Works."""
+    """Declare a part that works."""
     register("one_at_a_time", "enginebay_broken.working:OneAtATime", capabilities={"priority": -10})

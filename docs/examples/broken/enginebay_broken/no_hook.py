@@ -1,8 +1,8 @@
-"""A plugin that forgot to mark its function with @hookimpl."""
+"""A plugin whose function lacks @hookimpl."""
 
 from enginebay.hooks import Register
 
 
 def register_schedulers(register: Register) -> None:
-    """Not marked."""
+    """This function has no @hookimpl, so enginebay never calls it."""
     register("never_seen", "enginebay_broken.working:OneAtATime")

@@ -1,10 +1,10 @@
-"""A plugin whose hook raises."""
+"""A plugin whose hook raises an exception."""
 
 from enginebay.hooks import Register, hookimpl
 
 
 @hookimpl
 def register_schedulers(register: Register) -> None:
-    """Raises after its first part, so that not even that one may be listed as usable."""
+    """Raise after the first part is declared. That part must not be listed as usable either."""
     register("half_way", "enginebay_broken.working:OneAtATime")
     raise RuntimeError("the hook went wrong half way")

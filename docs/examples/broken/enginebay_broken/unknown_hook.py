@@ -1,9 +1,9 @@
-"""A plugin whose hook has a name that the host does not know."""
+"""A plugin whose hook has a name that enginebay does not know."""
 
 from enginebay.hooks import Register, hookimpl
 
 
 @hookimpl
 def register_scheduler(register: Register) -> None:
-    """The hook is called register_schedulers."""
+    """The correct name is register_schedulers."""
     register("never_seen", "enginebay_broken.working:OneAtATime")

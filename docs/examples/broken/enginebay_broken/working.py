@@ -1,4 +1,4 @@
-"""A scheduler that works: one request at a time."""
+"""A scheduler without a fault, which runs one request at a time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enginebay.scheduler import Decision, Scheduler, SchedulerView
 
 
 class OneAtATime(Scheduler):
-    """Prefills the first of the waiting when nothing runs, and decodes it to its end."""
+    """Prefills the first waiting request when no request runs, and decodes it to its end."""
 
     def initial_state(self) -> None:
-        """None."""
+        """Return None: the scheduler has no state."""
 
     def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
-        """The next part of the one request."""
+        """Return the next step of the single request."""
         budget = view.limits.max_num_batched_tokens
         if view.running:
             row = view.running[0]

@@ -1,4 +1,4 @@
-"""A plugin with four wrong parts and a good one."""
+"""A plugin with four faulty parts and a correct one."""
 
 from enginebay.hooks import Register, hookimpl
 
@@ -7,7 +7,7 @@ WORKING = "enginebay_broken.working:OneAtATime"
 
 @hookimpl
 def register_schedulers(register: Register) -> None:
-    """Each is wrong in its own way, but the last."""
+    """Declare four parts with a fault each, and a correct part."""
     register("from_yesterday", WORKING, interface=0)
     register("fcfs", WORKING, summary="a name that enginebay's own scheduler has")
     register("needs_more", WORKING, requires=("a_module_that_nobody_has",), extra="more")

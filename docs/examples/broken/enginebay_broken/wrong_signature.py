@@ -1,9 +1,9 @@
-"""A plugin whose hook takes an argument that the host does not have."""
+"""A plugin whose hook has a parameter that enginebay does not pass."""
 
 from enginebay.hooks import Register, hookimpl
 
 
 @hookimpl
 def register_schedulers(register: Register, registry: object) -> None:
-    """There is no argument `registry`."""
+    """Hooks have no parameter `registry`."""
     register("never_seen", "enginebay_broken.working:OneAtATime")

@@ -1,5 +1,5 @@
-"""Attention as a scan over chunks of keys: every token keeps a running maximum, sum and weighted
-value.
+"""Attention as a scan over chunks of keys. Each token keeps a running maximum, a running sum and a
+running weighted value.
 
 The online softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax"
 (2018).
@@ -17,7 +17,7 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 
 LOWEST = -1e30
-"""Stands for "nothing seen yet"; finite, so that differences of maxima are never NaN."""
+"""The running maximum before the first key. It is finite, so that differences are never NaN."""
 
 KEY_CHUNKS = (16, 32, 64, 128, 256, 512)
 WORKING_BYTES = 1 << 30
@@ -31,19 +31,19 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class ChunkConfig:
-    """What may be tuned: keys looked at together."""
+    """The setting that can be tuned: the number of keys in a chunk."""
 
     key_chunk: int = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedScan:
-    """One chunk of every row's keys at a time. Working memory is tokens * key_chunk * KV heads *
-    head_dim.
+    """Processes one chunk of every row's keys at a time. Its working memory has tokens * key_chunk
+    * KV heads * head_dim numbers.
 
-    It has no softcap, no sinks and no shared keys; its capabilities say so, and the host tells who
-    asks for one. It lets the op kv_write put new keys and values into the cache, so it gets k = v =
-    None.
+    The kernel has no softcap, no sinks and no shared keys. Its capabilities declare this, so
+    enginebay does not choose it for a model that needs one of these. The op kv_write writes new
+    keys and values into the cache before, so k and v are None.
     """
 
     name: str = "chunked_scan"
@@ -54,14 +54,14 @@ class ChunkedScan:
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> ChunkConfig:
-        """Chunks no longer than a page."""
+        """Return chunks of at most a page and at most 64 keys."""
         return ChunkConfig(key_chunk=min(64, layout.page_size))
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> list[ChunkConfig]:
-        """Chunks of up to the context whose keys and values in f32 stay within WORKING_BYTES, for
-        `enginebay tune`.
+        """Return the sizes for `enginebay tune`: chunks up to the context, with keys and values in
+        f32 within WORKING_BYTES.
         """
         of_a_key = 2 * 4 * bucket.tokens * spec.num_kv_heads * spec.head_dim
         return [
@@ -83,7 +83,7 @@ class ChunkedScan:
         config: ChunkConfig,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """q [T, Hq, D] -> (out [T, Hq, D], the same cache, log-sum-exp f32 [T, Hq] or None)."""
+        """For q [T, Hq, D] return (out [T, Hq, D], cache, log-sum-exp f32 [T, Hq] or None)."""
         size = config.key_chunk
         tokens, kv_heads, group = q.shape[0], spec.num_kv_heads, spec.group
         row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
@@ -108,7 +108,7 @@ class ChunkedScan:
             keys, chunk = (
                 x.astype(jnp.float32).reshape(tokens, size, kv_heads, -1) for x in (keys, chunk)
             )
-            # A place that was never written may hold a NaN.
+            # A slot that was never written may hold NaN.
             chunk = jnp.where(visible[:, :, None, None], chunk, 0)
             scores = jnp.where(
                 visible[:, None, None], jnp.einsum("thgd,tchd->thgc", queries, keys), LOWEST

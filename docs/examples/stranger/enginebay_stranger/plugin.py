@@ -1,5 +1,5 @@
-"""What this plugin offers. Nothing is imported here but the hooks: targets are imported when they
-are picked.
+"""Declarations of this plugin's parts. This module imports only the hooks; enginebay imports a part
+when the part is chosen.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_schedulers(register: Register) -> None:
-    """Declare shortest_prompt_first. Its priority is below that of enginebay's own, so "auto" does
-    not take it.
+    """Declare shortest_prompt_first. Its priority is lower than that of the built-in schedulers,
+    so "auto" does not choose it.
     """
     register(
         "shortest_prompt_first",
         "enginebay_stranger.shortest_prompt_first:ShortestPromptFirst",
         options="enginebay_stranger.shortest_prompt_first:ShortestPromptFirstOptions",
-        summary="short prompts first; waiting makes up for length",
+        summary="short prompts first, unless a longer one has waited",
         capabilities={"priority": -10},
     )
 
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Declare chunked_scan. The kernel itself says what it can do and how it ranks."""
+    """Declare chunked_scan. The kernel object has its capabilities and its priority."""
     register(
         "chunked_scan",
         "enginebay_stranger.chunked_scan:chunked_scan",
         op="attention",
         platforms=("cpu",),
-        summary="a scan over chunks of keys, softmax running along",
+        summary="a scan over chunks of keys with a running softmax",
     )

@@ -1,5 +1,5 @@
-"""Shortest prompt first: a scheduler in which waiting makes up for length, so that nobody
-starves.
+"""A scheduler that admits short prompts first. A long prompt moves forward while it waits, so no
+request starves.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, Schedu
 
 
 class ShortestPromptFirstOptions(BaseModel):
-    """The section of this scheduler."""
+    """Options of this scheduler."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens_per_s: float = Field(
-        default=200.0, gt=0, description="prompt tokens that one second of waiting makes up for"
+        default=200.0, gt=0, description="prompt tokens that one second of waiting offsets"
     )
 
 
 class ShortestPromptFirst(Scheduler):
-    """Decodes everything that can be decoded, and admits short prompts before long ones.
+    """Decodes every row that can decode, and admits short prompts before long ones.
 
-    Waiting requests are ordered by arrival_s + num_prompt_tokens / tokens_per_s. So a prompt of n
-    tokens is overtaken only by requests that come less than n / tokens_per_s seconds after it,
-    which are finitely many; and as nothing goes past the first of that order, room is made for it
-    in the end. When decoding rows run out of cache the latest arrival is preempted, never the
-    first, so there is always progress.
+    Waiting requests are ordered by arrival_s + num_prompt_tokens / tokens_per_s. So only requests
+    that arrive less than n / tokens_per_s seconds later can overtake a prompt of n tokens. No
+    request overtakes the first request of this order, so it is admitted when enough cache is free.
+    When the decoding rows have too little cache, the latest arrival is preempted and never the
+    first, so the first request always makes progress.
     """
 
     def __init__(self, options: ShortestPromptFirstOptions | None = None) -> None:
         self._options = options or ShortestPromptFirstOptions()
 
     def initial_state(self) -> None:
-        """None: all it needs is in the view."""
+        """Return None: the view has everything that the scheduler needs."""
 
     def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
-        """The next decision, by the rules of the class."""
+        """Return the next decision. The class describes its rules."""
         limits = view.limits
         rows, preempted, free_tokens = _make_room(view)
         decode = [row for row in rows if row.num_left == 0 and row.max_new_left > 0][
@@ -81,8 +81,8 @@ class ShortestPromptFirst(Scheduler):
 
 
 def _growth(row: RunningView, num_steps: int) -> int:
-    """Cache to be promised to a decoding row for that many steps; its last token needs no place
-    until it runs.
+    """Return the tokens of cache that a decoding row needs for `num_steps` steps, beyond what was
+    promised to it. The last token needs no slot until it runs.
     """
     if row.num_promised is None:
         return 0
@@ -90,8 +90,8 @@ def _growth(row: RunningView, num_steps: int) -> int:
 
 
 def _make_room(view: SchedulerView) -> tuple[list[RunningView], tuple[str, ...], int]:
-    """The rows that stay, by arrival; those preempted so that each of them can decode a token; free
-    cache then.
+    """Return (the rows that stay, by arrival; the ids of preempted rows; the free tokens of cache
+    after that). Each row that stays can decode a token.
     """
     rows, preempted, free_tokens = (
         sorted(view.running, key=lambda row: row.arrival_s),
@@ -105,11 +105,11 @@ def _make_room(view: SchedulerView) -> tuple[list[RunningView], tuple[str, ...],
     return rows, tuple(preempted), free_tokens
 
 
-def _steps(decode: list[RunningView], most: int, spare: int) -> int:
-    """The most decode steps up to `most` whose growth beyond the first step fits `spare` tokens of
-    cache.
+def _steps(decode: list[RunningView], max_steps: int, spare: int) -> int:
+    """Return the largest number of decode steps, at most `max_steps`, whose growth after the first
+    step fits into `spare` tokens of cache.
     """
-    steps = min(most, max((row.max_new_left for row in decode), default=1))
+    steps = min(max_steps, max((row.max_new_left for row in decode), default=1))
     first = sum(_growth(row, 1) for row in decode)
     while steps > 1 and sum(_growth(row, steps) for row in decode) - first > spare:
         steps -= 1

@@ -1,4 +1,4 @@
-"""What the two parts promise beyond their contracts."""
+"""Tests of what the two parts promise in addition to their contracts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both parts pass enginebay's conformance suites, as registered and with options of ours."""
+"""Both parts pass enginebay's conformance suites, with default options and with other options."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PARTS = ("scheduler:shortest_prompt_first", "kernel:attention:chunked_scan")
 
 
 def registered() -> list[pytest.ParameterSet]:
-    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME`
-    runs too.
+    """Return the checks of the plugin's parts. `pytest -p enginebay_testing --enginebay-check
+    NAME` runs the same checks.
     """
     registry = load_registry()
     entries = [entry for name in PARTS for entry in select(registry, name)]

@@ -1,5 +1,5 @@
-"""The engine "ring": each row owns a ring of blocks in every cache group, so that no request is
-refused or preempted for want of memory, and layers with a window keep no more than their window.
+"""The engine "ring". Each row owns a ring of blocks in every cache group, so no request is refused
+or preempted for lack of memory. Layers with a window keep only the tokens of their window.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ class RingOptions(BaseModel):
 
 
 class RingLedger(Ledger):
-    """Block i of a row's tokens is place i % length of the row's ring. A ring of a group with a
-    window is as long as the window and what steps may write after it; other rings never wrap.
-    Page 0 belongs to no row: it stands for blocks that a row no longer keeps.
+    """Block i of a row's tokens is stored at index i % length of the row's ring.
+
+    In a group with a window, the ring has room for the window and for the tokens that steps may
+    write after it. Other rings never wrap. Page 0 belongs to no row; tables have it for blocks that
+    a row no longer keeps.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], config: EngineConfig, block_size: int) -> None:
@@ -55,7 +57,7 @@ class RingLedger(Ledger):
         return (self.num_rows - len(self.leases)) * self.max_model_len
 
     def shapes(self) -> dict[str, CacheShape]:
-        """The size of each group's arrays."""
+        """Return the size of each group's arrays."""
         return {
             group: CacheShape(1, 1 + self.num_rows * length, self.block_size)
             for group, length in self.lengths.items()
@@ -110,7 +112,7 @@ class RingLedger(Ledger):
 
 
 def make_engine(parts: EngineParts, options: RingOptions) -> StepEngine:
-    """The core's engine with rings, which are allocated whole."""
+    """Return a StepEngine with a RingLedger. All rings are allocated at the start."""
     ledger = RingLedger(parts.model.info.groups, parts.config, options.block_size)
     sizes = PoolSizes.of(parts.facts(), options.block_size, ledger.shapes())
     rows = parts.make_rows(options.block_size)
@@ -118,6 +120,6 @@ def make_engine(parts: EngineParts, options: RingOptions) -> StepEngine:
 
 
 def attention_problems(facts: StepFacts, options: RingOptions) -> list[AttentionProblem]:
-    """The attention problems of the engine's steps, by which kernels are chosen."""
+    """Return the attention problems of the engine's steps. Kernels are chosen by them."""
     shapes = RingLedger(facts.info.groups, facts.config, options.block_size).shapes()
     return pool_problems(facts, options.block_size, shapes)

@@ -1,4 +1,4 @@
-"""What this plugin offers: an engine."""
+"""Declaration of this plugin's engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_engines(register: Register) -> None:
-    """Declare the engine. Its priority is low: "auto" takes others."""
+    """Declare the engine. Its priority is low, so "auto" chooses another engine."""
     register(
         "ring",
         "enginebay_ring.engine:make_engine",

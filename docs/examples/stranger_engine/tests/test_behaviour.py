@@ -1,5 +1,5 @@
-"""What the engine promises beyond the contract: rings as long as a window, and the tokens of the
-paged engine.
+"""Tests of what the engine promises in addition to its contract: rings as long as a window, and the
+tokens of the paged engine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Attention over int8 keys and values, which are never made whole: scales multiply the scores and
-the weights of a softmax that runs along.
+"""Attention over int8 keys and values. They are never converted to floats as a whole: the scales
+multiply the scores and the weights of a running softmax.
 
 The online softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax"
 (2018).
@@ -18,10 +18,10 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_stranger_layout.plugin import LAYOUT
 
 LOWEST = -1e30
-"""Stands for "nothing seen yet"; finite, so that differences of maxima are never NaN."""
+"""The running maximum before the first key. It is finite, so that differences are never NaN."""
 
 KEY_CHUNK = 64
-"""Keys that are looked at together."""
+"""Keys of a chunk."""
 
 CAPS = Caps(
     platforms=frozenset({"cpu"}),
@@ -35,8 +35,8 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class Int8Scan:
-    """A chunk of every token's keys at a time. The op kv_write puts new keys and values into the
-    cache before, so k and v are None.
+    """Processes one chunk of every token's keys at a time. The op kv_write writes new keys and
+    values into the cache before, so k and v are None.
     """
 
     name: str = "int8_scan"
@@ -45,7 +45,7 @@ class Int8Scan:
     caps: Caps = CAPS
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
-        """There is nothing to tune."""
+        """Return None: the kernel has no setting to tune."""
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class Int8Scan:
         config: None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, None]:
-        """q [T, Hq, D] -> (out [T, Hq, D], the same cache, None)."""
+        """For q [T, Hq, D] return (out [T, Hq, D], the same cache, None)."""
         tokens = q.shape[0]
         row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
         kv_lens = jnp.where(batch.seq_ids < batch.bucket.seqs, batch.kv_lens[row], 0)[:, None]
@@ -80,7 +80,7 @@ class Int8Scan:
             if spec.window is not None:
                 visible &= at > last - spec.window
             seen_by_head = visible[:, None, None]
-            # [tokens, kv_heads, 1, chunk]; of places that were never written they may be NaN.
+            # [tokens, kv_heads, 1, chunk]. Scales of slots that were never written may be NaN.
             k_scales, v_scales = (
                 jnp.where(seen_by_head, jnp.swapaxes(chunk[name], 1, 2)[:, :, None], 0)
                 for name in ("k_scales", "v_scales")

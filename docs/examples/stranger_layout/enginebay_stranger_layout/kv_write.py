@@ -12,8 +12,8 @@ from enginebay_stranger_layout.layout import quantize
 def kv_write(
     cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
 ) -> dict[str, jax.Array]:
-    """k, v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped. See
-    KvWriteOp.
+    """Write k and v [T, kv_heads, head_dim] to slots int32 [T]; negative slots are dropped.
+    KvWriteOp describes the op.
     """
     values, scales = quantize(jnp.stack([k, v]))
     new = {"k": values[0], "v": values[1], "k_scales": scales[0], "v_scales": scales[1]}

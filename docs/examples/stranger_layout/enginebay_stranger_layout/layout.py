@@ -13,13 +13,13 @@ from enginebay_stranger_layout.plugin import LAYOUT
 
 LARGEST = 127
 SCALE = jnp.dtype(jnp.bfloat16)
-"""A product of 127 and a number of eight significant bits is exact, so that values which were read
-and are written again get the same bits.
+"""The dtype of scales. The product of 127 and a number of eight significant bits is exact in f32,
+so writing values that were read gives the same bits again.
 """
 
 
 def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [..., head_dim] -> (int8 values [..., head_dim], scales [...])."""
+    """For x [..., head_dim] return (int8 values [..., head_dim], scales [...])."""
     wide = x.astype(jnp.float32)
     scales = (jnp.abs(wide).max(axis=-1) / LARGEST).astype(SCALE)
     divisor = scales.astype(jnp.float32)
@@ -30,12 +30,12 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 @dataclasses.dataclass(frozen=True)
 class Int8HeadsLayout(KVLayout):
     """k, v int8 [pages, page_size, kv_heads, head_dim]; k_scales, v_scales [pages, page_size,
-    kv_heads]. `dtype` is that of what is written and read.
+    kv_heads]. `dtype` is the dtype of values that are written and read.
     """
 
     offset_axis: ClassVar[int] = 1
     tolerance: ClassVar[float] = 0.004
-    """Half a step is 1/254 of a head's largest value, and the scale is rounded too."""
+    """Rounding to int8 is off by at most 1/254 of the largest value; the scale is rounded too."""
 
     @property
     def name(self) -> str:

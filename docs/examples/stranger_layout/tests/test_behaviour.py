@@ -1,4 +1,4 @@
-"""What the layout promises beyond the contract, in engines."""
+"""Tests of what the layout promises in addition to its contract, in both engines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_engines_give_the_tokens_of_the_reference(engine: str, model: str) -> No
         reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
         assert llm.plan.kernels.names["attention.decode"] == "int8_scan"
         assert llm.plan.kernels.names["kv_write"] == "int8_heads"
-        # A prompt of more tokens than a step takes, and one that shares its beginning.
+        # One prompt is longer than a step; the other one begins with the same tokens.
         prompt = np.random.default_rng(1).integers(4, 90, 21).tolist()
         for out in llm.generate([prompt, [*prompt[:18], 7, 11]], GREEDY):
             tokens = out.outputs[0].token_ids

@@ -15,14 +15,14 @@ from enginebay_testing.suites import part_checks, select
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 EACH = 4
-"""A quarter of the cases of each kernel; `enginebay check kernel:attention:int8_scan` runs all."""
+"""Every fourth case of a kernel; `enginebay check kernel:attention:int8_scan` runs all cases."""
 
 PARTS = ("layout:int8_heads", "kernel:attention:int8_scan", "kernel:kv_write:int8_heads")
 
 
 def registered() -> list[pytest.ParameterSet]:
-    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME`
-    runs too.
+    """Return the checks of the plugin's parts. `pytest -p enginebay_testing --enginebay-check
+    NAME` runs the same checks, and all cases of the kernels.
     """
     registry = load_registry()
     entries = [entry for name in PARTS for entry in select(registry, name)]
@@ -40,6 +40,6 @@ def test_registered_part_keeps_its_contract(check: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("engine", ["oengine", "vinference"])
 def test_a_row_that_is_put_after_take_has_the_same_bytes(engine: str, tmp_path: Path) -> None:
-    """What the suites of engines check for each quantised layout that is installed."""
+    """The suite of engines checks this for every installed quantised layout."""
     model = str(write_tiny_checkpoint(tmp_path, load_registry()))
     put_restores_the_bytes(EngineSubject(engine, model), LAYOUT)

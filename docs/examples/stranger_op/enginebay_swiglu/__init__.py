@@ -1,3 +1,3 @@
-"""An example of a plugin for enginebay: the op swiglu, two kernels of it, and a model family that
+"""An example of a plugin for enginebay: the op swiglu, two kernels for it, and a model family that
 calls it.
 """

@@ -1,4 +1,4 @@
-"""The op swiglu as a benchmark: its ideal cost, and the MLPs of the shapes that enginebay names."""
+"""The benchmark of the op swiglu: its ideal cost, and the MLP of each shape of `bench kernels`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay_testing.exact import OpCall
 
 
 def cost(x: Any, gate: Any, up: Any) -> Cost:
-    """Two products, whose weights are read once."""
+    """Return the cost of two products, each reading its weight once."""
     (rows, inputs), outputs, item = x.shape, gate.shape[0], x.dtype.itemsize
     return Cost(
         flops=4.0 * rows * inputs * outputs,
@@ -22,7 +22,7 @@ def cost(x: Any, gate: Any, up: Any) -> Cost:
 
 
 def problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
-    """The step's tokens through the MLP of the shape's layer."""
+    """Return one problem: the step's tokens through the MLP of the shape's layer."""
     layer = shape.layer
     sizes = ((shape.num_tokens(), layer.hidden), *[(layer.mlp, layer.hidden)] * 2)
     arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))

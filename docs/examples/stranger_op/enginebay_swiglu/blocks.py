@@ -1,5 +1,5 @@
-"""The op swiglu by blocks of columns: what a block's two products give is used while it is at hand,
-so a whole [T, out] of them never lies in memory.
+"""The op swiglu by blocks of columns. The two products of a block are used at once, so memory never
+holds a product of all columns [T, out].
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ BLOCKS = (32, 64, 128, 256, 512, 1024)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What may be tuned: columns of the result that are computed together."""
+    """The setting that can be tuned: the columns of the result in a block."""
 
     columns: int
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockedSwiglu:
-    """Columns that a block does not divide are computed in one piece.
+    """Computes all columns at once when no block size divides their number.
 
-    `choose` returns the configuration of a call: the default, unless tables were bound.
+    `choose` returns the configuration of a call. None: the default configuration.
     """
 
     name: str = "blocks"
@@ -35,21 +35,21 @@ class BlockedSwiglu:
     choose: Callable[[OpProblem], Block] | None = None
 
     def default_config(self, env: Env, problem: OpProblem) -> Block:
-        """The largest block of at most 256 columns that divides the result; else all columns."""
+        """Return the largest block of at most 256 columns that divides the result, else all."""
         columns = int(dict(problem.sizes)["out"])
         return Block(max((b for b in BLOCKS if b <= 256 and columns % b == 0), default=columns))
 
     def candidates(self, env: Env, problem: OpProblem) -> list[Block]:
-        """Every block that divides the result, for `enginebay tune`."""
+        """Return every block that divides the result, for `enginebay tune`."""
         columns = int(dict(problem.sizes)["out"])
         return [Block(b) for b in BLOCKS if b < columns and columns % b == 0]
 
     def tuned(self, choose: Callable[[OpProblem], Block]) -> BlockedSwiglu:
-        """The same kernel, which asks `choose` while a call is traced."""
+        """Return the same kernel with `choose`, which is called while a call is traced."""
         return dataclasses.replace(self, choose=choose)
 
     def __call__(self, x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
-        """By the contract of SwigluOp."""
+        """Compute the op; SwigluOp describes it."""
         columns, features = gate.shape
         sizes = (("in", features), ("out", columns), ("dtype", str(x.dtype)))
         problem = OpProblem(x.shape[0], sizes)

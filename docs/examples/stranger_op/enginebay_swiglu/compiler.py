@@ -1,5 +1,5 @@
-"""Compiles the kernels for a processor without running them, at sizes whose arrays would not fit a
-small machine.
+"""Compiles the kernels for a CPU without running them, so that sizes whose arrays do not fit into
+memory can be checked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from enginebay.ops.toolchains import CompileReport
 
 
 class HostCompiler:
-    """XLA's compiler for the processor at hand."""
+    """XLA's compiler for the CPU of this machine."""
 
     targets = ("host",)
     platform = "cpu"
 
     def why_not(self, target: str) -> str | None:
-        """None: XLA always has it."""
+        """Return None: XLA can always compile for the CPU."""
 
     def compile(
         self,
@@ -31,7 +31,7 @@ class HostCompiler:
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """As enginebay.ops.toolchains.KernelCompiler says."""
+        """Compile a program; see enginebay.ops.toolchains.KernelCompiler."""
         began_s = time.perf_counter()
         program = jax.jit(function, donate_argnums=tuple(donated)).lower(*arguments).compile()
         memory = program.memory_analysis()
@@ -39,7 +39,7 @@ class HostCompiler:
         return CompileReport(target, time.perf_counter() - began_s, figures)
 
     def devices(self, target: str, num_devices: int) -> Sequence[Any]:
-        """Processors of this machine."""
+        """Return CPU devices of this machine."""
         return jax.devices("cpu")[:num_devices]
 
 

@@ -1,5 +1,5 @@
-"""How kernels of swiglu are checked: the quick cases, the float64 oracle, the cases by construction
-and the programs that are compiled for devices that are not there.
+"""The checks of swiglu kernels: the quick cases, the float64 reference, the constructed cases, and
+the programs that are compiled for devices that are not present.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from enginebay_testing.op_kit import LayoutTypes, OpKit, OpProgram, PlainCase, c
 
 
 def exact(x: np.ndarray, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The op in float64."""
+    """Compute the op in float64."""
     opened, product = (x.astype(np.float64) @ w.astype(np.float64).T for w in (gate, up))
     return opened / (1.0 + np.exp(-opened)) * product
 
 
 def quick_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """One call, for a kernel that is given by hand."""
+    """Yield one call, for a kernel that is given as a function or an import path."""
     rng = np.random.default_rng(0)
     shapes = ((5, 24), (64, 24), (64, 24))
     inputs = tuple(rng.normal(size=shape).astype(jnp.dtype(setting.dtype)) for shape in shapes)
@@ -47,7 +47,7 @@ AXES = OpAxes(
 
 
 def call_of(case: PlainCase) -> OpCall:
-    """The arrays of a case. A "negative" gate closes everything."""
+    """Return the arrays of a case. With "negative" every gate is negative: the result is near 0."""
     rng = case.rng()
     rows, inputs, outputs = (case.int(axis) for axis in ("rows", "inputs", "outputs"))
     x = rng.normal(size=(rows, inputs))
@@ -60,7 +60,7 @@ def call_of(case: PlainCase) -> OpCall:
 
 
 def programs(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
-    """The MLP of a model of 8 billion weights, for a decode step and a prompt."""
+    """Yield the MLP of a model with 8 billion weights, for a decode step and for a prefill."""
     weight = jax.ShapeDtypeStruct((14336, 4096), jnp.bfloat16)
     for rows in (32, 512):
         x = jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)

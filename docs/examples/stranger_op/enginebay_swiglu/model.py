@@ -1,5 +1,5 @@
 """A model family that calls the op: the decoder of Llama, with one call for the two products of its
-MLP and their activation. Checkpoints are those of Llama under another architecture's name.
+MLP and their activation. Its checkpoints are Llama checkpoints with another architecture name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SwigluMlp(Mlp):
     """The gated MLP without biases."""
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
+        """Return [T, hidden] for x [T, hidden]."""
         opened = ops[SWIGLU](x, self.gate.get_value(), self.up.get_value())
         return ops[LINEAR](opened, self.down.get_value())
 
@@ -41,7 +41,7 @@ class SwigluLlamaFamily(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        """As enginebay.model.ModelFamily says."""
+        """Build the model; see enginebay.model.ModelFamily."""
         decoder = read_decoder(config, max_model_len=max_model_len)
         variant = Variant(windows=(None,) * decoder.num_layers, mlp=SwigluMlp)
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)

@@ -1,4 +1,4 @@
-"""The op swiglu: how models call it, and what is the same of all its kernels."""
+"""The record of the op swiglu: its signature, and the facts that hold for all its kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.ops.op import Op
 class SwigluOp(Protocol):
     """x [T, in], gate and up [out, in] -> silu(x gate^T) * (x up^T) [T, out].
 
-    Both products are summed in f32; the products, the activation and the result have x's dtype.
+    Both products are summed in f32. The products, the activation and the result have x's dtype.
     """
 
     def __call__(self, x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array: ...

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def swiglu(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
-    """By the contract of SwigluOp."""
+    """Compute the op; SwigluOp describes it."""
     opened, product = (
         jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
         for weight in (gate, up)

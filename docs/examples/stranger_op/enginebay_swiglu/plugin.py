@@ -1,5 +1,5 @@
-"""What this plugin offers. Nothing is imported here but the hooks: targets are imported when they
-are picked.
+"""Declarations of this plugin's parts. This module imports only the hooks; enginebay imports a part
+when the part is chosen.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ COMPILED = {"compiler": "enginebay_swiglu.compiler:compiler"}
 
 @hookimpl
 def register_ops(register: Register) -> None:
-    """The record that says what swiglu is."""
+    """Declare the op by its record."""
     register("swiglu", "enginebay_swiglu.op:SWIGLU", summary="silu(x gate) * (x up)")
 
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """The reference, and a kernel with a block size that can be tuned."""
+    """Declare the reference, and a kernel with a block size that can be tuned."""
     register(
         "plain",
         "enginebay_swiglu.plain:swiglu",
@@ -33,13 +33,13 @@ def register_kernels(register: Register) -> None:
         op="swiglu",
         platforms=EVERYWHERE,
         capabilities={**COMPILED, "priority": 10},
-        summary="a block of columns at a time, both products and the activation in one",
+        summary="one block of columns at a time, with both products and the activation",
     )
 
 
 @hookimpl
 def register_models(register: Register) -> None:
-    """Llama's decoder with the op in its MLP."""
+    """Declare Llama's decoder with the op in its MLP."""
     register(
         "swiglu_llama",
         "enginebay_swiglu.model:family",

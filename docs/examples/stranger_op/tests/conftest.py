@@ -1,5 +1,5 @@
-"""A tiny checkpoint of Llama, and the same weights under the architecture of the example's
-family.
+"""Fixtures: a tiny checkpoint of Llama, and the same weights with the architecture name of the
+example's family.
 """
 
 from __future__ import annotations

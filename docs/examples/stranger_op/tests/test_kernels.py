@@ -1,5 +1,5 @@
-"""Both kernels keep the op's contract, compile for a device without running there, and are measured
-and tuned by the commands that serve the built-in ops.
+"""Both kernels keep the op's contract and compile without running. The commands that measure and
+tune built-in ops measure and tune both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Run = Callable[..., tuple[int, Any]]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A command's exit code, and the JSON that it printed."""
+    """Run a command; return its exit code and the JSON that it prints."""
     monkeypatch.setattr("enginebay_bench.roofline.STREAM_BYTES", 1 << 20)
     monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 64)
 

@@ -1,4 +1,4 @@
-"""A model that calls the op is served; its kernels are explained, given by hand and shadowed."""
+"""A model that calls the op is served; its kernels can be explained, overridden and shadowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = [[5, 6, 7], [9, 8]]
 
 @pytest.fixture(scope="module")
 def llm(gated: Path) -> Iterator[LLM]:
-    """Beside the chosen kernel each step runs the other one."""
+    """An engine whose steps run the chosen kernel, and the other kernel as its shadow."""
     with LLM(str(gated), shadow={"swiglu": "plain@1"}, **SIZES) as llm:
         yield llm
 
