@@ -122,6 +122,13 @@ class GenerationBody(Body):
     cache_salt: str | None = None
 
     @property
+    def has_form(self) -> bool:
+        """Whether the output must have a form."""
+        form = self.response_format
+        guided = (self.guided_json, self.guided_choice, self.guided_regex, self.guided_grammar)
+        return any(one is not None for one in guided) or (form is not None and form.type != "text")
+
+    @property
     def turn(self) -> dict[str, Any]:
         """What the scheduler and the prefix cache need to know of the request."""
         return {
@@ -242,9 +249,3 @@ def _structure(body: GenerationBody) -> dict[str, Any]:
                 )
             found[name] = value
     return found
-
-
-def is_guided(params: SamplingParams) -> bool:
-    """Whether the output must have a form."""
-    forms = (params.json_schema, params.json_object, params.regex, params.choice, params.grammar)
-    return any(forms)

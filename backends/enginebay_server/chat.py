@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
-from enginebay_server.bodies import GenerationBody, is_guided, sampling_params
+from enginebay_server.bodies import GenerationBody, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
@@ -51,7 +52,8 @@ class ChatBody(GenerationBody):
     def tool_use(self) -> ToolUse:
         """The tools that the answer may call. ApiError for a wrong one."""
         several = self.parallel_tool_calls is not False
-        return tool_use(self.tools, self.tool_choice, several=several)
+        use = tool_use(self.tools, self.tool_choice, several=several)
+        return dataclasses.replace(use, is_guided=self.has_form)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -70,10 +72,11 @@ def chat_params(
             "Pass logprobs = true.",
             param="top_logprobs",
         )
+    use.check(model)
     max_tokens = body.max_completion_tokens or body.max_tokens
     params = sampling_params(body, settings, max_tokens=max_tokens, logprobs=body.num_logprobs)
     if use.schema is not None:
-        if is_guided(params):
+        if body.has_form:
             raise ApiError(
                 400,
                 "tool_choice that demands a call, and another form of the output. Allowed: one "
@@ -141,8 +144,7 @@ class ChatAnswer:
             num_best = self._body.num_logprobs or 0
             content = chat_logprobs(one.token_ids, one.logprobs, num_best, model.token_text)
             told = {"content": content, "refusal": None}
-        prompt_ids = self._generation.handles[0].prompt_token_ids
-        parser = self._use.parser(model, prompt_ids, guided=is_guided(self._params))
+        parser = self._use.parser(model, self._generation.handles[0].prompt_token_ids)
         reply = whole_reply(one.text, parser)
         stopped_by = stop_reason(model, self._params, one.token_ids, one.finish_reason)
         is_cut = self._use.is_cut(stopped_by)
@@ -178,9 +180,8 @@ class ChatStream(StreamWriter):
         ]
         self._token_ids: list[list[int]] = [[] for _ in range(count)]
         prompt_ids = generation.handles[0].prompt_token_ids
-        guided = is_guided(params)
         self._use = use
-        self._parsers = [use.parser(self._model, prompt_ids, guided=guided) for _ in range(count)]
+        self._parsers = [use.parser(self._model, prompt_ids) for _ in range(count)]
 
     def begin(self) -> bytes:
         delta: Mapping[str, Any] = {"role": "assistant", "content": "", "refusal": None}

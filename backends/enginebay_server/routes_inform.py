@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from enginebay import __version__
+from enginebay_server.parsing.choose import REASONING, TOOLS
 from enginebay_server.routes_generate import as_json
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
@@ -79,7 +80,8 @@ def model_record(model: ServedModel) -> dict[str, Any]:
 
 def explained(model: ServedModel) -> dict[str, Any]:
     """What was chosen for a model, and why; and the memory of its engine."""
-    plan = model.llm.plan
+    plan, formats = model.llm.plan, model.formats
+    parsers = {TOOLS: formats.tool_choice, REASONING: formats.reasoning_choice}
     return {
         "family": plan.model.info.family,
         "choices": [
@@ -90,6 +92,10 @@ def explained(model: ServedModel) -> dict[str, Any]:
                 "refused": [{"name": name, "reason": why} for name, why in reason.refused],
             }
             for reason in plan.reasons
+        ]
+        + [
+            {"setting": kind, "chosen": one.name, "why": one.why, "refused": []}
+            for kind, one in parsers.items()
         ],
         "memory": dataclasses.asdict(model.llm.engine.memory),
     }

@@ -33,6 +33,10 @@ class ToolUse:
     described: tuple[Mapping[str, Any], ...] = ()
     several: bool = True
     """Whether an answer may have more than one call."""
+    is_guided: bool = False
+    """Whether the answer has a form from its first token on. Then it goes on with no reasoning that
+    the prompt has begun.
+    """
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -56,21 +60,26 @@ class ToolUse:
         """
         return self.schema is not None and stopped_by is not None
 
-    def parser(
-        self, model: ServedModel, prompt_token_ids: Sequence[int], *, guided: bool = False
-    ) -> MessageParser | None:
-        """The parser of one answer; None when its text is its content as it stands.
+    def check(self, model: ServedModel) -> None:
+        """ApiError for tools that the model would not see."""
+        if self.mode == "auto" and model.formats.lacks_tools:
+            raise ApiError(
+                400,
+                f"tools for {model.name}, whose chat template has no place for them. Allowed: "
+                "tool_choice required, the name of a tool, or none. Pass one of these, or serve "
+                "the model with --tool-parser or another --chat-template.",
+                param="tools",
+            )
 
-        `guided`: whether the answer has a form from its first token on. Then it goes on with no
-        reasoning that the prompt has begun.
-        """
+    def parser(self, model: ServedModel, prompt_token_ids: Sequence[int]) -> MessageParser | None:
+        """The parser of one answer; None when its text is its content as it stands."""
         if self.mode == "named":
             return MessageParser(None, NamedCallParser(str(self.functions[0]["name"])))
         if self.mode == "required":
             return MessageParser(None, CallListParser(), several=self.several)
         formats = model.formats
         decode = model.llm.tokenizer.decode
-        shown_ids = () if guided else prompt_token_ids
+        shown_ids = () if self.is_guided else prompt_token_ids
         request = ParseRequest(
             formats.chat,
             self.functions,

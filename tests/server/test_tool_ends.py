@@ -132,6 +132,21 @@ def test_an_answer_with_a_form_is_no_reasoning_that_the_prompt_has_begun(llm: LL
     assert formed["reasoning"] == ""
 
 
+def test_tools_that_the_model_would_not_see_are_refused(asker: Asker) -> None:
+    error = asker.refused(PATH, 400, messages=HELLO, tools=[SET_AGE])
+    assert error["param"] == "tools"
+    unparsed = Asker(asker.llm, {"tool_parser": "none"})
+    message, _ = ask(unparsed, guided_choice=[CALL])
+    assert (message["content"], message["calls"]) == (CALL, [])
+
+
+def test_explain_names_the_parsers(parsing: Asker, asker: Asker) -> None:
+    for one, names in ((parsing, ["hermes", "think"]), (asker, ["none", "none"])):
+        choices = one.get("/explain").json()["demo"]["choices"]
+        by_setting = {choice["setting"]: choice["chosen"] for choice in choices}
+        assert [by_setting["tool_parser"], by_setting["reasoning_parser"]] == names
+
+
 def test_openais_client_joins_the_calls_of_a_stream(parsing: Asker) -> None:
     import asyncio
 

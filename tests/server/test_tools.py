@@ -150,7 +150,7 @@ def test_tools_and_calls_of_the_conversation_are_in_the_prompt(asker: Asker) -> 
         "{% for c in m.tool_calls or [] %}{{ c.function.arguments.items() | list }}{% endfor %} "
         "{% endfor %}{{ reasoning_effort }}"
     )
-    asker.model.chat_template = template
+    asker = Asker(asker.llm, {"chat_template": template})
     body = {"messages": messages, "tools": [NOW], "reasoning_effort": "low", "max_tokens": 1}
     prompts: list[Any] = []
     submit = asker.llm.submit

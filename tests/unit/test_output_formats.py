@@ -13,7 +13,7 @@ import pytest
 from enginebay.errors import PluginError, UnknownNameError
 from enginebay.hooks import Declaration
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay_server.parsing.choose import OutputFormats, choose_formats, model_chat
+from enginebay_server.parsing.choose import choose_formats, model_chat
 from enginebay_server.parsing.constrained import (
     CallListParser,
     NamedCallParser,
@@ -120,13 +120,17 @@ def test_auto_takes_what_the_chat_template_shows(
 ) -> None:
     found = choose_formats(registry, chat)
     assert (found.tools, found.reasoning) == (tools, reasoning)
-    assert found.keep_special_tokens is (tools in (mistral, template))
+    keeps = found.tools is not None and found.tools.keeps_special_tokens
+    assert keeps is (tools in (mistral, template))
 
 
 def test_a_name_wins_over_the_chat_template_and_none_means_none(registry: Registry) -> None:
     chat = ModelChat("<tool_call></think>")
     found = choose_formats(registry, chat, tools="json", reasoning="none")
-    assert found == OutputFormats(chat, bare_json, None)
+    assert (found.tools, found.reasoning) == (bare_json, None)
+    assert (found.tool_choice.name, found.reasoning_choice.name) == ("json", "none")
+    assert not choose_formats(registry, ModelChat(), tools="none").lacks_tools
+    assert choose_formats(registry, ModelChat()).lacks_tools
     with pytest.raises(UnknownNameError, match="hermes"):
         choose_formats(registry, chat, tools="hermess")
 

@@ -12,21 +12,40 @@ from enginebay_server.parsing.contract import ModelChat, OutputFormat
 
 TOOLS, REASONING = "tool_parser", "reasoning_parser"
 NO_PARSER = "none"
+WANTED = "chosen by name"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChosenFormat:
+    """The format of a kind. None for `format`: the output is not looked through."""
+
+    name: str
+    why: str
+    format: OutputFormat | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputFormats:
-    """The formats of one model. None: its output is not looked through."""
+    """The formats of one model."""
 
     chat: ModelChat
-    tools: OutputFormat | None
-    reasoning: OutputFormat | None
+    tool_choice: ChosenFormat
+    reasoning_choice: ChosenFormat
 
     @property
-    def keep_special_tokens(self) -> bool:
-        """Whether the output is decoded with special tokens."""
-        formats = (self.tools, self.reasoning)
-        return any(one is not None and one.keeps_special_tokens for one in formats)
+    def tools(self) -> OutputFormat | None:
+        """The format of tool calls."""
+        return self.tool_choice.format
+
+    @property
+    def reasoning(self) -> OutputFormat | None:
+        """The format of reasoning."""
+        return self.reasoning_choice.format
+
+    @property
+    def lacks_tools(self) -> bool:
+        """Whether a format of tool calls was looked for, and the model has none."""
+        return self.tool_choice.format is None and self.tool_choice.why != WANTED
 
 
 def choose_formats(
@@ -38,24 +57,26 @@ def choose_formats(
     UnknownNameError for an unknown name, PluginError for a part that cannot be loaded.
     """
     chosen = _choose(registry, TOOLS, tools, chat)
-    if chosen is not None and chosen.has_reasoning:
-        return OutputFormats(chat, chosen, None)
+    if chosen.format is not None and chosen.format.has_reasoning:
+        why = f"the tool parser {chosen.name} finds reasoning too"
+        return OutputFormats(chat, chosen, ChosenFormat(NO_PARSER, why))
     return OutputFormats(chat, chosen, _choose(registry, REASONING, reasoning, chat))
 
 
-def _choose(registry: Registry, kind: str, name: str, chat: ModelChat) -> OutputFormat | None:
+def _choose(registry: Registry, kind: str, name: str, chat: ModelChat) -> ChosenFormat:
     if name == NO_PARSER:
-        return None
+        return ChosenFormat(NO_PARSER, WANTED)
     if name != AUTO:
-        return _checked(registry.load(registry.find(kind, name)), f"{kind} {name!r}")
+        found = _checked(registry.load(registry.find(kind, name)), f"{kind} {name!r}")
+        return ChosenFormat(name, WANTED, found)
     for entry in registry.ready(kind):
         try:
             found = _checked(registry.load(entry), f"{kind} {entry.name!r}")
         except PluginError:
             continue  # a part that is named is refused with this error
         if found.serves(chat):
-            return found
-    return None
+            return ChosenFormat(entry.name, "the chat template shows it", found)
+    return ChosenFormat(NO_PARSER, "the chat template shows no format")
 
 
 def _checked(target: Any, what: str) -> OutputFormat:
