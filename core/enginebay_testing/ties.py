@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from enginebay.sampler import SamplingState
@@ -110,7 +111,7 @@ def _sampled(
     positions[:num_rows] += after.astype(np.int32)
     tokens = np.zeros(-(-(len(prompt) + len(output)) // WIDTH) * WIDTH, np.int32)
     tokens[: len(prompt) + len(output)] = [*prompt, *output]
-    seed_words = np.asarray(key_of(params.seed or 0), np.uint32)
+    seed_words = jnp.asarray(key_of(params.seed or 0), jnp.uint32)
     key = jax.random.wrap_key_data(seed_words, impl="threefry2x32")
     words = np.asarray(jax.random.key_data(jax.random.fold_in(key, index)))
 
