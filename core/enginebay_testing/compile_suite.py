@@ -136,7 +136,7 @@ def _spec(shape: HeadShape, dtype: str = "bfloat16") -> AttnSpec:
 def attention_programs(
     kernel: AttentionImpl, env: Env, number: int, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[OpProgram]:
-    """Return the programs of attention in the first layout, or none without a layout. The
+    """Yield the programs of attention in the first layout, or none without a layout. The
     representative programs depend on the number of the target.
     """
     stands = {EVERYWHERE, *itertools.chain(*BY_TURNS[number : number + 1])}

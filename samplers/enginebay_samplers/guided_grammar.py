@@ -172,7 +172,7 @@ class LlguidanceConstraint(Constraint):
         return LlguidanceConstraint(self._matcher.deep_copy(), self._words, self._bits)
 
     def try_step(self) -> None:
-        """Raise RequestError if the masks after the first token exceed a limit."""
+        """Raise RequestError if the first mask, or a step after it, exceeds a limit."""
         tokens = np.flatnonzero(np.unpackbits(self.bits().view(np.uint8), bitorder="little"))
         if len(tokens):
             tried = self.copy()

@@ -100,8 +100,8 @@ def _environment() -> dict[str, str]:
 
 
 def _more(name: str, dump: Path, scratch: Path) -> dict[str, str]:
-    """Return extra variables of a stage. For engines, XLA dumps what it compiles for a decode step;
-    cached programs are not dumped.
+    """Return extra variables of a stage. For engines, XLA dumps the programs of decode steps, and
+    the compilation cache is off, because cached programs are not dumped.
 
     Autotuned results for matrix products are shared with the following stages.
     """

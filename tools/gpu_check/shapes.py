@@ -105,8 +105,8 @@ def tensors(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def weight_bytes(config: Config, dtype: str) -> int:
-    """Return the weight bytes that a decode step reads: all weights, except that an untied
-    embedding counts for few rows only.
+    """Return the weight bytes that a decode step reads: all weights, without the embedding where it
+    is not the head too, because a step reads few of its rows.
     """
     sizes = {name: int(np.prod(shape)) for name, shape in tensors(config).items()}
     read = sum(sizes.values()) - (
