@@ -77,7 +77,7 @@ def test_not_a_number_is_incorrect_and_json_stays_strict(
         ("raises", "ERROR", "RuntimeError: the planted exception"),
         ("asserts", "ERROR", "AssertionError: an assertion of the kernel itself"),
         ("exits", "ERROR", "ended with exit code 0"),
-        ("crashes", "ERROR", "died of SIGSEGV"),
+        ("crashes", "ERROR", "was killed by SIGSEGV"),
         ("declines", "UNSUPPORTED", "it has no f32 form"),
     ],
 )
