@@ -1,3 +1,1 @@
-"""An example of a plugin for enginebay: an engine whose rows keep their cache in rings of
-blocks.
-"""
+"""An example of a plugin: an engine whose rows keep their cache in rings of blocks."""
