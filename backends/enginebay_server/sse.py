@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ from enginebay_server.errors import ApiError, api_error
 from enginebay_server.generation import Generation, gone
 
 log = logging.getLogger("enginebay.server")
+
+LAST_WORDS_S = 1.0
+"""How long the error that ends a stream may take to be sent."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -73,11 +77,14 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with asyncio.timeout_at(self._end_s):
                 last = await self._send_events(send)
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         except TimeoutError:
+            self._generation.close()
             error = ApiError(504, "the request took longer than the server allows")
             last = self._writer.fail(error)
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            with contextlib.suppress(TimeoutError):  # a client that reads nothing blocks this too
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             watcher.cancel()
             self._generation.close()
@@ -106,4 +113,7 @@ class EventStream(Response):
             return writer.end()
         except (ApiError, EnginebayError) as error:
             log.warning("request %s failed in its stream: %s", self._generation.id, error)
+            return b"".join(ready) + writer.fail(api_error(error))
+        except Exception as error:  # the status was sent: an event says what the status cannot
+            log.exception("request %s failed in its stream", self._generation.id)
             return b"".join(ready) + writer.fail(api_error(error))

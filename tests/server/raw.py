@@ -35,6 +35,9 @@ class RawClient:
         self.status: int | None = None
         self.body = b""
         self.has_body = asyncio.Event()
+        self.reads = asyncio.Event()
+        """Cleared, the client takes nothing more after its first bytes."""
+        self.reads.set()
         self.task = asyncio.ensure_future(app(self.scope, self._messages.get, self._send))
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -43,6 +46,7 @@ class RawClient:
         else:
             self.body += message.get("body", b"")
             self.has_body.set()
+            await self.reads.wait()
 
     def leave(self) -> None:
         """Close the connection."""

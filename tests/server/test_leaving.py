@@ -124,6 +124,39 @@ def test_an_answer_that_takes_too_long_is_ended(asker: Asker, held: None, stream
     assert num_open(asker) == 0
 
 
+def test_a_client_that_reads_nothing_holds_nothing_after_its_time(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginebay_server.sse.LAST_WORDS_S", 0.05)
+    hasty = Asker(asker.llm, request_timeout_s=0.3)
+
+    async def run() -> None:
+        client = RawClient(hasty.app, CHAT, {**LONG, "stream": True})
+        client.reads.clear()
+        async with asyncio.timeout(WAIT_S):
+            await client.task
+
+    asyncio.run(run())
+    assert num_open(asker) == 0
+    assert hasty.state.limit._num_free == hasty.state.settings.max_concurrency
+
+
+def test_a_fault_of_ours_in_a_stream_is_its_last_event(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    from enginebay_server.chat import ChatStream
+
+    def fails(*_: object) -> bytes:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(ChatStream, "write", fails)
+    answer = asker.post(CHAT, {**LONG, "stream": True})
+    error = json.loads(events_of(answer.text)[-1])["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+
+
 def test_many_streams_that_leave_keep_nothing(asker: Asker) -> None:
     before = threading.active_count()
 
