@@ -32,8 +32,7 @@ class RingLedger(Ledger):
     """Block i of a row's tokens is stored at index i % length of the row's ring.
 
     In a group with a window, the ring has room for the window and for the tokens that steps may
-    write after it. Other rings never wrap. Page 0 belongs to no row; tables have it for blocks that
-    a row no longer keeps.
+    write after it. Other rings never wrap. Page 0 stands for blocks that a row no longer keeps.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], config: EngineConfig, block_size: int) -> None:
