@@ -43,7 +43,7 @@ class ConcurrencyLimit:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()  # the place came at the moment in which its taker left
-            else:
+            elif turn in self._waiting:  # leave() may have passed over it already
                 self._waiting.remove(turn)
             raise
 
