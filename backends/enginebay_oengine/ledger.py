@@ -281,6 +281,9 @@ class PageLedger(Ledger):
     def reach(self) -> Mapping[str, int]:
         return {name: group.store.pool.reach for name, group in self.groups.items()}
 
+    def page_holders(self) -> Mapping[str, np.ndarray]:
+        return {name: one.store.pool.all_holders() for name, one in self.groups.items()}
+
     def forget(self) -> None:
         self._prefixes.forget()
         self._copies = {}

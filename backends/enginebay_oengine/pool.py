@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+import numpy as np
+
 from enginebay.errors import InternalError
 
 DUMMY_PAGE = 0
@@ -58,6 +60,12 @@ class PagePool:
     def holders(self, page: int) -> int:
         """Return the number of holders of a page."""
         return self._holders[page] if page < self.reach else 0
+
+    def all_holders(self) -> np.ndarray:
+        """Return the number of holders of each page below `reach`, int32; -1 for cached pages."""
+        found = np.array(self._holders, np.int32)
+        found[list(self._cached)] = -1
+        return found
 
     def take(self) -> int:
         """Take a free page, with one holder. InternalError when none is free."""

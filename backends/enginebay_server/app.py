@@ -22,6 +22,7 @@ from enginebay_server.response_store import open_store
 from enginebay_server.routes_anthropic import anthropic_routes
 from enginebay_server.routes_generate import generate_routes
 from enginebay_server.routes_inform import inform_routes
+from enginebay_server.routes_page import page_routes
 from enginebay_server.routes_responses import response_routes
 from enginebay_server.routes_tokens import token_routes
 from enginebay_server.served import ServedModel, ServedModels
@@ -50,7 +51,14 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
         redoc_url=None,
     )
     app.state.server = state
-    makers = (generate_routes, response_routes, anthropic_routes, token_routes, inform_routes)
+    makers = (
+        generate_routes,
+        response_routes,
+        anthropic_routes,
+        token_routes,
+        inform_routes,
+        page_routes,
+    )
     for make in makers:
         app.include_router(make(state))
     handlers: dict[Any, Any] = {

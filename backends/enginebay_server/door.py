@@ -26,6 +26,9 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 PROBES = frozenset({"/health", "/liveness", "/readiness"})
 """Paths that are answered without a key, and while the server drains."""
 
+PAGE = "/ui"
+"""The page's files need no key; its data does."""
+
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -77,7 +80,7 @@ class Door:
 
     def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """ApiError for a request that may not come in."""
-        if path in PROBES:
+        if path in PROBES or is_page(path):
             return
         settings = self._state.settings
         if settings.api_keys and not is_known(given_key(headers), settings.api_keys):
@@ -128,6 +131,11 @@ class Door:
         if scope["method"] == "POST":
             check_content_type(headers.get(b"content-type", b""))
         return b"".join(parts)
+
+
+def is_page(path: str) -> bool:
+    """Return whether a path is a file of the page."""
+    return path == PAGE or (path.startswith(f"{PAGE}/") and path != f"{PAGE}/data")
 
 
 def check_content_type(given: bytes) -> None:

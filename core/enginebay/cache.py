@@ -317,6 +317,14 @@ class Ledger(ABC):
         """For each group, the number of first pages that contain every page ever promised."""
         return {}
 
+    def page_holders(self) -> Mapping[str, np.ndarray]:
+        """Return who holds each page, for displays: int32 [pages] for each group that has pages.
+
+        0 is a free page, n > 0 a page that n rows share, and -1 a page without a row whose contents
+        are kept. Page 0 is never used. Pages that were never used may be left out at the end.
+        """
+        return {}
+
     def resized(self, shapes: Mapping[str, CacheShape]) -> None:  # noqa: B027  # pages keep their numbers
         """Use these sizes of the arrays from now on, by cache group."""
 

@@ -10,12 +10,13 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from enginebay.cache import Ledger
 from enginebay.engine import StepPlan
+from enginebay.loop.in_flight import InFlight
 from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.outputs import RequestMetrics
 from enginebay.types import FinishReason, Request
@@ -57,6 +58,8 @@ class Execution:
     execute_s: float
     num_rows: int
     num_new_tokens: int
+    num_prompt_tokens: int = 0
+    """Prompt tokens that the step computed; 0 for a decode."""
     num_drafts: int = 0
     """Rows with drafts, without rows whose request had ended."""
     num_draft_tokens: int = 0
@@ -176,28 +179,23 @@ class Observers:
         if plan.is_decode:
             self._num_tokens += len(plan.rows) * plan.num_steps
         else:
-            self._num_tokens += sum(row.num_tokens for row in plan.rows)
+            self._num_tokens += _num_prompt_tokens(plan)
         return time.monotonic()
 
     def read(
-        self,
-        launched_s: float,
-        rows: Iterable[RequestState],
-        tokens: np.ndarray,
-        now_s: float,
-        num_drafts: Sequence[int] = (),
+        self, step: InFlight, tokens: np.ndarray, now_s: float, num_drafts: Sequence[int] = ()
     ) -> None:
         """Report an Execution: tokens int32 [rows, steps] of a step were read, and are not recorded
         yet. `num_drafts` are the drafts of each row of a verify step.
 
-        When `launched_s` is nan, there was no observer at the launch, and nothing is reported.
+        When there was no observer at the launch, nothing is reported.
         """
-        began_s, self._last_read_s = max(self._last_read_s, launched_s), now_s
-        if math.isnan(launched_s):
+        began_s, self._last_read_s = max(self._last_read_s, step.launched_s), now_s
+        if math.isnan(step.launched_s):
             return
         counts = [
             0 if tracked.finished else int((row >= 0).sum())
-            for tracked, row in zip(rows, tokens, strict=True)
+            for tracked, row in zip(step.rows, tokens, strict=True)
         ]
         verified = [
             (drafts, new) for drafts, new in zip(num_drafts, counts, strict=False) if drafts and new
@@ -207,6 +205,7 @@ class Observers:
             now_s - began_s,
             len(counts),
             sum(counts),
+            num_prompt_tokens=_num_prompt_tokens(step.plan),
             num_drafts=len(verified),
             num_draft_tokens=sum(drafts for drafts, _ in verified),
             num_accepted_tokens=sum(new - 1 for _, new in verified),
@@ -232,3 +231,8 @@ class Observers:
             finally:
                 if has_failed:
                     self.remove(observer)
+
+
+def _num_prompt_tokens(plan: StepPlan) -> int:
+    """Return the prompt tokens of a prefill; rows of it that decode count one token each."""
+    return 0 if plan.is_decode else sum(row.num_tokens for row in plan.rows)

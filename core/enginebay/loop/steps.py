@@ -115,7 +115,7 @@ class StepRunner:
             step.num_drafts or [0] * len(step.rows), counts.tolist()
         )
         if self.observers.is_on:
-            self.observers.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
+            self.observers.read(step, tokens, now_s, num_drafts)
         failures = advance_all(step.rows, tokens, counts)
         self._patience_s = time.monotonic() + PATIENCE_S
         self.admission.append(step.rows, tokens, counts)

@@ -1,0 +1,120 @@
+"""The page at /ui, and the figures that it draws."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import RedirectResponse, Response
+
+from enginebay.errors import EnginebayError
+from enginebay_server.errors import ApiError
+from enginebay_server.routes_generate import as_json
+from enginebay_server.served import ServedModel
+from enginebay_server.state import AppState
+from enginebay_server.watch import Watch
+
+FILES = {
+    "index.html": "text/html; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "plots.js": "text/javascript; charset=utf-8",
+    "chat.js": "text/javascript; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+)
+"""The page loads nothing from other hosts, and runs no inline script."""
+
+PAGES_LIMIT_S = 0.5
+"""Seconds that the map of pages waits for the engine, which may be compiling."""
+
+
+def page_routes(state: AppState) -> APIRouter:
+    """/ui, its files, and /ui/data."""
+    router = APIRouter(include_in_schema=False)
+    views = [ModelView(model) for model in state.models]
+    folder = importlib.resources.files("enginebay_server") / "ui"
+
+    @router.get("/ui")
+    async def page() -> Response:
+        return RedirectResponse("/ui/")
+
+    @router.get("/ui/data")
+    async def data(since: str = "") -> Response:
+        """Figures of each model. `since`: the first record number that the page lacks, by model in
+        order, with commas between.
+        """
+        numbers = [int(part) if part.isdecimal() else 0 for part in since.split(",")]
+        numbers += [0] * len(views)
+        each = [view.figures(number) for view, number in zip(views, numbers, strict=False)]
+        return as_json({"ready": state.is_ready, "models": await asyncio.gather(*each)})
+
+    @router.get("/ui/{name:path}")
+    async def file(name: str) -> Response:
+        name = name or "index.html"
+        if name not in FILES:
+            raise ApiError(404, f"the page has no file {name[:100]!r}")
+        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        content = await asyncio.to_thread((folder / name).read_bytes)
+        return Response(content, headers=headers, media_type=FILES[name])
+
+    return router
+
+
+class PageMap:
+    """The holders of a model's pages, read on the engine's thread. One read runs at a time, because
+    the engine answers late while it compiles.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._llm = model.llm
+        self._latest: dict[str, list[int]] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def read(self) -> dict[str, list[int]] | None:
+        """Return the holders of each page by cache group, or the ones before if the engine is
+        busy; None before the first.
+        """
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait({self._reading}, timeout=PAGES_LIMIT_S)
+        return self._latest
+
+    async def _read(self) -> None:
+        holders = self._llm.engine.ledger.page_holders
+        try:
+            found = await asyncio.to_thread(self._llm.run_on_engine, holders)
+        except EnginebayError:  # the engine has stopped
+            return
+        self._latest = {name: pages.tolist() for name, pages in found.items()}
+
+
+class ModelView:
+    """What the page shows of one model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._watch = Watch()
+        self._pages = PageMap(model)
+        model.llm.loop.observers.add(self._watch)
+
+    async def figures(self, since: int) -> dict[str, Any]:
+        """Return counts as of now, the records from the number `since` on, and the map of pages."""
+        llm = self._model.llm
+        number, records = self._watch.since(since)
+        counts = llm.counts()
+        return {
+            "name": self._model.name,
+            "status": self._model.status,
+            "engine": llm.config.engine.name,
+            "max_num_seqs": llm.config.max_num_seqs,
+            "running": counts.running,
+            "waiting": counts.waiting,
+            "compiled": llm.engine.compilations.count,
+            "next": number,
+            "records": records,
+            "pages": await self._pages.read(),
+        }

@@ -1,0 +1,112 @@
+// The page: views, the API key, the models, and the figures that are read once a second.
+
+import { Chat } from "./chat.js";
+import { Plots } from "./plots.js";
+
+const PERIOD_MS = 1000;
+const $ = (id) => document.getElementById(id);
+const key = () => $("key").value;
+const headers = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
+
+const chat = new Chat(headers);
+const plots = new Plots();
+let next = [];
+let known = "";
+
+function fill(select, names, keep = []) {
+  const chosen = select.value;
+  select.replaceChildren(...[...keep, ...names.map((name) => [name, name])].map(([value, text]) => new Option(text, value)));
+  if ([...select.options].some((option) => option.value === chosen)) select.value = chosen;
+}
+
+async function refresh() {
+  let answer;
+  try {
+    answer = await fetch(`data?since=${next.join(",")}`, { headers: headers() });
+  } catch {
+    $("state").textContent = "the server does not answer";
+    return;
+  }
+  if (answer.status === 401) {
+    $("state").textContent = "this server needs an API key";
+    return;
+  }
+  if (!answer.ok) {
+    $("state").textContent = `the server answers ${answer.status}`;
+    return;
+  }
+  const { ready, models } = await answer.json();
+  const names = models.map((model) => model.name);
+  if (names.join("\n") !== known) {
+    known = names.join("\n");
+    fill($("model"), names);
+    fill($("other"), names, [["", "nothing"]]);
+    fill($("watched"), names);
+    explain();
+  }
+  next = models.map((model) => model.next);
+  const compiling = models.find((model) => model.status.warmup === "compiling");
+  $("state").textContent = ready
+    ? `ready: ${models.map((model) => `${model.name} on ${model.engine}`).join(", ")}`
+    : compiling
+      ? `compiling ${compiling.status.compiled} of ${compiling.status.programs || "?"} programs`
+      : "not ready";
+  plots.add(models);
+  if (!$("live").hidden) plots.draw($("watched").value);
+}
+
+async function explain() {
+  const answer = await fetch("../explain", { headers: headers() });
+  if (!answer.ok) return;
+  const tables = [];
+  for (const [name, record] of Object.entries(await answer.json())) {
+    const title = document.createElement("h3");
+    title.textContent = `${name}, family ${record.family}`;
+    const table = document.createElement("table");
+    table.append(row("th", ["setting", "chosen", "why"]));
+    for (const choice of record.choices) table.append(row("td", [choice.setting, choice.chosen, choice.why]));
+    tables.push(title, table);
+  }
+  $("explained").replaceChildren(...tables);
+}
+
+function row(kind, texts) {
+  const line = document.createElement("tr");
+  for (const text of texts) {
+    const cell = document.createElement(kind);
+    if (kind === "th") cell.scope = "col";
+    cell.textContent = text;
+    line.append(cell);
+  }
+  return line;
+}
+
+// Tabs: arrows move between them, as the pattern of ARIA has it.
+const tabs = [...document.querySelectorAll("[role=tab]")];
+function show(tab) {
+  for (const one of tabs) {
+    const isShown = one === tab;
+    one.setAttribute("aria-selected", String(isShown));
+    one.tabIndex = isShown ? 0 : -1;
+    $(one.getAttribute("aria-controls")).hidden = !isShown;
+  }
+  tab.focus();
+  if (tab.id === "tab-live") plots.draw($("watched").value);
+}
+for (const [place, tab] of tabs.entries()) {
+  tab.addEventListener("click", () => show(tab));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (step) show(tabs[(place + step + tabs.length) % tabs.length]);
+  });
+}
+$("watched").addEventListener("change", () => plots.draw($("watched").value));
+$("key").addEventListener("change", refresh);
+
+async function run() {
+  for (;;) {
+    if (!document.hidden) await refresh().catch((error) => console.error(error));
+    await new Promise((done) => setTimeout(done, PERIOD_MS));
+  }
+}
+run();
