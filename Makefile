@@ -23,7 +23,7 @@ KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --wit
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
-QUICK := not slow and not matrix and not server
+QUICK := not slow and not matrix and not server and not browser
 DOCS_VENV := .venv-docs
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
@@ -75,6 +75,10 @@ test-oldest: env-parity ## every conformance check on the oldest Python and jax
 .PHONY: test-eval
 test-eval: env-eval ## tasks of lm-eval over an LLM
 	@$(AS_SHIPPED) $(EVAL_VENV)/bin/python -m pytest $(EVAL_TESTS) $(PYTEST_ARGS)
+
+.PHONY: test-browser
+test-browser: env-browser ## the server's page in Chromium; also takes the pictures in docs/assets
+	@$(PYTEST) -m browser tests/browser $(PYTEST_ARGS)
 
 .PHONY: test-serve
 test-serve: env-serve ## the tests of the HTTP server
@@ -179,11 +183,13 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-serve env-dev env-parity env-kernels env-eval env-docs
+.PHONY: env env-test env-serve env-browser env-dev env-parity env-kernels env-eval env-docs
 env:
 	@$(SETUP)
 env-test:
 	@$(SETUP) test
+env-browser:
+	@$(SETUP) --with axe-core-python serve,serve-test,test
 env-serve:
 	@$(SETUP) serve,serve-test,test
 env-dev:

@@ -60,6 +60,7 @@ PARTS = (
         "metrics as Prometheus' own `promtool` reads them",
         ("promtool",),
     ),
+    Part("browser", ("test-browser",), "the server's page in Chromium", ("chromium",)),
     Part("coverage", ("coverage",), "line coverage of `make test`"),
     Part("mutants", ("mutants",), "faults planted into ten modules, which their tests must find"),
     Part(

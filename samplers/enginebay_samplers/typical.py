@@ -70,6 +70,9 @@ class Typical(LogitsProcessor):
         possible = p > 0.0
         entropy = -jnp.where(possible, p * given.log_p, 0.0).sum(axis=-1, keepdims=True)
         distance = lax.bitcast_convert_type(jnp.abs(given.log_p + entropy), jnp.int32)
+        # Computed once: another fusion could round differently, and no token would be within the
+        # border that was found.
+        p, distance = lax.optimization_barrier((p, distance))
         mass = processor_state["typical_p"][:, None]
         wanted = jnp.where(given.is_drawn, jnp.maximum(mass, jnp.finfo(jnp.float32).tiny), 0.0)
 

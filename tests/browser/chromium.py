@@ -16,7 +16,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def find_chromium() -> str | None:
@@ -114,7 +114,8 @@ def chromium(profile: Path) -> Iterator[Tab]:
             port_file = profile / "DevToolsActivePort"
             end_s = time.monotonic() + LIMIT_S
             while not port_file.exists() or not port_file.read_text().strip():
-                assert time.monotonic() < end_s and process.poll() is None
+                assert process.poll() is None, "Chromium has ended"
+                assert time.monotonic() < end_s
                 time.sleep(0.1)
             port = port_file.read_text().split()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=LIMIT_S) as answer:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -23,9 +23,14 @@ COMMAND = [sys.executable, "-m", "enginebay", "serve"]
 class ServerProcess:
     """`enginebay serve` on a port of its own. Use it in a `with` block."""
 
-    def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        models: Sequence[str] = ("demo",),
+    ) -> None:
         self._process = subprocess.Popen(
-            [*COMMAND, "demo", "--port", "0", *SMALL, *flags],
+            [*COMMAND, *models, "--port", "0", *SMALL, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -44,7 +49,7 @@ class ServerProcess:
         self._threads = [threading.Thread(target=_read, args=args) for args in readers]
         for thread in self._threads:
             thread.start()
-        line = self.wait_for("serving demo at ")
+        line = self.wait_for("serving ")
         found = re.search(r"at (https?://\S+)/v1", line)
         assert found is not None
         self.url = found[1]

@@ -1,0 +1,65 @@
+"""The page's files and the figures that it draws."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from enginebay import LLM
+    from tests.server.asking import Asker
+
+
+def test_page_and_the_files_that_it_names_are_served_with_a_policy(asker: Asker) -> None:
+    assert asker.get("/ui").headers["location"] == "/ui/"
+    page = asker.get("/ui/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    files = [name for name in named if not name.startswith("data:")]
+    assert files == ["page.css", "page.js"]
+    imported = re.findall(r'from "\./([^"]+)"', asker.get("/ui/page.js").text)
+    assert imported == ["chat.js", "plots.js"]
+    for name in files + imported:
+        answer = asker.get(f"/ui/{name}")
+        assert (answer.status_code, answer.content[:1] != b"") == (200, True)
+    assert not re.search(r"https?://", page.text)
+
+
+def test_other_files_are_not_served(asker: Asker) -> None:
+    for name in ("../plugin.py", "%2e%2e/plugin.py", "page.py", "ui/index.html"):
+        assert asker.get(f"/ui/{name}").status_code == 404
+
+
+def test_figures_have_the_steps_and_endings_since_a_number(asker: Asker) -> None:
+    before = asker.get("/ui/data").json()["models"][0]
+    asker.ok("/v1/completions", model="demo", prompt="Once upon a time", max_tokens=5)
+    model = asker.get(f"/ui/data?since={before['next']}").json()["models"][0]
+    kinds = [record["kind"] for record in model["records"]]
+    assert kinds[0] == "prefill"
+    assert kinds[-1] == "end"
+    prefill, end = model["records"][0], model["records"][-1]
+    assert prefill["prompt_tokens"] + end["cached"] == 4
+    assert end["tokens"] == 5
+    assert sum(r["tokens"] for r in model["records"] if r["kind"] in ("prefill", "decode")) >= 5
+    assert 0 < end["first_s"] <= end["s"]
+    assert model["next"] == model["records"][-1]["number"] + 1
+    again = asker.get(f"/ui/data?since={model['next']}").json()["models"][0]
+    assert again["records"] == []
+
+
+def test_figures_have_the_holders_of_pages(asker: Asker) -> None:
+    pages = asker.get("/ui/data").json()["models"][0]["pages"]
+    assert list(pages) == ["full"]
+    assert all(holders <= 0 for holders in pages["full"])  # nothing runs; prefixes are kept
+
+
+def test_page_needs_no_key_and_its_figures_do(llm: LLM) -> None:
+    from tests.server.asking import Asker
+
+    asker = Asker(llm, api_keys=("a-secret-key",))
+    assert asker.get("/ui/").status_code == 200
+    assert asker.get("/ui/page.js").status_code == 200
+    assert asker.get("/ui/data").status_code == 401
+    headers = {"Authorization": "Bearer a-secret-key"}
+    assert asker.get("/ui/data", headers=headers).status_code == 200
