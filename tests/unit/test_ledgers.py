@@ -90,6 +90,21 @@ def test_page_ledger_keeps_the_contract(check: Callable[[], None]) -> None:
     check()
 
 
+def test_holders_of_pages_are_rows_that_share_them_or_a_kept_prefix() -> None:
+    ledger = make_pages(20)
+    tokens = np.arange(17, dtype=np.int32)
+    first = ledger.admit(0, tokens, 20)
+    assert first is not None
+    ledger.commit(first, tokens)
+    assert ledger.page_holders()["full"].tolist() == [0, 1, 1, 1]
+    second = ledger.admit(1, tokens, 20)
+    assert second is not None
+    assert ledger.page_holders()["full"].tolist() == [0, 2, 2, 1, 1]
+    ledger.release(first)
+    ledger.release(second)
+    assert ledger.page_holders()["full"].tolist() == [0, -1, -1, 0, 0]
+
+
 class Leaks(SlotLedger):
     """Never forgets a lease."""
 

@@ -81,6 +81,8 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
     loop.call(lambda: None)
     assert notes.threads == {"enginebay-loop"}
     assert sum(execution.num_new_tokens for execution in notes.executions) == 5 * MAX_NUM_SEQS
+    assert sum(one.num_prompt_tokens for one in notes.executions) == 20 * MAX_NUM_SEQS
+    assert not notes.executions[-1].num_prompt_tokens, "a decode"
     prefill = notes.updates[0]
     assert (prefill.num_rows, prefill.num_tokens) == (2, 32), "a step takes 32 tokens of the prompt"
     assert prefill.num_waiting + prefill.num_running == MAX_NUM_SEQS
