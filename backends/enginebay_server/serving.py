@@ -45,13 +45,19 @@ class Address:
     def open(self) -> socket.socket:
         """A socket of this address, which does not listen yet. InputError when it is taken."""
         if not 0 <= self.port <= 65535:
-            raise InputError(f"--port {self.port}", "0 to 65535", "Pass another.")
+            raise InputError(
+                f"--port {self.port}",
+                "0 to 65535",
+                "Pass --port 8000, or --port 0 for any free port.",
+            )
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
             opened = socket.socket(found[0], socket.SOCK_STREAM)
         except OSError as error:
             raise InputError(
-                f"--host {self.host}: {error.strerror}", "an address of this machine", "Pass one."
+                f"--host {self.host}: {error.strerror}",
+                "an address of this machine",
+                "Pass --host 127.0.0.1, or --host 0.0.0.0 for all addresses.",
             ) from None
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

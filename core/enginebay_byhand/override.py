@@ -214,7 +214,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
         raise UnsupportedError(
             f"{op} = {value} cannot be used here ({reason})",
             "a kernel that declares support for this model and platform",
-            "Choose another.",
+            f"Choose another implementation of {op}; `enginebay plugins` lists them.",
         )
     return value, plan.registry.load(entry), entry
 

@@ -183,7 +183,9 @@ def read_stdin(read: Callable[[], str]) -> str:
     try:
         return read()
     except UnicodeDecodeError as error:
-        raise InputError(explain(f"standard input: {error}", "UTF-8 text", "Convert it.")) from None
+        raise InputError(
+            explain(f"standard input: {error}", "UTF-8 text", "Convert the text to UTF-8.")
+        ) from None
 
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
@@ -269,7 +271,13 @@ def after_first(chunks: Iterable[StreamChunk], call: Callable[[], None]) -> Iter
 def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_ids is not None:
         if args.prompt is not None:
-            raise InputError(explain("a prompt and --prompt-ids", "one of them", "Leave one out."))
+            raise InputError(
+                explain(
+                    "a prompt and --prompt-ids",
+                    "one of them",
+                    "Leave --prompt-ids or the prompt out.",
+                )
+            )
         return _ids("--prompt-ids", args.prompt_ids)
     if args.prompt == "-":
         return read_stdin(sys.stdin.read)

@@ -45,6 +45,6 @@ def make_writable(path: str | Path, setting: str) -> Path:
         raise InputError(
             f"{setting} = {str(folder)!r}, which cannot be written ({error.strerror})",
             "a folder",
-            "Choose another.",
+            f"Set {setting} to a folder that this user can write to.",
         ) from error
     return folder

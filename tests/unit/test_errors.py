@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +103,20 @@ def test_what_repr_cannot_write_is_named_by_its_type() -> None:
         nested = [nested]
     assert len(shown(nested)) <= 103
     assert shown(10**5000) == "a value of type int"
+
+
+VAGUE = re.compile(
+    r'"(Correct|Choose|Name|Give|Pass|Install|Simplify|Convert|Lower|Raise|Sort|Save|Add|Change) '
+    r'(it|them|one|another|others|fewer|less|more|as many|anew)\."'
+)
+"""A third part of an error that does not say what to do it to."""
+
+
+def test_errors_name_what_to_change() -> None:
+    roots = [Path(__file__).resolve().parents[2] / top for top in ("core", "backends", "samplers")]
+    files = [file for root in roots for file in root.rglob("*.py")]
+    found = [
+        f"{file.name}: {match[0]}" for file in files for match in VAGUE.finditer(file.read_text())
+    ]
+    assert len(files) > 300
+    assert found == []

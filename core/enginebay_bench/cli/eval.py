@@ -113,7 +113,9 @@ def read_text(path: str) -> str:
             f"--text {path}: {error.strerror}", "a text file", "Pass the path of one."
         ) from None
     except UnicodeDecodeError as error:
-        raise InputError(f"--text {path}: {error}", "UTF-8 text", "Convert it.") from None
+        raise InputError(
+            f"--text {path}: {error}", "UTF-8 text", "Convert the file to UTF-8."
+        ) from None
     if not text.strip():
         raise InputError(f"--text {path}, which is empty", "a text", "Pass another file.")
     return text

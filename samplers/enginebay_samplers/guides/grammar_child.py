@@ -102,7 +102,9 @@ class Follower:
             return str(error)
         except BaseException as error:  # noqa: BLE001  # a Rust panic must end only one request
             why = f"a constraint with which the library fails: {type(error).__name__}: {error}"
-            return explain(why, "a constraint that the library can follow", "Simplify it.")
+            return explain(
+                why, "a constraint that the library can follow", "Simplify the constraint."
+            )
 
     def _grammar(self, structure: Mapping[str, Any]) -> Grammar:
         wanted = Structure(structure["form"], structure["text"])

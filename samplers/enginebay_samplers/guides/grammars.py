@@ -73,7 +73,9 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
         if not able:
             if options:
                 given = f"grammars with options {', '.join(options)}, and no library of grammars"
-                raise ConfigError(given, "an installed library", "Install one.")
+                raise ConfigError(
+                    given, "an installed library", "Install a plugin with a grammar library."
+                )
             return ChosenGrammars(registry, None)
         entry = able[0]
     return ChosenGrammars(registry, entry, registry.options(entry, options), config.guided_limits)

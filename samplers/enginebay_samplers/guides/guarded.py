@@ -51,7 +51,9 @@ class GuardedLibrary(GrammarLibrary):
             ) from None
         except WorkerError as error:
             given = f"{structure.form} = {_shown(structure)}, with which the library fails: {error}"
-            raise RequestError(given, "a structure that it can compile", "Simplify it.") from None
+            raise RequestError(
+                given, "a structure that it can compile", "Simplify the structure."
+            ) from None
         if "refused" in answer:
             raise RequestError(answer["refused"])
         self._masks.start()

@@ -312,7 +312,7 @@ def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestErr
         return why
     if isinstance(error, WorkerError):
         given = f"a constraint with which the library fails at {place}: {error}"
-        return RequestError(given, "a constraint that it can follow", "Simplify it.")
+        return RequestError(given, "a constraint that it can follow", "Simplify the constraint.")
     return RequestError(
         f"a constraint that cannot be followed: {error_line(error)}",
         "a worker process that answers",
