@@ -113,7 +113,7 @@ class GenerationBody(Body):
     bad_words: list[str] | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: list[str] | None = Field(default=None, min_length=1)
     guided_regex: str | None = None
     guided_grammar: str | None = None
     user: str | None = None

@@ -38,6 +38,7 @@ SCHEMALESS = {"type": "json_schema", "json_schema": {"name": "person"}}
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": SCHEMALESS}, "response_format.json_schema"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"stop": [""]}, "stop"),
