@@ -66,5 +66,7 @@ class ServerSettings:
                 raise ConfigError(f"{name} = {value}", f"{lowest} or more", "Pass a larger value.")
         if self.max_logprobs > MAX_LOGPROBS:
             raise ConfigError(
-                f"max_logprobs = {self.max_logprobs}", f"0 to {MAX_LOGPROBS}", f"Pass --max-logprobs {MAX_LOGPROBS}."
+                f"max_logprobs = {self.max_logprobs}",
+                f"0 to {MAX_LOGPROBS}",
+                f"Pass --max-logprobs {MAX_LOGPROBS}.",
             )
