@@ -198,7 +198,7 @@ env-kernels:
 	@tools/setup_env.sh --venv $(KERNELS_VENV) $(KERNELS_WITH) tpu,test
 	@$(CUDA_COMPILER)
 env-docs:
-	@tools/setup_env.sh --venv $(DOCS_VENV) docs,test
+	@tools/setup_env.sh --venv $(DOCS_VENV) docs,serve,test
 env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
 env-parity:
