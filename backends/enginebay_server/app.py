@@ -27,8 +27,10 @@ from enginebay_server.routes_responses import response_routes
 from enginebay_server.routes_tokens import token_routes
 from enginebay_server.served import ServedModel, ServedModels
 from enginebay_server.settings import ServerSettings
+from enginebay_server.short_way import ShortWay, routes_of
 from enginebay_server.state import AppState
 
+SHORT_PATHS = ("/v1/chat/completions", "/v1/completions")
 UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)")
 """What pydantic adds to the path of a field that may have several types."""
 
@@ -51,15 +53,9 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
         redoc_url=None,
     )
     app.state.server = state
-    makers = (
-        generate_routes,
-        response_routes,
-        anthropic_routes,
-        token_routes,
-        inform_routes,
-        page_routes,
-    )
-    for make in makers:
+    generating = generate_routes(state)
+    app.include_router(generating)
+    for make in (response_routes, anthropic_routes, token_routes, inform_routes, page_routes):
         app.include_router(make(state))
     handlers: dict[Any, Any] = {
         ApiError: _on_error,
@@ -70,7 +66,8 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    app.add_middleware(Door, state=state)
+    app.add_middleware(ShortWay, routes=routes_of(generating, SHORT_PATHS), on_error=_on_error)
+    app.add_middleware(Door, state=state)  # added last, it is passed first
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

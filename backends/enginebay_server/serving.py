@@ -150,7 +150,8 @@ def serve(
         )
         thread = start_warmup(models, settings)
         where = f"serving {', '.join(configs)} at {address.url(at)}/v1"
-        asyncio.run(run_until_drained(server, at, state, where))
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(run_until_drained(server, at, state, where))
         for model in models:
             model.llm.close()  # ends the compiling that is under way, too
         thread.join()

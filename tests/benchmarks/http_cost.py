@@ -110,7 +110,7 @@ class Server:
         self._profile: cProfile.Profile | None = None
 
     def _serve(self) -> None:
-        with asyncio.Runner() as runner:  # as `enginebay serve` does
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
             self._loop = runner.get_loop()
             runner.run(self._loop_work())
 
