@@ -26,8 +26,9 @@ LABEL = "model_name"
 
 
 class EngineObserver(Observer):
-    """What the engine of one model tells. Its methods are called on the engine's thread, and do
-    little; a reader on another thread may see a request in one figure and not yet in the next.
+    """Counts what the engine of one model reports. The engine's thread calls the methods, so
+    they do little. A reader on another thread may see a request in one metric and not yet in
+    another.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class EngineObserver(Observer):
 
     @property
     def histograms(self) -> Sequence[Histogram]:
-        """All of them."""
+        """All histograms of this observer."""
         return [one for one in vars(self).values() if isinstance(one, Histogram)]
 
     def updated(self, update: Update) -> None:
@@ -68,7 +69,9 @@ class EngineObserver(Observer):
         self.iteration_tokens.observe(execution.num_new_tokens)
 
     def ended(self, ending: Ending) -> None:
-        """A completion that never ran, or made no token, has no times to count."""
+        """Count a completion's tokens and times. One that never ran has none; one without
+        a new token has a prompt and a queue time only.
+        """
         times = ending.metrics
         if math.isnan(times.first_scheduled_s):
             return
@@ -90,7 +93,7 @@ class EngineObserver(Observer):
 
 
 class ModelMetrics:
-    """The figures of one model: those of its engine, and what its clients receive."""
+    """The metrics of one model: those of its engine, and the times that its clients see."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -154,7 +157,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry asks for."""
+        """Yield all metrics; prometheus_client calls this when the registry is read."""
         each = list(self.of.values())
         for name, what in each[0].gauges:
             gauge = GaugeMetricFamily(PREFIX + name, what, labels=[LABEL])

@@ -148,7 +148,7 @@ PREFIXES = {"text": "msg", "call": "fc", "reasoning": "rs"}
 
 
 class ResponseRecords:
-    """The records of one response: as it begins, its items, and as it ends."""
+    """The JSON records of one response: at its beginning, of its items, and at its end."""
 
     def __init__(self, response_id: str, model: ServedModel, body: ResponsesBody) -> None:
         self.id = response_id
@@ -157,17 +157,17 @@ class ResponseRecords:
         self._created_s = int(time.time())
 
     def item_id(self, block: Block) -> str:
-        """The id of a block's item."""
+        """The id of the output item that a block (text, reasoning or a call) becomes."""
         return f"{PREFIXES[block.kind]}_{self.id.removeprefix('resp_')}{block.index}"
 
     def part(self, block: Block) -> dict[str, Any]:
-        """The content of a block with text."""
+        """The content part of a block of text or reasoning."""
         if block.kind == "reasoning":
             return {"type": "reasoning_text", "text": block.text}
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
 
     def item(self, block: Block, status: str = "completed") -> dict[str, Any]:
-        """An item of the output; one that is in progress has no content yet."""
+        """A block as an output item. An item in progress has no content yet."""
         head = {"id": self.item_id(block), "status": status}
         is_new = status == "in_progress"
         if block.kind == "call":
@@ -226,7 +226,7 @@ class ResponseRecords:
         }
 
     def _usage(self, usage: Usage, output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Tokens. Those of the reasoning are counted by its text, without its marks."""
+        """Numbers of tokens. Reasoning tokens are counted from its text, without the marks."""
         texts = [item["content"][0]["text"] for item in output if item["type"] == "reasoning"]
         encode = self._model.llm.tokenizer.encode
         num_reasoning = sum(len(encode(text, add_special_tokens=False)) for text in texts)

@@ -1,4 +1,4 @@
-"""Routes of the Responses API: answers that can be continued and asked for again."""
+"""Routes of the Responses API: stored responses, which clients can continue, read and delete."""
 
 from __future__ import annotations
 

@@ -103,7 +103,9 @@ class GuidedLimits(Frozen):
         ge=1,
         description="max number of lists and objects in a schema, rules in a grammar, or choices",
     )
-    compile_s: float = Field(default=5.0, gt=0, le=3600, description="max seconds to compile")
+    compile_s: float = Field(
+        default=5.0, gt=0, le=3600, description="max seconds to compile one constraint"
+    )
     mask_s: float = Field(
         default=2.0, gt=0, le=3600, description="max seconds to compute one mask of allowed tokens"
     )

@@ -42,8 +42,8 @@ class ChatOptions(TypedDict, total=False):
 
 
 class Tokenizer(ABC):
-    """Converts texts and chats to token ids, and token ids to text. Any thread may call it. A
-    checkpoint loads it; the usual class is `enginebay_worker.tokenizer.TextTokenizer`.
+    """Converts texts and chats to token ids, and token ids to text. Any thread may call it. It
+    is loaded with a checkpoint; the usual class is `enginebay_worker.tokenizer.TextTokenizer`.
 
     Invariant: `decode` does not change spaces, so that the decoded parts of a sequence join to the
     decoded sequence.

@@ -91,8 +91,8 @@ class RowParams(Validated, Generic[Float, Int]):
         1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="a positive logit of a token in prompt or output is divided by this value, "
-        "another one multiplied",
+        description="for tokens in prompt or output: a positive logit is divided by this value, a "
+        "negative one multiplied by it",
     )
 
 

@@ -19,7 +19,9 @@ try:
     from lm_eval.api.model import LM
 except ImportError as error:
     raise UnsupportedError(
-        "lm_eval is not installed", "the lm-eval package", "Install enginebay[eval]."
+        "lm_eval is not installed",
+        "the lm-eval package",
+        'Install the extra "eval": pip install "enginebay[eval]"',
     ) from error
 
 MAX_NEW_TOKENS = 256
@@ -111,7 +113,7 @@ class EnginebayLM(LM):
         if not known:
             raise UnsupportedError(
                 "a model without special tokens",
-                "a beginning or end of sequence, as context of the first token",
+                "a beginning- or end-of-sequence token, as context of the first token",
                 "Set bos_token_id or eos_token_id in generation_config.json.",
             )
         return known[0]

@@ -121,9 +121,9 @@ class Runner:
         return LaunchedStep(sampled, step)
 
     def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
-        """The program for a step of `key`: the smallest compiled one that serves `need`, or the one
-        to compile. While programs are compiled in the background, a larger compiled one may be
-        chosen.
+        """Return the key of the program that runs a step of `key`: the smallest compiled program
+        that serves `need`, or else a program to compile. While programs are compiled in the
+        background, it may be a compiled one for a larger bucket.
         """
         found = self._chosen.get((key, need))
         if found is not None:

@@ -36,8 +36,8 @@ from enginebay_testing.waits import watching_for_waits
 
 
 def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[Check]:
-    """Return every check of the suite, by name. `layouts` names cache layouts, besides the engine's
-    own, in which rows are taken out and put in: the quantised ones.
+    """Return every check of the suite, by name. `layouts` names the quantised cache layouts: in
+    each of them, as in the engine's own layout, rows are taken out of the cache and put back.
     """
     checks = (
         nothing_compiles_after_warmup,  # first, so that the other checks share a warm engine

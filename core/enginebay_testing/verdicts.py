@@ -37,8 +37,8 @@ class InexactError(AssertionError):
 
 
 def expect(holds: object, what: str) -> None:
-    """Raise AssertionError with `what` unless `holds`. An op's own kit uses it, so that a failure
-    is INCORRECT and not ERROR.
+    """Raise AssertionError with `what` unless `holds`. A plugin's checks of its own op call
+    it, because an AssertionError is INCORRECT only if this package raises it, and else ERROR.
     """
     if not holds:
         raise AssertionError(what)

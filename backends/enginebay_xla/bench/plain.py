@@ -33,17 +33,17 @@ from enginebay_testing import oracle
 from enginebay_xla import ops
 
 MAX_ROWS, MAX_COLUMNS = 32, 256
-"""Outputs that are computed again in f64, spread over all."""
+"""Numbers of output rows and columns that are computed again in f64, spread over all of them."""
 
 EPS_OF_NORM = 1e-5
 OF_ROWS = Axes(BATCHES, {"decode": (0,), "prefill": CONTEXTS, "mixed": (0,)})
-"""Of ops that see tokens alone: decode and mixed steps are the same in every context."""
+"""Shapes of ops that do not read the cache: context length does not matter in decode and mixed."""
 
 WRITES = Axes(BATCHES, dict.fromkeys(BATCHES, (1024,)))
-"""Of ops that write a cache."""
+"""Shapes of ops that write a cache."""
 
 PARTS = ("qkv", "o", "gate_up", "down", "head")
-"""Products of a layer, those fused that models fuse, and the head."""
+"""The matrix products of a layer, fused as in the models, and the output head."""
 
 
 InputShapes = tuple[tuple[tuple[int, ...], str], ...]
@@ -58,8 +58,8 @@ def _plain(
     make: Callable[[], tuple[Any, ...]] | None = None,
     **keywords: Any,
 ) -> Problem:
-    """A problem without state: a call with `keywords` inside jit, `check(out, *arrays)` on the
-    host. `make` None: noise.
+    """A problem without state: the op is called with `keywords` inside jit, and
+    `check(out, *arrays)` runs on the host. `make` returns the inputs; without it they are noise.
     """
     structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arrays]
 
@@ -80,8 +80,8 @@ def _plain(
 
 
 def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
-    """A product of the step's tokens with a weight [out, in] of the layer, or of its rows with the
-    head.
+    """A matrix product with a weight [out, in]: the hidden states of the step's tokens times a
+    weight of the layer, or those of each row's last token times the output head.
     """
     layer = shape.layer
     heads = layer.num_q_heads * layer.head_dim
@@ -108,7 +108,9 @@ def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
 
 def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
-    """A product of the step's tokens with their experts' weights; the experts are drawn evenly."""
+    """A product of the hidden states of the step's tokens with the weights of their experts. Each
+    expert is drawn with the same probability.
+    """
     layer = shape.layer
     count, chosen, width = layer.experts or (8, 2, layer.mlp // 8)
     num_in, num_out = (width, layer.hidden) if shape.part == "down" else (layer.hidden, width)
@@ -189,7 +191,7 @@ def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
 
 def embedding_problem(shape: Shape, setting: BenchSetting) -> Problem:
-    """Rows of the model's table, ids all over it."""
+    """A lookup of random token ids, from the whole vocabulary, in the embedding table."""
     rows, layer = shape.num_tokens(), shape.layer
 
     def check(out: np.ndarray, table: np.ndarray, ids: np.ndarray) -> Parity:
@@ -209,7 +211,7 @@ def embedding_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
 
 def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
-    """Keys and values of the step's tokens into a paged cache, which is donated."""
+    """A write of the keys and values of the step's tokens into a paged cache, which is donated."""
     layer, rows = shape.layer, shape.num_tokens()
     pages = -(-max(shape.batch * shape.context, rows) // setting.page_size)
     layout = setting.layout_type(

@@ -208,7 +208,7 @@ class Requests:
 
 def with_id(prepared: Prepared, request_id: str) -> Prepared:
     """The same request under an id that the caller chose. RequestError for an id that is empty or
-    no text.
+    not a string.
     """
     if not isinstance(request_id, str) or not request_id:
         raise RequestError(

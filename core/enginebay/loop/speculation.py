@@ -119,7 +119,7 @@ class Speculation:
             tracked.draft_stats = tracked.draft_stats.after(accepted, most, self.most)
 
     def _tokens(self, tracked: RequestState) -> np.ndarray:
-        """A running row's tokens that were read; only those after its last embedding."""
+        """The tokens of a running row that the host has read, after its last prompt embedding."""
         assert tracked.lease is not None, "running requests have a lease"
         row, embeds = tracked.lease.row, tracked.request.embeds
         first = 0 if embeds is None else int(embeds.positions[-1]) + 1
@@ -130,7 +130,7 @@ class Speculation:
         if len(drafts) > most or ((drafts < 0) | (drafts >= self.table.vocab_size)).any():
             raise InternalError(
                 f"{type(proposer).__name__} proposes {drafts.tolist()}",
-                f"at most {most} tokens of 0 to {self.table.vocab_size - 1}",
+                f"at most {most} token ids, each from 0 to {self.table.vocab_size - 1}",
                 "Fix the proposer, or pass another --proposer.",
             )
         return drafts

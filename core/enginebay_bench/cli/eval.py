@@ -38,8 +38,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         metavar="KEY=VALUE,...",
-        help="settings of the reference besides float32 and xla kernels: model, platform, dtype, "
-        "engine, layout, a size, or the kernel of an op",
+        help="settings of the reference, by default float32 and xla kernels; keys: model, "
+        "platform, dtype, engine, layout, a size such as max_num_seqs, or an op, whose value is a "
+        "kernel",
     )
     parser.add_argument(
         "--num-tokens",

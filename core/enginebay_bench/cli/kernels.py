@@ -105,8 +105,8 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
     parser.add_argument(
         "--lengths",
         choices=["full", "ragged"],
-        help="full: rows of the whole context; ragged: from an eighth of it "
-        "(default: full; tune: ragged)",
+        help="length of the rows: the whole context, or ragged, between an eighth of it and all of "
+        "it (default: full; tune: ragged)",
     )
     parser.add_argument(
         "--max-call-s",
