@@ -19,8 +19,8 @@ from enginebay.errors import EnginebayError
 from enginebay_server.door import App, Receive, Send, replaying
 from enginebay_server.errors import ApiError
 
-Endpoint = Callable[[Any, Request], Awaitable[Response]]
-Route = tuple[type[BaseModel], Endpoint]
+Handler = Callable[[Any, Request], Awaitable[Response]]
+Route = tuple[type[BaseModel], Handler]
 OnError = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -60,6 +60,6 @@ def routes_of(router: APIRouter, paths: Iterable[str]) -> dict[str, Route]:
     return {path: (_body_of(endpoints[path]), endpoints[path]) for path in paths}
 
 
-def _body_of(endpoint: Endpoint) -> type[BaseModel]:
+def _body_of(endpoint: Handler) -> type[BaseModel]:
     kind: type[BaseModel] = typing.get_type_hints(endpoint)["body"]
     return kind

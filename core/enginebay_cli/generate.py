@@ -15,7 +15,7 @@ from typing import Any
 
 from enginebay.cli.command import Command
 from enginebay.config import EngineConfig, merge
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay.llm.choice import BestOf
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
@@ -163,13 +163,8 @@ def _read_text(path: str, flag: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(
-            explain(
-                f"{flag} {path}: {error}",
-                "a readable text file",
-                "Pass the path of a text file in UTF-8.",
-            )
-        ) from None
+        todo = "Pass the path of a text file in UTF-8."
+        raise InputError(f"{flag} {path}: {error}", "a readable text file", todo) from None
 
 
 def _schema(given: str | None) -> str | None:
@@ -184,7 +179,7 @@ def read_stdin(read: Callable[[], str]) -> str:
         return read()
     except UnicodeDecodeError as error:
         raise InputError(
-            explain(f"standard input: {error}", "UTF-8 text", "Convert the text to UTF-8.")
+            f"standard input: {error}", "UTF-8 text", "Convert the text to UTF-8."
         ) from None
 
 
@@ -192,7 +187,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     """Make SamplingParams from the flags; InputError for a wrong value."""
     for flag, value in (("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)):
         if value is not None and not args.json:
-            raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
+            raise InputError(f"{flag} {value} without --json", "both", "Add --json.")
     given: Any = {
         name: getattr(args, name) for name in scalar_fields() if getattr(args, name) is not None
     }
@@ -271,13 +266,8 @@ def after_first(chunks: Iterable[StreamChunk], call: Callable[[], None]) -> Iter
 def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_ids is not None:
         if args.prompt is not None:
-            raise InputError(
-                explain(
-                    "a prompt and --prompt-ids",
-                    "one of them",
-                    "Leave --prompt-ids or the prompt out.",
-                )
-            )
+            todo = "Leave --prompt-ids or the prompt out."
+            raise InputError("a prompt and --prompt-ids", "one of them", todo)
         return _ids("--prompt-ids", args.prompt_ids)
     if args.prompt == "-":
         return read_stdin(sys.stdin.read)
@@ -289,7 +279,7 @@ def _ids(flag: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(
-            explain(f"{flag} {text}", "whole numbers separated by commas", f"Pass {flag} 1,2,3.")
+            f"{flag} {text}", "whole numbers separated by commas", f"Pass {flag} 1,2,3."
         ) from None
 
 

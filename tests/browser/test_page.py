@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import Tab, chromium, find_chromium
 from tests.server.process import ServerProcess
+
+pytest.importorskip("websockets", reason="websockets is not installed; see `make test-browser`")
+from tests.browser.chromium import Tab, chromium, find_chromium
 
 pytestmark = [
     pytest.mark.browser,

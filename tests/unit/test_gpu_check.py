@@ -174,7 +174,9 @@ def test_a_bundle_is_installed_where_it_is_of_the_same_tree(
     (package / "__init__.py").write_text("A = 2\n")
     installing = script("installing")
     monkeypatch.setattr(installing, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match=r"not of this tree: enginebay/__init__\.py differs"):
+    with pytest.raises(
+        SystemExit, match=r"does not match this checkout: enginebay/__init__\.py differs"
+    ):
         installing.install(bundle, into, "1.0")
     assert not into.exists()
     (package / "__init__.py").write_text("A = 1\n")
@@ -227,7 +229,7 @@ def test_a_stage_that_does_not_end_is_told_of_and_fails(
     measured: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, failed = measured(*ENGINES, "--timeout", "2")
-    assert (code, failed) == (1, ["engines qwen3-0.6b oengine: not done after 2 s"])
+    assert (code, failed) == (1, ["engines qwen3-0.6b oengine: not finished after 2 s"])
     told = capsys.readouterr().out
     assert "FAILED  engines qwen3-0.6b oengine" in told
     assert "a figure of stream" in told
@@ -240,8 +242,8 @@ def test_stages_past_the_budget_are_left_out_and_it_fails(
     code, failed = measured("--stages", "stream,kernel", "--budget", "0")
     assert code == 1
     assert failed == [
-        "stream: left out, as no time is left",
-        "kernel: left out, as no time is left",
+        "stream: left out, because no time is left",
+        "kernel: left out, because no time is left",
     ]
     assert "| device |" in capsys.readouterr().out
 

@@ -64,7 +64,7 @@ def other_lse(out: Any, cache: Any, lse: Any, batch: Any) -> Any:
         (noisy_padding, "mixed, layout hnd: padding is off by 1, allowed 0"),
         (another_place, r"mixed, layout hnd: k of page \d+ in the cache afterwards is off by nan"),
         (forgetful, r"mixed, layout hnd: k of page \d+ in the cache afterwards is off by"),
-        (without_lse, "mixed: there is no log-sum-exp"),
+        (without_lse, "mixed: the result log-sum-exp is missing"),
         (other_lse, "mixed, layout hnd: log-sum-exp of token 0 of row 0 is off by"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_check_that_leaves_a_row_is_told(subject: EngineSubject) -> None:
     def leave() -> None:
         RequestDriver(llm.engine, request_of([1, 2, 3], greedy(4)))
 
-    with pytest.raises(AssertionError, match="1 rows are left"), subject.shared() as llm:
+    with pytest.raises(AssertionError, match="1 rows are still in use"), subject.shared() as llm:
         llm.run_on_engine(leave)
 
 
