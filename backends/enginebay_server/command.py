@@ -119,8 +119,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--warmup",
         choices=typing.get_args(Warmup),
         default=DEFAULTS.warmup,
-        help="full: requests are answered when every program is compiled, and none is compiled "
-        "later; lazy: at once, and programs are compiled when a request needs them",
+        help="full: compile every program before the first request is answered, and none later; "
+        "lazy: answer requests at once, and compile a program when a request needs it",
     )
 
 

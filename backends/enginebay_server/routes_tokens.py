@@ -18,7 +18,7 @@ from enginebay_server.state import AppState
 
 
 class TokenizeBody(Body):
-    """A text or a conversation to make tokens of."""
+    """The body of /tokenize and /v1/count_tokens: a text or a conversation to encode."""
 
     model: str | None = None
     prompt: str | None = None
@@ -32,7 +32,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """Token ids to make a text of."""
+    """The body of /detokenize: token ids to decode to a text."""
 
     model: str | None = None
     tokens: list[TokenId]
@@ -72,7 +72,10 @@ def token_routes(state: AppState) -> APIRouter:
         wrong = next((token for token in body.tokens if token >= size), None)
         if wrong is not None:
             raise ApiError(
-                400, f"token id {wrong}. Allowed: 0 to {size - 1}. Use /tokenize.", param="tokens"
+                400,
+                f"token id {wrong}. Allowed: 0 to {size - 1}. Send ids of this model, such as "
+                "those that /tokenize returns.",
+                param="tokens",
             )
         text = await in_thread(model.llm.tokenizer.decode, body.tokens)
         return as_json({"prompt": text}, headers)

@@ -42,7 +42,7 @@ class ShadowCacheForm:
 
     @staticmethod
     def of(layouts: Layouts, bucket: Bucket, *, compact: bool) -> ShadowCacheForm:
-        """The form for a step of `bucket` over a cache of `layouts`."""
+        """The form of the copy for a step of `bucket` over a cache of `layouts`."""
         seqs, pages = bucket.seqs, 1 if compact else bucket.pages_per_seq
         size = bucket.max_kv_len if compact else None
         small = {
@@ -67,7 +67,9 @@ class ShadowCacheForm:
         return {name: array[table.reshape(-1)] for name, array in cache.items()}
 
     def batch(self, group: str, q_lens: jax.Array, kv_lens: jax.Array) -> AttnBatch:
-        """The rows as they lie in a copy."""
+        """The AttnBatch of a step over a copy of one cache group: its page table numbers the copy's
+        pages row by row.
+        """
         bucket, layout = self.bucket, self.layouts[group]
         table = jnp.arange(layout.num_pages, dtype=jnp.int32).reshape(bucket.seqs, -1)
         return derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)

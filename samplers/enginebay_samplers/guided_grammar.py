@@ -41,13 +41,19 @@ class LlguidanceOptions(BaseModel):
     initial_lexer_fuel: int = Field(
         default=1_000_000,
         ge=1,
-        description="max work on the expressions of a grammar while it compiles",
+        description="max work of the lexer, in llguidance's fuel units, to compile a grammar",
     )
     step_lexer_fuel: int = Field(
-        default=200_000, ge=1, description="max work on expressions per mask"
+        default=200_000,
+        ge=1,
+        description="max work of the lexer on regexes for one mask, in llguidance's fuel units",
     )
-    step_max_items: int = Field(default=50_000, ge=1, description="max parser items per mask")
-    max_items_in_row: int = Field(default=2_000, ge=1, description="max parser items per byte")
+    step_max_items: int = Field(
+        default=50_000, ge=1, description="max items of the Earley parser for one mask"
+    )
+    max_items_in_row: int = Field(
+        default=2_000, ge=1, description="max items of the Earley parser for one byte of text"
+    )
     max_lexer_states: int = Field(
         default=250_000, ge=1, description="max lexer states, 1 to 2 kB each"
     )

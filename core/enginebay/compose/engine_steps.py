@@ -46,12 +46,13 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
 def engine_steps(
     registry: Registry, config: EngineConfig, platform: Platform, model: Model
 ) -> PlanSteps:
-    """Return a function that computes the attention problems of the configured engine's steps for a
-    layout and a decode kernel.
+    """Return a function that lists the attention problems of the configured engine, for a layout
+    and a decode kernel. An attention problem is the bucket and the cache layouts of a step, which
+    an attention kernel must be able to run.
 
-    The engine does not exist yet: its capability `attention_problems` names a function that
-    computes them. For an engine without it `usual_problems` are assumed, and `make_engine` later
-    refuses kernels that cannot run the engine's real steps.
+    The engine does not exist yet, so its capability `attention_problems` names the function that
+    lists them. For an engine without this capability, `usual_problems` are assumed, and
+    `make_engine` later refuses kernels that cannot run the engine's real steps.
     """
     _refuse_drafts(config, model.info)
     entry = registry.find("engine", config.engine.name)

@@ -119,13 +119,13 @@ class CacheSizes(ABC):
 
     @abstractmethod
     def geometry(self, shapes: Shapes) -> Geometry:
-        """The steps over a cache of a size."""
+        """The steps that run while the cache has the size `shapes`."""
 
     @abstractmethod
     def wanted(
         self, shapes: Shapes, leases: Sequence[Lease], demand: Demand, ledger: Ledger
     ) -> Shapes:
-        """The size that a step of these leases needs, for a cache that has `shapes`."""
+        """The size that the cache needs for a step of these leases. `shapes`: its present size."""
 
 
 @dataclasses.dataclass(frozen=True)
