@@ -85,9 +85,11 @@ class CompiledOnce:
                     "shapes that were used before compiling was forbidden",
                     "Call it once with these shapes before, or allow compiling.",
                 )
-            lowered = self.function.lower(*args)
-            program = self._programs[key] = lowered.compile(compiler_options=self.compile_options)
-            self.compilations.count += 1
+            with self.compilations.timed():
+                lowered = self.function.lower(*args)
+                program = lowered.compile(compiler_options=self.compile_options)
+            self._programs[key] = program
+            self.compilations.add()
             return program
 
 

@@ -4,9 +4,11 @@ prefix `enginebay:`.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,6 +21,7 @@ from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay.types import FinishReason
 from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
 from enginebay_server.limits import ConcurrencyLimit
+from enginebay_server.page_map import PageMap
 from enginebay_server.served import ServedModel
 
 PREFIX = "enginebay:"
@@ -104,7 +107,13 @@ class ModelMetrics:
         self.num_ended: dict[FinishReason, int] = dict.fromkeys(
             ("stop", "length", "abort", "error"), 0
         )
+        self.pages = PageMap(model)
         self._capacity = max(1, model.llm.engine.ledger.num_free_tokens)
+        self._num_pages = {
+            group: layout.num_pages - 1  # page 0 is never used
+            for _, layouts in model.llm.engine.attention_problems()
+            for group, layout in layouts.items()
+        }
         model.llm.loop.observers.add(self.engine)
 
     @property
@@ -126,10 +135,25 @@ class ModelMetrics:
             ): self.cache_usage,
         }
 
+    def pages_by_state(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the number of pages in each state by cache group, as of the latest read of
+        `pages`; nothing for an engine whose cache has no pages.
+        """
+        return {
+            group: _count_pages(holders[1:], self._num_pages.get(group, len(holders) - 1))
+            for group, holders in (self.pages.latest or {}).items()
+        }
+
     @property
-    def counters(self) -> dict[tuple[str, str], int]:
+    def kernels(self) -> Sequence[tuple[str, str, str]]:
+        """The op, phase and kernel of each choice; the phase is "" for ops that have none."""
+        names = self.model.llm.plan.kernels.names
+        return [(*_op_and_phase(setting), kernel) for setting, kernel in names.items()]
+
+    @property
+    def counters(self) -> dict[tuple[str, str], float]:
         """Totals since the application was made, by name and meaning."""
-        engine = self.engine
+        engine, compilations = self.engine, self.model.llm.engine.compilations
         return {
             ("num_preemptions", "Requests that lost their row for a time."): engine.num_preempted,
             ("prompt_tokens", "Tokens of prompts of ended completions."): engine.num_prompt,
@@ -139,7 +163,11 @@ class ModelMetrics:
             ("spec_decode_num_drafts", "Rows of steps that verified a draft."): engine.num_drafts,
             ("spec_decode_num_draft_tokens", "Tokens drafted."): engine.num_draft_tokens,
             ("spec_decode_num_accepted_tokens", "Drafted tokens accepted."): engine.num_accepted,
-            ("compilations", "Programs compiled."): self.model.llm.engine.compilations.count,
+            ("compilations", "Programs compiled."): compilations.count,
+            (
+                "compilation_seconds",
+                "Seconds of compilations; those at the same time count each.",
+            ): compilations.seconds,
         }
 
 
@@ -152,8 +180,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """All figures, in Prometheus' text format."""
+        await asyncio.gather(*(one.pages.read() for one in self.of.values()))
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -169,6 +198,7 @@ class Metrics:
             for one in each:
                 counter.add_metric([one.model.name], one.counters[name, what])
             yield counter
+        yield from self._labelled(each)
         ended = CounterMetricFamily(
             f"{PREFIX}request_success",
             "Completions by how they ended.",
@@ -189,8 +219,54 @@ class Metrics:
         )
 
     @staticmethod
+    def _labelled(each: Sequence[ModelMetrics]) -> Iterator[Metric]:
+        """Pages by cache group and state, and the kernels that run."""
+        usage = GaugeMetricFamily(
+            f"{PREFIX}kv_cache_group_usage_perc",
+            "Part of a cache group's pages that requests hold, 0 to 1.",
+            labels=[LABEL, "group"],
+        )
+        pages = GaugeMetricFamily(
+            f"{PREFIX}kv_cache_group_pages",
+            "Pages of a cache group by who holds them.",
+            labels=[LABEL, "group", "state"],
+        )
+        kernels = GaugeMetricFamily(
+            f"{PREFIX}kernel_info",
+            "The kernel that runs each op; always 1.",
+            labels=[LABEL, "op", "phase", "kernel"],
+        )
+        for one in each:
+            name = one.model.name
+            for group, states in one.pages_by_state().items():
+                held = states["held"] + states["shared"]
+                usage.add_metric([name, group], held / sum(states.values()))
+                for state, count in states.items():
+                    pages.add_metric([name, group, state], count)
+            for op, phase, kernel in one.kernels:
+                kernels.add_metric([name, op, phase, kernel], 1)
+        yield from (usage, pages, kernels)
+
+    @staticmethod
     def _histograms(one: ModelMetrics) -> Sequence[Histogram]:
         return [*one.engine.histograms, one.inter_token]
+
+
+def _count_pages(holders: np.ndarray, num_pages: int) -> Mapping[str, int]:
+    """Count the pages of a group by state. `holders` is as `Ledger.page_holders` returns it,
+    without page 0; pages that were never used are left out at its end.
+    """
+    states = {
+        "held": int((holders == 1).sum()),
+        "shared": int((holders > 1).sum()),
+        "kept": int((holders < 0).sum()),
+    }
+    return {**states, "free": num_pages - sum(states.values())}
+
+
+def _op_and_phase(setting: str) -> tuple[str, str]:
+    op, _, phase = setting.partition(".")
+    return op, phase
 
 
 def _seconds(name: str, what: str) -> Histogram:

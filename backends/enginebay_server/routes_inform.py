@@ -50,7 +50,7 @@ def inform_routes(state: AppState) -> APIRouter:
     @router.get("/metrics")
     async def metrics() -> Response:
         """Figures in Prometheus' text format."""
-        return Response(state.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(await state.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @router.get("/explain")
     async def explain() -> Response:

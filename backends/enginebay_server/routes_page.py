@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
-from enginebay.errors import EnginebayError
 from enginebay_server.errors import ApiError
+from enginebay_server.page_map import PageMap
 from enginebay_server.routes_generate import as_json
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
@@ -27,9 +27,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 )
 """The page loads nothing from other hosts, and runs no inline script."""
-
-PAGES_LIMIT_S = 0.5
-"""Seconds that the map of pages waits for the engine, which may be compiling."""
 
 
 def page_routes(state: AppState) -> APIRouter:
@@ -64,34 +61,6 @@ def page_routes(state: AppState) -> APIRouter:
     return router
 
 
-class PageMap:
-    """The holders of a model's pages, read on the engine's thread. One read runs at a time, because
-    the engine answers late while it compiles.
-    """
-
-    def __init__(self, model: ServedModel) -> None:
-        self._llm = model.llm
-        self._latest: dict[str, list[int]] | None = None
-        self._reading: asyncio.Task[None] | None = None
-
-    async def read(self) -> dict[str, list[int]] | None:
-        """Return the holders of each page by cache group, or the ones before if the engine is
-        busy; None before the first.
-        """
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.wait({self._reading}, timeout=PAGES_LIMIT_S)
-        return self._latest
-
-    async def _read(self) -> None:
-        holders = self._llm.engine.ledger.page_holders
-        try:
-            found = await asyncio.to_thread(self._llm.run_on_engine, holders)
-        except EnginebayError:  # the engine has stopped
-            return
-        self._latest = {name: pages.tolist() for name, pages in found.items()}
-
-
 class ModelView:
     """What the page shows of one model."""
 
@@ -105,6 +74,7 @@ class ModelView:
         """Return counts as of now, the records from the number `since` on, and the map of pages."""
         llm = self._model.llm
         number, records = self._watch.since(since)
+        pages = await self._pages.read()
         counts = llm.counts()
         return {
             "name": self._model.name,
@@ -116,5 +86,5 @@ class ModelView:
             "compiled": llm.engine.compilations.count,
             "next": number,
             "records": records,
-            "pages": await self._pages.read(),
+            "pages": pages and {name: each.tolist() for name, each in pages.items()},
         }

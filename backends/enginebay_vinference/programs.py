@@ -174,10 +174,11 @@ class Programs:
         start = time.perf_counter()
         with waiting(f"compiling {shape}, for {self.engine.parts.title}"):
             recipe = self.recipe(shape, program)
-            lowered = [
-                self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind))
-                for kind in KINDS
-            ]
+            with self.engine.compilations.timed():
+                lowered = [
+                    self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind))
+                    for kind in KINDS
+                ]
             pair = self.compile_lowered(lowered)
         log.info("compiled %s in %.2f s", shape, time.perf_counter() - start)
         return pair
@@ -185,8 +186,13 @@ class Programs:
     def compile_lowered(self, lowered: list[Any]) -> Pair:
         """Compile both functions in parallel."""
         options = dict(self.engine.parts.platform.compile_options())
+
+        def compiled(one: Any) -> Any:
+            with self.engine.compilations.timed():
+                return one.compile(compiler_options=options)
+
         with ThreadPoolExecutor(len(KINDS)) as pool:
-            made = list(pool.map(lambda one: one.compile(compiler_options=options), lowered))
+            made = list(pool.map(compiled, lowered))
         self.engine.compilations.count += len(KINDS)
         return Pair(*made)
 

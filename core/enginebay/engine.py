@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -238,11 +240,13 @@ class RowState:
 
 @dataclasses.dataclass(slots=True)
 class Compilations:
-    """The number of programs that an engine has compiled. While `forbidden` is True, another
-    compilation raises CompilationError.
+    """The number of programs that an engine has compiled, and the seconds of their compilations.
+    While `forbidden` is True, another compilation raises CompilationError. Programs that were
+    compiled at the same time count their seconds each.
     """
 
     count: int = 0
+    seconds: float = 0.0
     forbidden: bool = False
     _lock: threading.Lock = dataclasses.field(
         default_factory=threading.Lock, repr=False, compare=False
@@ -252,6 +256,16 @@ class Compilations:
         """Count one more program. Any thread may call this method."""
         with self._lock:
             self.count += 1
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the seconds of a `with` block that traces or compiles. Any thread may call this."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.seconds += time.monotonic() - began_s
 
 
 AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]

@@ -147,7 +147,8 @@ class StepCompiler:
         return joined
 
     def _compile(self, key: StepKey, lowered: Any) -> Any:
-        compiled = lowered.compile(compiler_options=self._options)
+        with self._compilations.timed():
+            compiled = lowered.compile(compiler_options=self._options)
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
         return compiled
@@ -186,7 +187,8 @@ class StepCompiler:
             outputs = (state, *others)
         donated = (1, 3) if key.kind == "sample" else 1
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
-        return jitted.lower(self._held[0], held, *args)
+        with self._compilations.timed():
+            return jitted.lower(self._held[0], held, *args)
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""

@@ -64,8 +64,9 @@ class PageMover:
             # Donated arrays are reused only when they are returned with the same sharding.
             outputs = jax.tree.map(lambda a: a.sharding, cache)
         copier = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs)
-        lowered = copier.lower(described, pages)
-        compiled = lowered.compile(compiler_options=runner.compile_options)
+        with runner.compilations.timed():
+            lowered = copier.lower(described, pages)
+            compiled = lowered.compile(compiler_options=runner.compile_options)
         self._programs[key] = compiled
         runner.compilations.add()
         return compiled

@@ -115,9 +115,10 @@ class RowWriter:
                 given = f"program not compiled: {name} of a row"
                 fix = "Call warmup() first, or set forbid_compiling = false."
                 raise CompilationError(given, "programs that warmup() compiled", fix)
-            found = self._programs[name] = self._lower(name).compile(
-                compiler_options=self._runner.compile_options
-            )
+            with compilations.timed():
+                found = self._programs[name] = self._lower(name).compile(
+                    compiler_options=self._runner.compile_options
+                )
             compilations.add()
         return found
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 
 from tests.server.asking import HELLO, Asker
+
+if TYPE_CHECKING:
+    from enginebay.cache import Lease
 
 
 def samples(asker: Asker) -> dict[str, float]:
@@ -40,6 +46,7 @@ def test_tokens_and_requests_are_counted(after: dict[str, float], asker: Asker) 
     assert after["enginebay:num_requests_waiting"] == 0
     assert 0 <= after["enginebay:kv_cache_usage_perc"] < 0.1
     assert after["enginebay:compilations_total"] > 0
+    assert after["enginebay:compilation_seconds_total"] > 0
     hits = after["enginebay:prefix_cache_hits_total"]
     assert 0 <= hits < after["enginebay:prefix_cache_queries_total"]
 
@@ -68,3 +75,30 @@ def test_times_between_tokens_are_those_of_streams(after: dict[str, float]) -> N
     """A stream's first tokens have no token before them."""
     count = after["enginebay:inter_token_latency_seconds_count"]
     assert 0 < count <= 2 * 8
+
+
+def test_pages_are_counted_by_group_and_state(asker: Asker) -> None:
+    ledger, prompt = asker.llm.engine.ledger, np.arange(5, dtype=np.int32)
+
+    def pages() -> dict[str, float]:
+        found = samples(asker)
+        name = "enginebay:kv_cache_group_pages group=full state="
+        states = {state: found[name + state] for state in ("held", "shared", "kept", "free")}
+        held = states["held"] + states["shared"]
+        usage = found["enginebay:kv_cache_group_usage_perc group=full"]
+        assert usage == pytest.approx(held / sum(states.values()))
+        return states
+
+    before = pages()
+    lease: Lease = asker.llm.run_on_engine(lambda: ledger.admit(0, prompt, 6))
+    during = pages()
+    asker.llm.run_on_engine(lambda: ledger.release(lease))
+    assert (before["held"], during["held"], pages()["held"]) == (0, 1, 0)
+    assert sum(before.values()) == sum(during.values()) == 32
+
+
+def test_the_chosen_kernel_of_each_op_is_shown(asker: Asker) -> None:
+    shown = {key for key, value in samples(asker).items() if value == 1}
+    for setting, kernel in asker.llm.plan.kernels.names.items():
+        op, _, phase = setting.partition(".")
+        assert f"enginebay:kernel_info kernel={kernel} op={op} phase={phase}" in shown
