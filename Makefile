@@ -85,7 +85,7 @@ test-serve: env-serve ## the tests of the HTTP server
 	@$(PYTEST) -m server tests/server $(PYTEST_ARGS)
 
 .PHONY: test-outside
-test-outside: env-test ## checks of our output by other programs: promtool, of Debian's package prometheus
+test-outside: env-serve ## checks of our output by other programs: promtool and Prometheus, of Debian's package prometheus
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
 
 .PHONY: zoo-kinds

@@ -57,8 +57,8 @@ PARTS = (
     Part(
         "outside",
         ("test-outside",),
-        "metrics as Prometheus' own `promtool` reads them",
-        ("promtool",),
+        "metrics as `promtool` reads them, and the dashboard's queries in Prometheus",
+        ("promtool", "prometheus"),
     ),
     Part("browser", ("test-browser",), "the server's page in Chromium", ("chromium",)),
     Part("coverage", ("coverage",), "line coverage of `make test`"),

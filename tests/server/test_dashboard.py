@@ -1,0 +1,35 @@
+"""The Grafana dashboard reads what an application exports, and all of it."""
+
+from __future__ import annotations
+
+import re
+
+from tests.server.asking import HELLO, Asker
+from tests.server.dashboard import names, panels, queries
+
+
+def test_queries_and_exported_metrics_are_the_same(asker: Asker) -> None:
+    body = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True}
+    asker.ok("/v1/chat/completions", **body)
+    asker.events("/v1/chat/completions", **body)
+    text = asker.get("/metrics").text
+    exported = {re.split(r"[ {]", line)[0] for line in text.splitlines() if line[0] != "#"}
+    read = {name for query in queries() for name in names(query)}
+    assert read <= exported
+    left_out = {name for name in exported if not name.endswith(("_sum", "_count", "_created"))}
+    assert left_out <= read, "the dashboard has a panel for each metric"
+
+
+def test_panels_do_not_overlap_and_read_the_chosen_data_source() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        own = {
+            (place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])
+        }
+        assert not own & cells, panel["title"]
+        cells |= own
+        sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+        assert {source["uid"] for source in sources} == {"${datasource}"}
+    assert len({panel["id"] for panel in panels()}) == len(panels())
