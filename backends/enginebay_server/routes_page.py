@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
+import re
 from typing import Any
 
 from fastapi import APIRouter
@@ -44,7 +45,8 @@ def page_routes(state: AppState) -> APIRouter:
         """Figures of each model. `since`: the first record number that the page lacks, by model in
         order, with commas between.
         """
-        numbers = [int(part) if part.isdecimal() else 0 for part in since.split(",")]
+        parts = since.split(",")
+        numbers = [int(part) if re.fullmatch("[0-9]{1,18}", part) else 0 for part in parts]
         numbers += [0] * len(views)
         each = [view.figures(number) for view, number in zip(views, numbers, strict=False)]
         return as_json({"ready": state.is_ready, "models": await asyncio.gather(*each)})

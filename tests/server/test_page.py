@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from enginebay import LLM
     from tests.server.asking import Asker
@@ -46,6 +48,11 @@ def test_figures_have_the_steps_and_endings_since_a_number(asker: Asker) -> None
     assert model["next"] == model["records"][-1]["number"] + 1
     again = asker.get(f"/ui/data?since={model['next']}").json()["models"][0]
     assert again["records"] == []
+
+
+@pytest.mark.parametrize("since", ["9" * 5000, "-1", "nan", "1,,x"])
+def test_a_strange_number_has_the_figures_from_the_first_on(asker: Asker, since: str) -> None:
+    assert asker.get("/ui/data", params={"since": since}).status_code == 200
 
 
 def test_figures_have_the_holders_of_pages(asker: Asker) -> None:
