@@ -54,6 +54,13 @@ class ResponsesBody(Body):
 
     def as_chat(self, messages: Sequence[MessageRecord]) -> ChatBody:
         """The chat that answers these messages. ApiError for a malformed field."""
+        if not messages:
+            raise ApiError(
+                400,
+                "input without a message. Allowed: a text, or a list with one message or more. "
+                "Pass one.",
+                param="input",
+            )
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatBody(
             model=self.model,
@@ -120,10 +127,24 @@ def _choice(given: str | Mapping[str, Any] | None) -> str | dict[str, Any] | Non
 def _format(text: Mapping[str, Any] | None) -> Any:
     """The response_format of a chat; its schema is in a field of its own there."""
     form = (text or {}).get("format")
-    if not isinstance(form, dict):
+    if form is None:
         return None
+    if not isinstance(form, dict):
+        raise ApiError(
+            400,
+            f"text.format = {shown(form)}. Allowed: an object such as "
+            '{"type": "text"}. Pass one, or leave it out.',
+            param="text.format",
+        )
     if form.get("type") == "json_schema":
-        inner = {"name": form.get("name"), "schema": form.get("schema")}
+        inner = {"schema": form.get("schema")}
+        if not isinstance(inner["schema"], dict | None):
+            raise ApiError(
+                400,
+                f"text.format.schema = {shown(inner['schema'])}. Allowed: a JSON schema. Pass an "
+                "object.",
+                param="text.format.schema",
+            )
         return {"type": "json_schema", "json_schema": inner}
     if form.get("type") not in ("text", "json_object"):
         raise ApiError(

@@ -164,7 +164,7 @@ def test_a_response_is_kept_until_it_is_deleted(asker: Asker) -> None:
 
 
 def test_the_form_of_a_text_is_kept_to(asker: Asker) -> None:
-    form = {
+    form: dict[str, Any] = {
         "type": "json_schema",
         "name": "answer",
         "schema": {"enum": ["yes", "no"]},
@@ -172,12 +172,22 @@ def test_the_form_of_a_text_is_kept_to(asker: Asker) -> None:
     }
     response = asker.ok(PATH, input="Is it late?", text={"format": form}, max_output_tokens=20)
     assert json.loads(text_of(response)) in ("yes", "no")
+    form["name"] = 7  # it changes nothing
+    asker.ok(PATH, input="Is it late?", text={"format": form}, max_output_tokens=20)
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": [], "instructions": "Be brief."}, "input"),
+        ({"input": "a", "text": {"format": 7}}, "text.format"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": "x"}}},
+            "text.format.schema",
+        ),
         ({"input": [{"type": "computer_call"}]}, "input.0"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
