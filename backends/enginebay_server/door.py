@@ -5,6 +5,7 @@ and the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -30,6 +31,9 @@ PAGE = "/ui"
 """The page's files need no key; its data does."""
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+LINGER_S = 5.0
 
 
 class Door:
@@ -65,7 +69,7 @@ class Door:
             body = await self._body(scope, headers, receive)
             await self._app(scope, replaying(body, receive), send_named)
         except ApiError as error:
-            await refuse(send_named, error, scope["path"])
+            await refuse(send_named, error, scope["path"], receive)
         finally:
             if not is_probe:
                 self._state.num_open -= 1
@@ -172,8 +176,10 @@ def replaying(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def refuse(send: Send, error: ApiError, path: str) -> None:
-    """Send an error as the whole answer."""
+async def refuse(send: Send, error: ApiError, path: str, receive: Receive) -> None:
+    """Send an error as the whole answer. The rest of a body that is too large is dropped for
+    LINGER_S at most: a client that is still sending when the connection closes loses the answer.
+    """
     body = error_body(path, error)
     headers = {
         "content-type": "application/json",
@@ -184,4 +190,10 @@ async def refuse(send: Send, error: ApiError, path: str) -> None:
         headers["connection"] = "close"  # the rest of the body is not read
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if error.status == 413:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+    await send({"type": "http.response.body", "body": b""})

@@ -101,12 +101,17 @@ def test_a_body_that_is_too_large_is_refused(asker: Asker) -> None:
     assert error_of(answer, 413)["code"] == "request_too_large"
     assert answer.headers["connection"] == "close"
 
+    num_sent = 0
+
     async def parts() -> Any:
+        nonlocal num_sent
         for _ in range(20):
+            num_sent += 1
             yield b" " * 10
 
     chunked = small.post(COMPLETIONS, content=parts(), headers={"content-type": "application/json"})
     error_of(chunked, 413)
+    assert num_sent == 20, "the client could end its body, and so reads the answer"
     assert small.post(COMPLETIONS, BODY).status_code == 200
 
 
