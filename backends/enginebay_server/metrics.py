@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from prometheus_client.core import (
 )
 
 from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.ops.spec import Bucket, Mode
 from enginebay.types import FinishReason
 from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
 from enginebay_server.limits import ConcurrencyLimit
@@ -37,6 +39,9 @@ class EngineObserver(Observer):
     def __init__(self) -> None:
         self.num_preempted = self.num_new_tokens = self.num_prompt = self.num_cached = 0
         self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
+        self.num_steps: Counter[Bucket] = Counter()
+        self.num_launched: Counter[Mode] = Counter()
+        self.num_with_padding: Counter[Mode] = Counter()
         self.iteration_tokens = Histogram(
             "iteration_tokens_total",
             "Tokens of a step.",
@@ -70,6 +75,12 @@ class EngineObserver(Observer):
         self.num_draft_tokens += execution.num_draft_tokens
         self.num_accepted += execution.num_accepted_tokens
         self.iteration_tokens.observe(execution.num_new_tokens)
+        bucket = execution.bucket
+        if bucket is not None:
+            self.num_steps[bucket] += 1
+            if execution.num_bucket_tokens:
+                self.num_launched[bucket.mode] += execution.num_tokens
+                self.num_with_padding[bucket.mode] += execution.num_bucket_tokens
 
     def ended(self, ending: Ending) -> None:
         """Count a completion's tokens and times. One that never ran has none; one without
@@ -199,6 +210,7 @@ class Metrics:
                 counter.add_metric([one.model.name], one.counters[name, what])
             yield counter
         yield from self._labelled(each)
+        yield from self._steps(each)
         ended = CounterMetricFamily(
             f"{PREFIX}request_success",
             "Completions by how they ended.",
@@ -246,6 +258,38 @@ class Metrics:
             for op, phase, kernel in one.kernels:
                 kernels.add_metric([name, op, phase, kernel], 1)
         yield from (usage, pages, kernels)
+
+    @staticmethod
+    def _steps(each: Sequence[ModelMetrics]) -> Iterator[Metric]:
+        """Steps by the bucket of their program, and tokens with and without padding."""
+        steps = CounterMetricFamily(
+            f"{PREFIX}steps",
+            "Steps by the sizes of the compiled program that ran.",
+            labels=[LABEL, "mode", "tokens", "rows", "context"],
+        )
+        launched = CounterMetricFamily(
+            f"{PREFIX}step_tokens",
+            "Tokens that steps were launched for.",
+            labels=[LABEL, "mode"],
+        )
+        padded = CounterMetricFamily(
+            f"{PREFIX}step_bucket_tokens",
+            "Tokens that the programs of these steps computed, with padding.",
+            labels=[LABEL, "mode"],
+        )
+        for one in each:
+            name = one.model.name
+            sums: Counter[tuple[str, ...]] = Counter()
+            for bucket, count in one.engine.num_steps.copy().items():
+                sizes = bucket.tokens, bucket.seqs, bucket.max_kv_len
+                sums[name, bucket.mode, *map(str, sizes)] += count
+            for labels, count in sums.items():
+                steps.add_metric(labels, count)
+            for mode, count in one.engine.num_launched.copy().items():
+                launched.add_metric([name, mode], count)
+            for mode, count in one.engine.num_with_padding.copy().items():
+                padded.add_metric([name, mode], count)
+        yield from (steps, launched, padded)
 
     @staticmethod
     def _histograms(one: ModelMetrics) -> Sequence[Histogram]:

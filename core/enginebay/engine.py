@@ -143,6 +143,9 @@ class TokenLogprobs:
 class Pending(ABC):
     """A launched step, whose results are read when they are needed."""
 
+    bucket: Bucket | None = None
+    """The sizes of the compiled program that runs the step; None for an engine without buckets."""
+
     @abstractmethod
     def read(self) -> np.ndarray:
         """Wait for the step and return its tokens, int32 [rows, steps] in the order of the plan; -1

@@ -21,7 +21,7 @@ class LaunchedStep(Pending):
     """
 
     def __init__(self, sampled: Sampled, step: Step) -> None:
-        self._sampled = sampled
+        self._sampled, self.bucket = sampled, step.program.bucket
         self._places, self._spans = step.places, step.spans
         if all(device.platform == "cpu" for device in sampled.tokens.devices()):
             return

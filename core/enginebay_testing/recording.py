@@ -89,6 +89,9 @@ class RecordedStep(Pending):
     number: int
     write: Callable[[bytes, bytes], None]
 
+    def __post_init__(self) -> None:
+        self.bucket = self.pending.bucket
+
     def read(self) -> np.ndarray:
         tokens = self.pending.read()
         self.write(TOKENS, np.asarray([self.number, *tokens.ravel()], np.int32).tobytes())

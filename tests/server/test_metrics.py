@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from enginebay.cache import Lease
 
 
+TOKENS_OF_STEPS = ("step_tokens", "step_bucket_tokens")
+
+
 def samples(asker: Asker) -> dict[str, float]:
     """Every sample by its name and labels but the model's."""
     from prometheus_client.parser import text_string_to_metric_families
@@ -102,3 +105,19 @@ def test_the_chosen_kernel_of_each_op_is_shown(asker: Asker) -> None:
     for setting, kernel in asker.llm.plan.kernels.names.items():
         op, _, phase = setting.partition(".")
         assert f"enginebay:kernel_info kernel={kernel} op={op} phase={phase}" in shown
+
+
+def test_steps_are_counted_by_bucket_with_their_padding(asker: Asker) -> None:
+    """A prompt of 5 tokens runs in the bucket of 64 tokens, a decode in that of 8 rows."""
+    asker.ok("/v1/completions", prompt=[5, 6, 7, 8, 9], max_tokens=3, ignore_eos=True)
+    found = samples(asker)
+    launched, computed = (f"enginebay:{name}_total mode=" for name in TOKENS_OF_STEPS)
+    assert found[f"{launched}prefill"] == 5
+    assert found[f"{computed}prefill"] == 64
+    assert found["enginebay:steps_total context=64 mode=prefill rows=8 tokens=64"] == 1
+    decodes = [
+        v for k, v in found.items() if k.startswith("enginebay:steps_total") and "decode" in k
+    ]
+    assert sum(decodes) >= 1
+    assert found[f"{launched}decode"] >= 2
+    assert found[f"{computed}decode"] == 8 * found[f"{launched}decode"]

@@ -13,6 +13,8 @@ import pytest
 from enginebay.compose.composition import Composed
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.observer import Ending, Execution, Observer, Observers, Update
+from enginebay.ops.spec import Bucket
+from tests.fake_engine import Launched
 from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
@@ -91,6 +93,8 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
         e.num_rows for e in notes.executions
     )
     assert sum(u.num_tokens for u in notes.updates) >= 20 * MAX_NUM_SEQS + 4 * MAX_NUM_SEQS
+    assert sum(u.num_tokens for u in notes.updates) == sum(e.num_tokens for e in notes.executions)
+    assert not any(e.num_bucket_tokens for e in notes.executions), "this engine has no buckets"
     for update in notes.updates:
         assert min(update.schedule_s, update.launch_s) > 0
     times = [execution.at_s for execution in notes.executions]
@@ -101,6 +105,21 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
     )
     assert {e.request.request_id for e in notes.endings} == {t.request.request_id for t in tickets}
     assert {(e.reason, e.metrics.num_generated_tokens) for e in notes.endings} == {("length", 5)}
+
+
+def test_the_bucket_of_a_step_shows_its_padding(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(48, 2, 1, 32, 64)
+    monkeypatch.setattr(Launched, "bucket", bucket)
+    notes = Notes()
+    loop.observers.add(notes)
+    all_tokens(loop.submit([request("padded", length=20, max_tokens=5)]))
+    loop.call(lambda: None)
+    prefill, *decodes = notes.executions
+    assert (prefill.num_tokens, prefill.num_bucket_tokens, prefill.bucket) == (20, 48, bucket)
+    assert decodes
+    assert all(one.num_bucket_tokens == 48 * one.num_tokens > 0 for one in decodes), "one row"
 
 
 def test_preemptions_are_counted_with_the_next_update(start: Loops, parts: Composed) -> None:

@@ -18,6 +18,7 @@ from enginebay.cache import Ledger
 from enginebay.engine import StepPlan
 from enginebay.loop.in_flight import InFlight
 from enginebay.loop.request_table import RequestState, RequestTable
+from enginebay.ops.spec import Bucket
 from enginebay.outputs import RequestMetrics
 from enginebay.types import FinishReason, Request
 
@@ -66,6 +67,14 @@ class Execution:
     """Draft tokens of these rows that were verified."""
     num_accepted_tokens: int = 0
     """Draft tokens that were accepted."""
+    bucket: Bucket | None = None
+    """The sizes of the compiled program that ran; None for an engine without buckets."""
+    num_tokens: int = 0
+    """Tokens that the step was launched for; a decode counts tokens of rows that ended."""
+    num_bucket_tokens: int = 0
+    """Tokens of `bucket` in all passes of the step. What exceeds `num_tokens` is padding. 0 for a
+    verify step and without a bucket.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,10 +185,7 @@ class Observers:
     def launched(self, plan: StepPlan) -> float:
         """Count a launched step. Returns the time of its launch."""
         self._num_rows += len(plan.rows)
-        if plan.is_decode:
-            self._num_tokens += len(plan.rows) * plan.num_steps
-        else:
-            self._num_tokens += _num_prompt_tokens(plan)
+        self._num_tokens += _num_tokens(plan)
         return time.monotonic()
 
     def read(
@@ -200,15 +206,20 @@ class Observers:
         verified = [
             (drafts, new) for drafts, new in zip(num_drafts, counts, strict=False) if drafts and new
         ]
+        plan, bucket = step.plan, step.pending.bucket
+        num_passes = 0 if plan.verifies else max(1, plan.num_steps)
         execution = Execution(
             now_s,
             now_s - began_s,
             len(counts),
             sum(counts),
-            num_prompt_tokens=_num_prompt_tokens(step.plan),
+            num_prompt_tokens=_num_prompt_tokens(plan),
             num_drafts=len(verified),
             num_draft_tokens=sum(drafts for drafts, _ in verified),
             num_accepted_tokens=sum(new - 1 for _, new in verified),
+            bucket=bucket,
+            num_tokens=_num_tokens(plan),
+            num_bucket_tokens=bucket.tokens * num_passes if bucket else 0,
         )
         self._report(lambda observer: observer.executed(execution))
 
@@ -231,6 +242,11 @@ class Observers:
             finally:
                 if has_failed:
                     self.remove(observer)
+
+
+def _num_tokens(plan: StepPlan) -> int:
+    """Return the tokens that a step computes; of a decode, the most that it can produce."""
+    return len(plan.rows) * plan.num_steps if plan.is_decode else _num_prompt_tokens(plan)
 
 
 def _num_prompt_tokens(plan: StepPlan) -> int:
