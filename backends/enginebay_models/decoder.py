@@ -203,8 +203,9 @@ def _layer(
 class NnxModel(Model):
     """A Model of a flax.nnx module that has the methods of Decoder.
 
-    The parameters of the module have the metadata `spec` and `source`. The module is split once. A
-    trace merges the flat weights into it, so a compiled step has nothing of nnx.
+    The parameters of the module have the metadata `spec` and `source`. NnxModel splits the module
+    into its graph and its weights once. Each trace merges the graph with the flat weights, so a
+    compiled step has no nnx objects.
     """
 
     def __init__(

@@ -22,7 +22,8 @@ def cjit(
     compile_options: Mapping[str, Any] | None = None,
     compilations: Compilations | None = None,
 ) -> CompiledOnce:
-    """Return `function` as a CompiledOnce. It must be made by jax.jit with the same static_argnums.
+    """Return `function` as a CompiledOnce. `function` is the result of jax.jit with the same
+    `static_argnums`.
 
     `compile_options` are XLA's options. `compilations` counts the compilations and may forbid them.
     """

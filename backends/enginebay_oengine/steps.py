@@ -233,7 +233,7 @@ def _sizes(views: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 
 def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
-    """Raise ConfigError for a storage that is in use, or has other metadata than the manager."""
+    """Raise ConfigError for a cache that is in use, or has other metadata than the manager."""
     metadata = manager.metadata
     wanted = {
         group: [metadata.layouts[group].shapes()] * count
@@ -241,14 +241,14 @@ def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
     }
     if _sizes(wanted) != _sizes(storage.views):
         raise ConfigError(
-            "a storage of other sizes than the manager's",
-            "a storage and a manager with the same metadata",
+            "a PagedAttentionCache of other sizes than the manager's",
+            "a cache and a manager with the same metadata",
             "Make both from the same PagedAttentionCacheMetaData.",
         )
     if any(array.is_deleted() for array in jax.tree.leaves(storage)):
         raise ConfigError(
-            "a storage that another engine has taken over",
-            "a storage of its own for each engine",
+            "a PagedAttentionCache that another engine has taken over",
+            "a cache of its own for each engine",
             "Call PagedAttentionCache.init_cache() for each engine.",
         )
     if manager.in_use:

@@ -36,10 +36,11 @@ UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)
 
 
 def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> FastAPI:
-    """An application that serves `models`, whose owner closes their LLMs after it.
+    """Return an application that serves `models`.
 
-    `app.state.server` is its AppState, of which the owner closes `responses`. Two applications of
-    one process share nothing, unless they are given the same models.
+    The caller closes the LLMs of the models, and `app.state.server.responses`, when the application
+    has ended. `app.state.server` is the application's AppState. Two applications of one process
+    share nothing, unless they are given the same models.
     """
     settings = settings or ServerSettings()
     limit = ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s)

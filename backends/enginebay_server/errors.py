@@ -54,7 +54,7 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """The class of the error in the body."""
+        """The value of `error.type` in the body, such as "rate_limit_error"."""
         return TYPES.get(self.status, INVALID if self.status < 500 else "server_error")
 
     @property
@@ -77,7 +77,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that this answer has besides the usual ones."""
+        """Extra headers of the answer, such as retry-after."""
         found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 

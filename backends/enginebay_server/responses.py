@@ -21,7 +21,7 @@ MessageRecord = dict[str, Any]
 
 
 class ResponsesBody(Body):
-    """A turn of a conversation."""
+    """The body of a POST to /v1/responses: one turn of a conversation."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]

@@ -23,7 +23,7 @@ WarmupState = Literal["waiting", "compiling", "ready", "lazy", "failed"]
 class ServedModel:
     """An LLM under the name by which clients ask for it. The owner of the LLM closes it.
 
-    `warmup` says how far compiling has come: "lazy" and "ready" models answer requests.
+    `warmup` is the state of compiling. A model answers requests when it is "lazy" or "ready".
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ServedModel:
         return found
 
     def compile_all(self) -> None:
-        """Compile every program, on the caller's thread; `warmup` and `progress` follow it."""
+        """Compile every program on the caller's thread. Updates `warmup` and `progress`."""
         self.warmup = "compiling"
 
         def report(_: str, done: int, total: int) -> None:

@@ -47,7 +47,9 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
 
 
 def quick_checked(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch: str) -> str:
-    """Run quick_check() and return its result as the text of a plan's reason."""
+    """Run quick_check() and return a text for `enginebay explain`, such as "passed its quick check
+    (3 cases)".
+    """
     count = quick_check(op, impl, setting, what, switch)
     return f"passed its quick check ({count} case{'s' * (count != 1)})"
 

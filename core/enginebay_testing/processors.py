@@ -1,5 +1,5 @@
-"""Conformance suite of logits processors: the declaration, the fields, and rows that do not depend
-on other rows.
+"""Conformance suite of logits processors. It checks the declaration of a processor, its fields,
+and that no row changes the scores of another row.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ class Tuning(ABC):
     def op_config(
         self, op: str, impl: TunableOp, env: Env, problem: OpProblem
     ) -> tuple[Any, ConfigSource]:
-        """Return the same for an op without phases."""
+        """Return the configuration of an implementation of an op without phases for a problem, and
+        its source. UnsupportedError as for config().
+        """
 
     @abstractmethod
     def faster_than(
