@@ -71,7 +71,8 @@ class NativeAttention:
             )
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
-            raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
+            allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
+            raise UnsupportedError(given, allowed, "Choose another kernel.")
         shapes = (
             jax.ShapeDtypeStruct((*q.shape[:2], spec.v_dim), q.dtype),
             jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),

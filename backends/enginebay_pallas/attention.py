@@ -108,7 +108,8 @@ class PallasAttention:
         """
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
-            raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
+            allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
+            raise UnsupportedError(given, allowed, "Choose another kernel.")
         mode = batch.bucket.mode
         new = None if k is None or v is None else pack_new(k, v, layout, layout.page_size)
         call = AttentionCall(spec, layout, config, self.is_interpreted)

@@ -51,7 +51,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="name for clients, once for each MODEL (default: the MODEL itself)",
     )
     parser.add_argument(
-        "--chat-template", metavar="FILE", help="Jinja file in place of the model's"
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja file to use in place of the model's chat template",
     )
     for flag, what in (("--tool-parser", "tool calls"), ("--reasoning-parser", "reasoning")):
         parser.add_argument(
@@ -64,7 +66,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
     )
-    group.add_argument("--port", type=int, default=8000, metavar="N", help="0: any that is free")
+    group.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port"
+    )
     group.add_argument("--tls-cert", metavar="FILE", help="certificate chain in PEM, for HTTPS")
     group.add_argument("--tls-key", metavar="FILE", help="private key in PEM, for HTTPS")
     group.add_argument(
@@ -90,7 +94,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="keys, one a line, of which a client must send one, besides that of the "
+        help="file with one key per line; a client must send one of them, or the key in the "
         "environment variable ENGINEBAY_API_KEY (default: no key is needed)",
     )
     for name, kind, metavar, what in LIMITS:
@@ -106,7 +110,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--response-store",
         metavar="FILE",
-        help="file of SQLite in which responses are kept (default: they are kept in memory)",
+        help="SQLite file in which responses are kept (default: they are kept in memory)",
     )
     group.add_argument(
         "--unknown-fields",

@@ -113,7 +113,8 @@ class TritonAttention:
             )
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
-            raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
+            allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
+            raise UnsupportedError(given, allowed, "Choose another kernel.")
         keys, values, strides = _cache_arguments(cache, layout)
         constants = {
             **_problem(spec, batch.bucket),

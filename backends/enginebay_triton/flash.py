@@ -144,7 +144,7 @@ class FlashPrefill:
         """
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
-            allowed = f"v_head_dim {spec.head_dim}"
+            allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
             raise UnsupportedError(given, allowed, "Choose another kernel.")
         if k is None or v is None:
             raise InternalError(f"{self.name} reads new keys and values, and received none")

@@ -22,7 +22,7 @@ class VInferenceOptions(BaseModel):
         default=64,
         ge=8,
         le=1024,
-        description="tokens per page, for layouts whose slots are runs of pages",
+        description="tokens per page, for layouts in which a row has several pages",
     )
     grow: bool = Field(
         default=True,

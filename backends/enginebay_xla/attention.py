@@ -89,7 +89,7 @@ class XlaAttention:
         """
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
-            allowed = f"v_head_dim {spec.head_dim}"
+            allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
             raise UnsupportedError(explain(given, allowed, "Choose another kernel."))
         if k is not None and v is not None:
             cache = kv_write(cache, batch.slots, k, v, layout)

@@ -39,7 +39,7 @@ def _random(dtype: str, *shape: int) -> np.ndarray:
 
 
 def linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield products with and without a bias, of several dimensions, and with a wider result."""
+    """Yield cases with and without a bias, with several dimensions, and with a wider result."""
     cases: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, str | None]] = {
         "3 rows": ((3, 48), (40,), False, None),
         "1 row": ((1, 48), (40,), False, None),
@@ -60,7 +60,7 @@ def linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def grouped_linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield groups of no rows, of one and of many, and rows that belong to no group."""
+    """Yield cases of groups with no row, one row and many rows, and of rows without a group."""
     for name, sizes in (("few", (0, 3, 1, 0)), ("many", (40, 0, 1, 90)), ("none", (0, 0, 0, 0))):
         x = _random(setting.dtype, sum(sizes) + 2, 48)
         weight = _random(setting.dtype, len(sizes), 40, 48)
@@ -72,7 +72,9 @@ def grouped_linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def short_conv_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield first and later chunks of one token and of many, and padding; with and without bias."""
+    """Yield cases of first and later chunks, of one token and of many, with padding, with and
+    without bias.
+    """
     q_lens, kv_lens = np.array([1, 5, 2, 7, 0], np.int32), np.array([9, 5, 4, 40, 0], np.int32)
     table = np.array([[3], [1], [0], [5], [0]], np.int32)
     steps = {
@@ -109,13 +111,13 @@ def short_conv_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def embedding_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield rows of a small table, one of them twice."""
+    """Yield a case that looks up rows of a small table, one of them twice."""
     inputs = (_random(setting.dtype, 11, 8), np.array([3, 0, 10, 3], np.int32))
     yield QuickCase("embedding", lambda impl, *x: {"out": impl(*x)}, inputs, frozenset({"out"}))
 
 
 def rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield rows of small and large numbers, and rows of several heads."""
+    """Yield a case with rows of small and large numbers and with an array of several heads."""
 
     def run(impl: Any, x: Any, heads: Any, *weights: Any) -> dict[str, jax.Array]:
         return {
@@ -133,7 +135,7 @@ def _spread(x: np.ndarray) -> np.ndarray:
 
 
 def add_rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield rows of small and large numbers."""
+    """Yield a case with rows of small and large numbers."""
 
     def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
         normed, total = impl(*inputs, eps=1e-5)
@@ -145,7 +147,7 @@ def add_rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def rope_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield four rules of frequencies."""
+    """Yield a case for each rule of rotary frequencies."""
     x = _random(setting.dtype, len(POSITIONS), 3, 64)
     for name, spec in ROPE_SPECS.items():
 
@@ -166,7 +168,9 @@ def _contents(layout: KVLayout, cache: Any) -> dict[str, jax.Array]:
 
 
 def kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield several tokens, one of which is dropped, and a single token."""
+    """Yield a case that writes several tokens, one of which is dropped, and a case that writes a
+    single token.
+    """
     layout = setting.layout_type(3, 8, 2, 16, "float32")
 
     def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
@@ -178,7 +182,7 @@ def kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def rope_kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield four rules of frequencies; one token is dropped."""
+    """Yield a case for each rule of rotary frequencies; one token of each case is dropped."""
     layout = setting.layout_type(3, 8, 2, 64, setting.dtype)
     q = _random(setting.dtype, len(SLOTS), 6, 64)
     k, v = _random(setting.dtype, 2, len(SLOTS), 2, 64)
@@ -193,7 +197,9 @@ def rope_kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 
 def sample_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield rows without, with each and with all parameters, for two sizes of the vocabulary."""
+    """Yield a case for each of two vocabulary sizes. Its rows set no sampling parameter, each one
+    alone, or all of them.
+    """
     rows = np.arange(SAMPLE_ROWS)
     for vocab in VOCABS:
         rng = np.random.default_rng(vocab)
@@ -216,7 +222,7 @@ def sample_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 def _between_devices(
     name: str, setting: CheckSetting, rows: int, **keywords: Any
 ) -> Iterator[QuickCase]:
-    """Yield a collective of two devices, or of one where there is only one."""
+    """Yield a case over two devices, or over one where there is only one."""
     devices = jax.local_devices()[:2]
     mesh = Mesh(np.array(devices), ("devices",), axis_types=(AxisType.Auto,))
     split = PartitionSpec("devices")
@@ -233,15 +239,15 @@ def _between_devices(
 
 
 def all_reduce_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield a sum of two arrays."""
+    """Yield a case that sums two arrays."""
     yield from _between_devices("all_reduce", setting, 4)
 
 
 def all_gather_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield a concatenation along the last axis."""
+    """Yield a case that concatenates along the last axis."""
     yield from _between_devices("all_gather", setting, 4, dim=1)
 
 
 def all_to_all_cases(setting: CheckSetting) -> Iterator[QuickCase]:
-    """Yield two rows per device."""
+    """Yield a case with two rows per device."""
     yield from _between_devices("all_to_all", setting, 8)

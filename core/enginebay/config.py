@@ -157,7 +157,9 @@ class EngineConfig(Validated):
         True, description="check kernels that are given by import path before they are used"
     )
     compile_cache: str = Field(
-        AUTO, description="folder of compiled programs; auto: the user's; off: JAX's own setting"
+        AUTO,
+        description="folder of compiled programs; auto: that of JAX's settings, else one in the "
+        "user's cache folder; off: JAX's settings are not changed",
     )
     dump_step: str | None = Field(
         None, min_length=1, description="folder for a description of every compiled program"

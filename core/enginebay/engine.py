@@ -285,9 +285,9 @@ class Engine(ABC):
 
     Invariants (tested by the conformance suite): a row's tokens do not depend on the other rows of
     its steps, on chunk sizes, or on the number of decode steps in a call; `step` never waits for
-    the device; steps take effect in the order in which they were launched; `take` then `put`, in
-    this or another engine of the same model, continues with the same tokens; after all leases are
-    released the ledger is in its initial state.
+    the device; steps take effect in the order in which they were launched; a row that is copied
+    with `take` and `put`, to this or another engine of the same model, continues with the same
+    tokens; after all leases are released the ledger is in its initial state.
     """
 
     ledger: Ledger

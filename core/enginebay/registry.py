@@ -77,7 +77,7 @@ class Entry:
         return None
 
     def record(self) -> dict[str, str]:
-        """Return the fields for programs that read the list (`enginebay plugins --json`)."""
+        """Return the part's entry in the list that `enginebay plugins --json` prints."""
         fields = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")
         return {name: getattr(self, name) for name in fields}
 

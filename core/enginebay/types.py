@@ -292,7 +292,7 @@ class FrozenSampling:
 
     @property
     def variant(self) -> StepVariant:
-        """The lowest step variant that serves the request."""
+        """The step variant with the least work that can serve the request."""
         if self.processors or self.penalises:
             return StepVariant.FULL
         is_plain = self.is_greedy and self.num_logprobs is None

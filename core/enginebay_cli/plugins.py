@@ -31,7 +31,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="also print why a part cannot be used, and its distribution",
+        help="also print why a part cannot be used, and the Python package that installed it",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(

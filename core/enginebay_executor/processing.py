@@ -1,5 +1,5 @@
-"""Logits processors inside a step: their fields are applied and updated for the rows that use
-them.
+"""Logits processors inside a step: each processor changes the logits of the rows that use it, and
+its fields of these rows are updated.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MAX_LOG_BYTES = 1 << 20
 
 
 def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until they end."""
+    """Answer the requests of a stream, one at a time, until the stream ends."""
     first = read_message(requests)
     module, _, name = first["target"].partition(":")
     answer = getattr(importlib.import_module(module), name)(first["settings"])

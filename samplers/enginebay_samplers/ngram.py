@@ -24,10 +24,13 @@ class NgramOptions(BaseModel):
         default=2,
         ge=1,
         le=32,
-        description="min number of last tokens that must have occurred before",
+        description="min number of the row's last tokens that are searched in its earlier tokens",
     )
     max_n: int = Field(
-        default=4, ge=1, le=32, description="max number of last tokens that are compared"
+        default=4,
+        ge=1,
+        le=32,
+        description="max number of the row's last tokens that are searched in its earlier tokens",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Which formats of reasoning and tool calls a model's output is parsed by."""
+"""Chooses the formats by which the reasoning and the tool calls in a model's output are parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WANTED = "chosen by name"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChosenFormat:
-    """The format of a kind. None for `format`: the output is not looked through."""
+    """The format of tool calls or of reasoning. With `format` None, the output is not parsed."""
 
     name: str
     why: str
@@ -51,8 +51,8 @@ class OutputFormats:
 def choose_formats(
     registry: Registry, chat: ModelChat, *, tools: str = AUTO, reasoning: str = AUTO
 ) -> OutputFormats:
-    """The formats of these names. "auto": the first, by priority, that serves the model; "none":
-    none.
+    """Return the formats of tool calls and of reasoning with these names. "auto" chooses the format
+    of the highest priority that serves the model, and "none" chooses no format.
 
     UnknownNameError for an unknown name, PluginError for a part that cannot be loaded.
     """

@@ -36,9 +36,10 @@ class StepKey:
     """Identifies one compiled step. The kind "compact" decodes on a compact copy of the rows'
     cache.
 
-    `full_vocab`: it also returns full-vocabulary log-probabilities; a decode then makes one token
-    per row. `names`: its logits processors, None for all of the engine's. `pools`: a prefill that
-    returns pooled hidden states of each row. `embeds`: a prefill that accepts embeddings.
+    `full_vocab`: whether the step also returns log-probabilities of the whole vocabulary; a decode
+    step then makes one token per row. `names`: the logits processors of the step; None: all of the
+    engine's. `pools`: a prefill that returns pooled hidden states of each row. `embeds`: a prefill
+    that accepts embeddings.
     """
 
     kind: Kind

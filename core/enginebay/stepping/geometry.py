@@ -134,7 +134,7 @@ class PoolSizes(CacheSizes):
 
     @staticmethod
     def of(facts: StepFacts, page_size: int, shapes: Shapes) -> PoolSizes:
-        """Pools that are allocated whole."""
+        """The sizes of pools that are allocated whole."""
         drafts = facts.config.max_drafts
         return PoolSizes(facts.sizes, page_size, facts.compact_decode, drafts, shapes, shapes)
 

@@ -50,7 +50,7 @@ def _add_target_arguments(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--endpoint",
         choices=["chat", "completions"],
-        help="which of the two is asked (default: chat)",
+        help="endpoint to which requests are sent (default: chat)",
     )
     parser.add_argument(
         "--ignore-eos",
@@ -73,11 +73,15 @@ def _add_target_arguments(parser: argparse._ArgumentGroup) -> None:
 
 def _add_load_arguments(parser: argparse._ArgumentGroup) -> None:
     for flag, metavar, what in (
-        ("rates", "R,...", "requests per second, Poisson arrivals; a list measures each"),
+        (
+            "rates",
+            "R,...",
+            "requests per second, with Poisson arrivals; each rate of a list is measured",
+        ),
         (
             "concurrency",
             "N,...",
-            f"requests in flight; a list measures each (default: {CONCURRENCY})",
+            f"requests in flight; each number of a list is measured (default: {CONCURRENCY})",
         ),
         ("slo", "METRIC=TIME,...", "bounds, such as ttft=200ms,tpot=50ms (default: none)"),
     ):
@@ -86,7 +90,8 @@ def _add_load_arguments(parser: argparse._ArgumentGroup) -> None:
         "--find-rate",
         action="store_true",
         default=None,
-        help="search the highest rate within --slo, from --rates on (default: 1)",
+        help="find the highest rate at which the bounds of --slo hold; the first rate tried is "
+        "that of --rates (default: 1)",
     )
     for flag, what in (
         ("slo-share", f"share of requests that must hold the bounds (default: {SHARE})"),
@@ -96,6 +101,6 @@ def _add_load_arguments(parser: argparse._ArgumentGroup) -> None:
         parser.add_argument(f"--{flag}", type=float, metavar="X", help=what)
     for flag, what in (
         ("warmup", f"requests before the first load, which no figure counts (default: {WARMUP})"),
-        ("seed", "of arrivals, lengths and words (default: 0)"),
+        ("seed", "seed of arrivals, lengths and words (default: 0)"),
     ):
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=what)
