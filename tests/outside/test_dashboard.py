@@ -23,7 +23,7 @@ import pytest
 from tests.server.dashboard import queries
 from tests.server.process import ServerProcess
 
-PROMETHEUS = shutil.which("prometheus")
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client")
 pytestmark = [
     pytest.mark.server,
@@ -37,6 +37,8 @@ pytestmark = [
 ]
 
 LIMIT_S = 60
+KEPT = {"enginebay_iteration_tokens_total"}
+"""A histogram whose name, which dashboards know, ends like a counter's."""
 CONFIG = """
 global: {{scrape_interval: 1s}}
 scrape_configs:
@@ -136,3 +138,14 @@ def test_each_query_returns_samples(ask: Callable[[str], list[dict[str, Any]]], 
     assert samples
     values = [float(sample["value"][1]) for sample in samples]
     assert not any(map(math.isnan, values)), "requests ran, so each figure is a number"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_promtool_complains_about_nothing_but_the_prefix(server: ServerProcess) -> None:
+    """The colon of the prefix `enginebay:` is reserved, but dashboards know it from `vllm:`."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        metrics = answer.read().replace(b"enginebay:", b"enginebay_")
+    command = [str(PROMTOOL), "check", "metrics"]
+    checked = subprocess.run(command, input=metrics, capture_output=True, check=False, timeout=60)
+    complaints = checked.stderr.decode().splitlines()
+    assert {line.split()[0] for line in complaints} == KEPT, complaints
