@@ -82,8 +82,8 @@ class PallasFlashAttention:
         ]
         if not able:
             raise UnsupportedError(
-                f"{bucket.tokens} tokens of {spec.head_dim} features in VMEM",
-                "steps whose keys and values of a head fit",
+                f"a step of {bucket.tokens} tokens with head_dim {spec.head_dim}",
+                "steps where the keys and values of one head fit into VMEM",
                 "Lower max_num_batched_tokens or choose another kernel.",
             )
         return max(able, key=lambda c: (c.block_q, c.block_kv))

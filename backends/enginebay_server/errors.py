@@ -86,7 +86,9 @@ FIELD = re.compile(r"([\w.]+) = ")
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The answer for an error of the engine or of the core; anything else is a fault of ours."""
+    """Return the answer for an exception. An exception that is not an EnginebayError or ApiError is
+    reported as status 500, "the server failed".
+    """
     if isinstance(error, ApiError):
         return error
     message = " ".join(str(error).split())

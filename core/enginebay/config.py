@@ -118,7 +118,8 @@ class EngineConfig(Validated):
     layout: str = Field(AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         "auto",
-        description="use tuned kernel configurations; require: a kernel without one is an error",
+        description="tuned kernel configurations. auto: use them; off: ignore them; "
+        "require: a kernel without one is an error",
     )
     tuned_folder: str = Field(
         AUTO, description="folder of your own tuned kernels; auto: in the user's cache folder"

@@ -21,9 +21,10 @@ Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
 
 
 def copy_page(cache: Cache, pages: Mapping[str, jax.Array]) -> Cache:
-    """The cache with one page copied in every array of each group; pages[group] is int32 (from,
-    to). Axis 0 of each array counts pages. Pages are given by group name, because tracing sorts the
-    groups.
+    """Return the cache with one page copied to another in every array of each group.
+
+    `pages[group]` is int32 (from, to). Axis 0 of each array counts pages. `pages` has the names of
+    groups as keys, because JAX sorts the keys of the cache, so positions would be mixed up.
     """
     return {
         group: jax.tree.map(lambda a, pair=pages[group]: a.at[pair[1]].set(a[pair[0]]), layers)

@@ -216,8 +216,8 @@ class Expected:
     """Expected results of a problem for the compared tokens, int [n]: all tokens, or some tokens of
     long rows.
 
-    out f64 [n, Hq, D], lse f64 [n, Hq], allowed error [n]; for narrow dtypes also the root mean
-    square of all errors.
+    out f64 [n, Hq, D], lse f64 [n, Hq], `allowed`: max error of each token [n]. `allowed_rms`: max
+    root mean square of all errors, for narrow dtypes only.
     """
 
     tokens: np.ndarray

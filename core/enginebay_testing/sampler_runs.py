@@ -61,10 +61,11 @@ class SamplerRunner:
         positions: np.ndarray,
         histories: Sequence[RowHistory] = (),
     ) -> np.ndarray:
-        """Run logits f32 [S, vocab] with S Params, seeds and positions int [S] -> int [S].
+        """Return the token that the sampler chooses for each row, int [S]. `logits` are f32
+        [S, vocab]; there are S `params`; `seeds` and `positions` are int [S].
 
-        Without `histories`, the tokens of the rows are arbitrary; with them, the positions must
-        match.
+        Without `histories`, the earlier tokens of the rows are arbitrary. With them, positions[i]
+        must be histories[i].position.
         """
         num_rows, vocab = logits.shape
         texts = _texts(num_rows, vocab, positions, histories)

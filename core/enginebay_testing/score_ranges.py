@@ -31,8 +31,8 @@ def random_keys(
     rng: np.random.Generator,
     toward: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-    """Return keys [kv_len, Hkv, D] of each row. An outlier is one key per head, at another place in
-    each row and head.
+    """Return the keys [kv_len, Hkv, D] of each row, moved in the direction `toward`. With scores
+    "outlier", only one key of each head is moved; its position differs between rows and heads.
     """
     keys = []
     for row, total in enumerate(kv_lens):

@@ -37,7 +37,7 @@ class MirostatOptions(BaseModel):
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="share of a token's error that is corrected at once",
+        description="learning rate: mu decreases by eta times (surprise of the token - tau)",
     )
 
 

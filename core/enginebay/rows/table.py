@@ -21,7 +21,7 @@ class RowTable:
         num_prompt_tokens    int32 [max_num_reqs]
         num_computed_tokens  int32 [max_num_reqs]                  tokens that are in the cache
         returns_logprobs     bool [max_num_reqs]                   whether to return logprobs
-        variants             int8 [max_num_reqs]                   the lowest StepVariant for it
+        variants             int8 [max_num_reqs]                   lowest StepVariant of the request
 
     `requests` has the Request of each row, or None. `page_tables` has one PageTable for each entry
     of page_sizes, with the pages that the engine's ledger has leased to each row.
