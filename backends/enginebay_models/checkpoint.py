@@ -285,7 +285,7 @@ def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
     todo = (
         "Set tie_word_embeddings to false if the model has a head of its own, or remove the tensor."
     )
-    raise CheckpointError(given, "one head, tied or stored", todo)
+    raise CheckpointError(given, "a tied head that equals the embedding, or is not stored", todo)
 
 
 def _pieces(tensor: StoredTensor) -> Iterator[np.ndarray]:

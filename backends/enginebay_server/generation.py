@@ -87,7 +87,9 @@ class Generation:
         return int(event.request_id.rpartition("-")[2])
 
     async def get(self) -> list[Event]:
-        """Wait for events, and count them; none once it is closed."""
+        """Wait for events, count them in the metrics, and return them. Once the generation is
+        closed, return [].
+        """
         events = await self._events.get()
         now_s = time.monotonic()
         for event in events:

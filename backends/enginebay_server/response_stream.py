@@ -23,7 +23,9 @@ NAMES = {
 
 
 class ResponseStream(StreamWriter):
-    """The events of one response. `keep` gets the blocks and the record at its end."""
+    """Writes the events of one response. At the end, `keep` is called with the response's
+    blocks and record.
+    """
 
     def __init__(
         self,

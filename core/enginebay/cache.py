@@ -169,8 +169,9 @@ class Lease:
 
     `row`: index in the row table. `capacity`: number of tokens promised so far. `num_cached`:
     number of prompt tokens that were in the cache when the lease was made. `pages`: by cache group,
-    the page of each page_size positions from position 0 on; 0 for pages that the row no longer
-    keeps. A ledger that derives pages from the row leaves `pages` empty.
+    the page ids of the row in the order of its positions, each for page_size positions; 0 for a
+    page that the row no longer keeps. A ledger that derives pages from the row leaves `pages`
+    empty.
     """
 
     row: int

@@ -110,7 +110,8 @@ class EngineConfig(Validated):
     )
     weight_dtype: Dtype = Field(AUTO, description="dtype of the weights; auto: the value of dtype")
     kv_cache_dtype: Dtype | dict[str, Dtype] = Field(
-        AUTO, description="dtype of the cache, or one for each cache group; auto: dtype"
+        AUTO,
+        description="dtype of the cache, or one for each cache group; auto: the same as `dtype`",
     )
     quantization: str = Field(
         NO_QUANTIZATION, description="method that stores weights in fewer bits, such as int8"

@@ -29,7 +29,7 @@ class Logprobs:
 
     @staticmethod
     def empty(shape: tuple[int, ...], vocab_size: int) -> Logprobs:
-        """Zeros for sampled tokens of this shape."""
+        """Return log-probabilities that are all 0, for an array of sampled tokens of this shape."""
         width = num_best(vocab_size) + 1
         return Logprobs(
             jnp.zeros((*shape, width), jnp.int32), jnp.zeros((*shape, width), jnp.float32)

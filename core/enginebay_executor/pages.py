@@ -43,7 +43,9 @@ def _write_pages(array: jax.Array, pages: jax.Array, values: jax.Array) -> jax.A
 
 
 class PageMover:
-    """Each copy is one launch, so copies run in order with the steps and with each other."""
+    """Copies pages within the cache. Each copy is one launch, so copies run in order with the steps
+    and with each other.
+    """
 
     def __init__(self, runner: RunnerView) -> None:
         self._runner = runner

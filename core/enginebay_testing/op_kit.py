@@ -118,8 +118,9 @@ def _quick_cases(
 
 @dataclasses.dataclass(frozen=True)
 class PlainCase:
-    """A row of values, the seed of its arrays, the number of runs (which must give the same bits),
-    and the layouts by name for the axis `layout`.
+    """One case of the kit: a combination of values, one for each axis. It also has the seed of its
+    arrays, the number of runs (which must give the same bits), and the layouts by name for the axis
+    `layout`.
     """
 
     row: Combination

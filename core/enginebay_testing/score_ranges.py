@@ -14,8 +14,8 @@ LARGE_SCORE = 200.0
 
 
 def directions(spec: AttnSpec, scores: str, rng: np.random.Generator) -> np.ndarray:
-    """Return f64 [Hkv, D], the component of queries and keys that makes their score LARGE_SCORE;
-    zeros for plain scores.
+    """Return f64 [Hkv, D], one vector per KV head. A query and a key that both contain it have the
+    score LARGE_SCORE. For plain scores it is zero.
     """
     if scores == "plain":
         return np.zeros((spec.num_kv_heads, spec.head_dim))

@@ -63,12 +63,12 @@ class Parser(ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelChat:
-    """What a model says of its conversations."""
+    """What a model's files declare about the form of its conversations."""
 
     chat_template: str = ""
     """Jinja text; "" without a chat template."""
     response_template: Mapping[str, Any] | None = None
-    """The declaration of its output's form in tokenizer_config.json, for transformers."""
+    """What tokenizer_config.json declares about the form of the output, for transformers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -73,8 +73,8 @@ class Step(ExecutorCommand[Pending]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteRows(ExecutorCommand[None]):
-    """Write to rows what no step brings: `known` tokens of their history; `used`, all logits
-    processors that a row uses from now on; `updates` of single fields.
+    """Write values to rows without running a step. `known`: tokens of the rows' history. `used`:
+    all logits processors that a row uses from now on. `updates`: single fields.
     """
 
     known: tuple[KnownTokens, ...] = ()
