@@ -64,8 +64,8 @@ class ShadowChoice(Frozen):
     "x@0.05"` also runs x on one step in twenty.
     """
 
-    name: str = Field(min_length=1)
-    share: float = Field(default=0.05, gt=0, le=1)
+    name: str = Field(min_length=1, description="the candidate: a name or an import path")
+    share: float = Field(default=0.05, gt=0, le=1, description="share of the steps it runs on")
 
     @model_validator(mode="before")
     @classmethod

@@ -124,7 +124,8 @@ class DryOptions(BaseModel):
         default=0.8,
         ge=0.0,
         le=100.0,
-        description="subtracted from the logit at the allowed length; 0 changes nothing",
+        description="subtracted from the logit of a token that repeats `allowed_length` "
+        "tokens; 0 changes nothing",
     )
     base: float = Field(
         default=1.75, ge=1.0, le=4.0, description="factor for each additional token"

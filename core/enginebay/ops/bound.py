@@ -142,7 +142,7 @@ class Ops:
         if name not in self._bound:
             raise UnsupportedError(
                 f"the model calls op {name!r}, which has no implementation here",
-                ", ".join(self._bound),
+                f"the ops {', '.join(self._bound)}",
                 "See the reason with `enginebay explain`, and install a kernel for the op.",
             )
         return self._bound[name]
