@@ -1,4 +1,6 @@
-"""/v1/messages: Anthropic's API. A body becomes a chat; the answer has blocks of content."""
+"""/v1/messages: Anthropic's API. The server converts each body to a chat, and answers with content
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ class CountBody(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
-    """Accepted; whether the model reasons is a matter of its chat template."""
+    """Accepted and ignored: the chat template decides whether the model reasons."""
 
     def as_chat(self, **others: Any) -> ChatBody:
-        """The same conversation in OpenAI's form. ApiError for a malformed part."""
+        """Return the same conversation in OpenAI's format. Raises ApiError for a malformed part."""
         messages: list[dict[str, Any]] = []
         if self.system:
             messages.append({"role": "system", "content": self.system})
@@ -66,7 +68,7 @@ class MessagesBody(CountBody):
 
     @property
     def chat(self) -> ChatBody:
-        """The chat that answers it."""
+        """The same request in OpenAI's format."""
         return self.as_chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
@@ -101,7 +103,7 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A message as OpenAI has it; results of tools are messages of their own."""
+    """Convert a message to OpenAI's format, in which each tool result is a separate message."""
     content = given.get("content")
     if not isinstance(content, list):
         return [dict(given)]
@@ -123,7 +125,7 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
             raise ApiError(
                 400,
                 f"{param} of type {shown(kind)}. Allowed: text, tool_use, tool_result and "
-                "thinking. Models here read text alone.",
+                "thinking. This server takes text only.",
                 param=param,
             )
     message: dict[str, Any] = {"role": given.get("role"), "content": "".join(texts)}
@@ -133,7 +135,7 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def block_record(block: Block, *, is_new: bool = False) -> dict[str, Any]:
-    """A block as Anthropic's API has it; of a new one, without what follows in deltas."""
+    """Return a block in Anthropic's format. With `is_new` the text is empty."""
     text = "" if is_new else block.text
     if block.kind == "text":
         return {"type": "text", "text": text}
@@ -148,7 +150,7 @@ def block_record(block: Block, *, is_new: bool = False) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The object of a call's arguments; {} for a call that was cut off."""
+    """Return the arguments of a call as a dict; {} for a call that was cut off."""
     try:
         found = loads(text or "{}")
     except (ValueError, RecursionError):
@@ -157,7 +159,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 class MessageEnd:
-    """How a message ended, and its usage, in Anthropic's words."""
+    """Finds Anthropic's stop_reason and stop_sequence of a message that has ended."""
 
     def __init__(self, generation: Generation, params: SamplingParams) -> None:
         self._model = generation.model
@@ -166,7 +168,7 @@ class MessageEnd:
     def record(
         self, reason: str | None, token_ids: list[int], num_calls: int
     ) -> dict[str, str | int | None]:
-        """stop_reason and stop_sequence."""
+        """Return the fields stop_reason and stop_sequence."""
         text = (
             stop_reason(self._model, self._params, token_ids, "stop") if reason == "stop" else None
         )
@@ -178,7 +180,7 @@ class MessageEnd:
 
 
 def usage_record(usage: Usage) -> dict[str, int]:
-    """Tokens, of which those that the prefix cache had are counted apart."""
+    """Return the token counts. Tokens found in the prefix cache are counted separately."""
     return {
         "input_tokens": usage.num_prompt - usage.num_cached,
         "cache_creation_input_tokens": 0,
@@ -190,7 +192,7 @@ def usage_record(usage: Usage) -> dict[str, int]:
 def message_answer(
     generation: Generation, params: SamplingParams, use: ToolUse, output: RequestOutput
 ) -> dict[str, Any]:
-    """The body of a whole answer."""
+    """Return the body of an answer that is not streamed."""
     [one] = output.outputs
     usage = Usage()
     usage.add_output(output)
@@ -208,7 +210,7 @@ def message_answer(
 
 
 class MessageStream(StreamWriter):
-    """The events of a stream in Anthropic's form."""
+    """Writes the events of a stream in Anthropic's format."""
 
     def __init__(self, generation: Generation, params: SamplingParams, use: ToolUse) -> None:
         self._generation = generation
@@ -258,7 +260,7 @@ class MessageStream(StreamWriter):
 
 
 def event(name: str, record: dict[str, Any]) -> bytes:
-    """An event whose data name it too."""
+    """Return a server-sent event. Its data repeat the event's name in the field `type`."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps({"type": name, **record}))
 
 

@@ -1,4 +1,4 @@
-"""The application: routes of OpenAI's API over served models. Nothing in it is global."""
+"""Builds the FastAPI application: the routes of the server's APIs, without global state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from enginebay_server.state import AppState
 
 SHORT_PATHS = ("/v1/chat/completions", "/v1/completions")
 UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)")
-"""What pydantic adds to the path of a field that may have several types."""
+"""Path parts that pydantic adds for a field that may have several types."""
 
 
 def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> FastAPI:
@@ -80,7 +80,7 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
 
 
 def as_response(request: Request, error: ApiError) -> Response:
-    """The answer of an error, in the form of the API that was asked."""
+    """Return the HTTP response for an error, in the format of the API that the path belongs to."""
     body = error_body(request.url.path, error)
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
@@ -90,20 +90,20 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http(request: Request, error: HTTPException) -> Response:
-    """An unknown path, a wrong method, or a body that is no JSON."""
+    """Answer an HTTP error of the framework: an unknown path or a wrong method."""
     what = f"{request.method} {request.url.path}"
     message = {
-        404: f"{what}: there is no such path. /openapi.json lists them.",
-        405: f"{what}: another method is needed. /openapi.json lists them.",
+        404: f"{what}: this path does not exist. /openapi.json lists all paths.",
+        405: f"{what}: this path needs another method. /openapi.json lists the methods.",
     }.get(error.status_code, str(error.detail))
     return as_response(request, ApiError(error.status_code, message))
 
 
 async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
-    """A body whose fields are not as they are declared; the first wrong one is named."""
+    """Answer a body that does not match its schema. The error names the first wrong field."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return as_response(request, ApiError(400, f"a body that is no JSON: {first['msg']}"))
+        return as_response(request, ApiError(400, f"the body is not valid JSON: {first['msg']}"))
     path = [str(part) for part in first["loc"][1:] if not UNION_BRANCH.match(str(part))]
     field = ".".join(path)
     message = f"{field or 'the body'}: {first['msg']}. See /openapi.json for what is allowed."

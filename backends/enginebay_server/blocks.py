@@ -1,6 +1,4 @@
-"""Blocks: an answer as a sequence of reasoning, texts and tool calls, in the order in which the
-model wrote them.
-"""
+"""Splits an answer into blocks of reasoning, text and tool calls, in the order of generation."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 @dataclasses.dataclass(slots=True)
 class Block:
-    """A part of an answer. `text` is reasoning, text of the answer, or the JSON object of a call's
-    arguments; `call_id` and `name` are those of a call.
+    """A part of an answer. `text` is reasoning, text of the answer, or a call's arguments as a JSON
+    object. Only calls have `call_id` and `name`.
     """
 
     kind: BlockKind
@@ -34,11 +32,11 @@ class Block:
 
 
 BlockEvent = tuple[Literal["open", "add", "close"], Block, str]
-"""What happens to a block; with "add" the further text."""
+"""An event of a block: it opens, it gets more text ("add"), or it closes."""
 
 
 class Blocks:
-    """Makes blocks of deltas. One is open at a time."""
+    """Builds blocks from deltas. At most one block is open at a time."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
@@ -50,7 +48,7 @@ class Blocks:
         return sum(block.kind == "call" for block in self.all)
 
     def take(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
-        """What happens with further deltas."""
+        """Add deltas, and return the block events that they cause."""
         events: list[BlockEvent] = []
         for delta in deltas:
             match delta:
@@ -65,7 +63,7 @@ class Blocks:
         return events
 
     def finish(self) -> list[BlockEvent]:
-        """The end of the last block."""
+        """Close the open block, if any, and return its event."""
         block, self._open = self._open, None
         return [] if block is None else [("close", block, "")]
 
@@ -85,7 +83,7 @@ class Blocks:
 
 
 def whole_blocks(text: str, parser: MessageParser | None) -> Blocks:
-    """The blocks of a whole text. `parser` is used for it alone; None: it is one text."""
+    """Return the blocks of a whole text. `parser` must be new; None makes one text block."""
     blocks = Blocks()
     if parser is None:
         blocks.take([ContentDelta(text)] if text else [])

@@ -1,6 +1,4 @@
-"""Bodies of requests: the fields that every way to generate text has, and what is done with
-fields that are unknown.
-"""
+"""Request bodies: the fields that chats and completions share, and the check for unknown fields."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ IGNORED = frozenset(
         "store",
     }
 )
-"""Fields of OpenAI's API that change nothing here, and are accepted."""
+"""Fields of OpenAI's API that the server accepts and ignores."""
 
 IGNORED_HEADER = "x-enginebay-ignored"
 TokenId = Annotated[int, Field(ge=0)]
@@ -37,8 +35,8 @@ class Body(BaseModel):
 
 
 def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
-    """The headers that name the fields of a body that are ignored. ApiError for an unknown field,
-    unless the server ignores those.
+    """Return headers that name the ignored fields of a body. Raises ApiError for an unknown field,
+    unless the setting `unknown_fields` is "ignore".
     """
     unknown = sorted((body.model_extra or {}).keys() - IGNORED)
     if not unknown:
@@ -57,7 +55,7 @@ def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides its text."""
+    """Whether the events of a stream have token counts."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -75,7 +73,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """The form that an answer must have."""
+    """The output format that an answer must have."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -84,9 +82,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationBody(Body):
-    """What chats and completions have in common. A field that is left out or null has the model's
-    default.
-    """
+    """Fields that chats and completions share. A missing or null field has the model's default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -117,20 +113,20 @@ class GenerationBody(Body):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     user: str | None = None
-    """Who the request is charged to, for schedulers that share between tenants."""
+    """Tenant that the request is charged to, for schedulers that use tenants."""
     priority: int | None = None
     cache_salt: str | None = None
 
     @property
     def has_form(self) -> bool:
-        """Whether the output must have a form."""
+        """Whether the request constrains the output format."""
         form = self.response_format
         guided = (self.guided_json, self.guided_choice, self.guided_regex, self.guided_grammar)
         return any(one is not None for one in guided) or (form is not None and form.type != "text")
 
     @property
     def turn(self) -> dict[str, Any]:
-        """What the scheduler and the prefix cache need to know of the request."""
+        """Keyword arguments of LLM.submit for the scheduler and the prefix cache."""
         return {
             "priority": self.priority or 0,
             "tenant": self.user or None,
@@ -169,10 +165,10 @@ def sampling_params(
     logprobs: int | None = None,
     **others: Any,
 ) -> SamplingParams:
-    """How the tokens of a body are chosen. RequestError or ApiError for a value that is refused.
+    """Return the SamplingParams of a body. Raises RequestError or ApiError for a wrong value.
 
-    `logprobs`: how many best tokens are returned with each new one; None: no log-probabilities.
-    `others`: further fields of SamplingParams.
+    `logprobs` is the number of top tokens to return with each new token, or None for no
+    log-probabilities. `others` are further fields of SamplingParams.
     """
     _check_limits(body, settings, logprobs)
     given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
@@ -186,11 +182,11 @@ def sampling_params(
 
 
 def check_stream(body: GenerationBody) -> None:
-    """ApiError for stream_options without a stream."""
+    """Raise ApiError for stream_options without a stream."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(
             400,
-            "stream_options without stream. Allowed: both, or neither. Pass stream = true.",
+            "stream_options is set without stream. Allowed: both, or neither. Pass stream = true.",
             param="stream_options",
         )
 
@@ -202,7 +198,9 @@ def _check_limits(body: GenerationBody, settings: ServerSettings, logprobs: int 
     ):
         if value is not None and value > limit:
             raise ApiError(
-                400, f"{name} = {value}. Allowed: at most {limit}. Ask for less.", param=name
+                400,
+                f"{name} = {value}. Allowed: at most {limit}. Pass a smaller value.",
+                param=name,
             )
 
 
@@ -211,14 +209,14 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
     if wrong is not None:
         raise ApiError(
             400,
-            f"logit_bias for {shown(wrong)}. Allowed: token ids. Use /tokenize to find them.",
+            f"logit_bias has the key {shown(wrong)}. Allowed: token ids. /tokenize returns them.",
             param="logit_bias",
         )
     return {int(key): value for key, value in given.items()}
 
 
 def _structure(body: GenerationBody) -> dict[str, Any]:
-    """The fields of SamplingParams that say what the output must be; the core refuses two."""
+    """Return the fields of SamplingParams for the output format. ApiError for two formats."""
     found: dict[str, Any] = {}
     form = body.response_format
     if form is not None and form.type == "json_object":
@@ -243,8 +241,8 @@ def _structure(body: GenerationBody) -> dict[str, Any]:
             if found:
                 raise ApiError(
                     400,
-                    f"{' and '.join(found)} and {name} for one request. Allowed: one form of "
-                    "the output. Leave the others out.",
+                    f"{' and '.join(found)} and {name} are set in one request. Allowed: one output "
+                    "format. Leave the others out.",
                     param=f"guided_{name}",
                 )
             found[name] = value

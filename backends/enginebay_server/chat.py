@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the body, the whole answer and the stream."""
+"""/v1/chat/completions: its body, its answer and its stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChatBody(GenerationBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """The newer name of max_tokens, which wins."""
+    """The newer name of max_tokens. It overrides max_tokens when both are set."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0)
     add_generation_prompt: bool | None = None
@@ -46,29 +46,29 @@ class ChatBody(GenerationBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    """For chat templates that have a variable of this name."""
+    """A variable for chat templates that use it."""
 
     @property
     def tool_use(self) -> ToolUse:
-        """The tools that the answer may call. ApiError for a wrong one."""
+        """The tools that the answer may call. Raises ApiError for a malformed tool."""
         several = self.parallel_tool_calls is not False
         use = tool_use(self.tools, self.tool_choice, several=several)
         return dataclasses.replace(use, is_guided=self.has_form)
 
     @property
     def num_logprobs(self) -> int | None:
-        """Best tokens to return with each new one; None: no log-probabilities."""
+        """Number of top tokens to return with each new token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def chat_params(
     model: ServedModel, body: ChatBody, settings: ServerSettings, use: ToolUse
 ) -> SamplingParams:
-    """How the tokens of a chat are chosen, so that its answer calls the tools that it must call."""
+    """Return the SamplingParams of a chat, with the constraint of a tool call that it demands."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(
             400,
-            f"top_logprobs = {body.top_logprobs} without logprobs. Allowed: both. "
+            f"top_logprobs = {body.top_logprobs} is set without logprobs. Allowed: both. "
             "Pass logprobs = true.",
             param="top_logprobs",
         )
@@ -79,8 +79,8 @@ def chat_params(
         if body.has_form:
             raise ApiError(
                 400,
-                "tool_choice that demands a call, and another form of the output. Allowed: one "
-                "of the two. Leave one out.",
+                "tool_choice demands a call, and another field sets the output format. Allowed: "
+                "one of the two. Leave one out.",
                 param="tool_choice",
             )
         params = params.model_copy(update={"json_schema": use.schema})
@@ -90,7 +90,7 @@ def chat_params(
 
 
 def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> list[int]:
-    """The token ids of a conversation, by the model's chat template."""
+    """Render a conversation with the model's chat template, and return its token ids."""
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -109,12 +109,12 @@ def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> 
 def chat_jobs(
     model: ServedModel, body: ChatBody, params: SamplingParams, use: ToolUse
 ) -> Sequence[PromptJob]:
-    """The one job of a chat."""
+    """Return the job of a chat: its prompt and SamplingParams."""
     return [PromptJob(render_chat(model, body, use), params, body.turn)]
 
 
 class ChatAnswer:
-    """The whole answer of a chat."""
+    """Builds the answer of a chat that is not streamed."""
 
     def __init__(
         self, generation: Generation, body: ChatBody, params: SamplingParams, use: ToolUse
@@ -158,7 +158,7 @@ class ChatAnswer:
 
 
 class ChatStream(StreamWriter):
-    """The events of a chat's stream."""
+    """Writes the events of a chat's stream."""
 
     def __init__(
         self, generation: Generation, body: ChatBody, params: SamplingParams, use: ToolUse
@@ -205,7 +205,7 @@ class ChatStream(StreamWriter):
         return found
 
     def _parsed(self, parser: MessageParser, chunk: StreamChunk) -> bytes:
-        """The events of what a parser finds with a chunk; log-probabilities come with the first."""
+        """Write an event for each delta of a chunk. The first event has the log-probabilities."""
         deltas = parser.feed(chunk.delta_text)
         if chunk.finish_reason is not None:
             deltas += parser.finish()

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client")
 DEFAULTS = ServerSettings()
 LIMITS = (
-    ("max_body_bytes", int, "N", "most bytes of a request's body"),
-    ("max_prompts", int, "N", "most prompts of a request"),
-    ("max_n", int, "N", "most completions of a prompt"),
-    ("max_logprobs", int, "N", "most best tokens with log-probabilities for each token"),
-    ("max_concurrency", int, "N", "HTTP requests that the engine has at the same time"),
-    ("max_queue", int, "N", "HTTP requests that wait beyond these; more are answered with 429"),
-    ("request_timeout", float, "SECONDS", "longest time for an answer"),
-    ("body_timeout", float, "SECONDS", "longest time for a request's body to arrive"),
-    ("max_responses", int, "N", "responses that are kept; the oldest gives way"),
-    ("response_ttl", float, "SECONDS", "how long a response is kept"),
-    ("drain_timeout", float, "SECONDS", "time that accepted requests have to end after SIGTERM"),
+    ("max_body_bytes", int, "N", "max bytes of a request's body"),
+    ("max_prompts", int, "N", "max prompts of a request"),
+    ("max_n", int, "N", "max completions of a prompt"),
+    ("max_logprobs", int, "N", "max top tokens with log-probabilities for each token"),
+    ("max_concurrency", int, "N", "max HTTP requests that the engine runs at the same time"),
+    ("max_queue", int, "N", "max HTTP requests that wait; further requests get status 429"),
+    ("request_timeout", float, "SECONDS", "max time of an answer"),
+    ("body_timeout", float, "SECONDS", "max time until a request's body has arrived"),
+    ("max_responses", int, "N", "max stored responses; a new response replaces the oldest"),
+    ("response_ttl", float, "SECONDS", "how long a response is stored"),
+    ("drain_timeout", float, "SECONDS", "max time of accepted requests after SIGTERM"),
 )
 """Settings that have a flag of their own: name, type, metavar and meaning."""
 
@@ -60,7 +60,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
             flag,
             default="auto",
             metavar="NAME",
-            help=f"format in which the model writes {what}; none: it is left in the text",
+            help=f"format in which the model writes {what}; none: no parsing",
         )
     group = parser.add_argument_group("address")
     group.add_argument(
@@ -83,7 +83,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         action="append",
         default=[],
-        help="web site that browsers may send requests from; may be repeated",
+        help="origin of a web site whose pages may send requests; may be repeated",
     )
     _add_limits(parser)
     add_engine_arguments(parser)
@@ -116,8 +116,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--unknown-fields",
         choices=typing.get_args(UnknownFields),
         default=DEFAULTS.unknown_fields,
-        help="what happens with fields of a request that are unknown; ignored ones are named in "
-        "the header x-enginebay-ignored",
+        help="refuse: an unknown field of a request is an error; ignore: the answer's header "
+        "x-enginebay-ignored names the unknown fields",
     )
     group.add_argument(
         "--warmup",
@@ -149,11 +149,11 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
 
 
 def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
-    """The configuration of each model, by the name that clients know. InputError for names that
-    do not fit the models.
+    """Return the configuration of each model by served name. InputError for a wrong number of names
+    or for a repeated name.
     """
     if args.models and args.model:
-        raise InputError("MODEL and --model", "one of the two", "Leave --model out.")
+        raise InputError("MODEL and --model are both set", "one of the two", "Leave --model out.")
     given = [
         config_from(argparse.Namespace(**{**vars(args), "model": model}))
         for model in args.models or [args.model]
@@ -162,14 +162,14 @@ def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
     if len(names) != len(given) or len(set(names)) != len(names) or not all(names):
         raise InputError(
             f"the names {', '.join(map(repr, names))} for {len(given)} models",
-            "a name of its own for each model",
+            "one name per model, all different",
             "Pass --served-model-name once for each MODEL, in their order.",
         )
     return dict(zip(names, map(_for_serving, given, [args.warmup] * len(given)), strict=True))
 
 
 def _for_serving(config: EngineConfig, warmup: Warmup) -> EngineConfig:
-    """Nothing is compiled after a full warm-up, unless a shadow does."""
+    """Forbid compilation after a full warm-up, unless a shadow kernel needs it."""
     if warmup == "lazy" or config.shadow:
         return config
     return config.model_copy(update={"forbid_compiling": True})
@@ -182,9 +182,9 @@ def read_template(path: str | None) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(
-            f"--chat-template {path}: {why}", "a readable file in Jinja", "Pass its path."
+            f"--chat-template {path}: {why}", "a readable Jinja file", "Pass the path of one."
         ) from None
 
 
@@ -193,7 +193,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     missing = [one for one in NEEDED if importlib.util.find_spec(one) is None]
     if missing:
         raise UnsupportedError(
-            f"enginebay serve without {', '.join(missing)}",
+            f"enginebay serve needs {', '.join(missing)}, not installed here",
             "an environment with the extra serve",
             "Install it: pip install 'enginebay[serve]'",
         )
