@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -35,8 +35,16 @@ UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)
 """Path parts that pydantic adds for a field that may have several types."""
 
 
-def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> FastAPI:
-    """Return an application that serves `models`.
+MakeRoutes = Callable[[AppState], APIRouter]
+
+
+def create_app(
+    models: Sequence[ServedModel],
+    settings: ServerSettings | None = None,
+    own_routes: MakeRoutes | None = None,
+) -> FastAPI:
+    """Return an application that serves `models`. `own_routes` makes routes that replace those of
+    the same paths.
 
     The caller closes the LLMs of the models, and `app.state.server.responses`, when the application
     has ended. `app.state.server` is the application's AppState. Two applications of one process
@@ -56,8 +64,13 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
     app.state.server = state
     generating = generate_routes(state)
     app.include_router(generating)
+    own = own_routes(state) if own_routes else APIRouter()
+    app.include_router(own)
+    taken = {getattr(route, "path", None) for route in own.routes}
     for make in (response_routes, anthropic_routes, token_routes, inform_routes, page_routes):
-        app.include_router(make(state))
+        router = make(state)
+        router.routes[:] = [one for one in router.routes if getattr(one, "path", None) not in taken]
+        app.include_router(router)
     handlers: dict[Any, Any] = {
         ApiError: _on_error,
         EnginebayError: _on_error,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.utils import floatToGoString
+if TYPE_CHECKING:
+    from prometheus_client.core import HistogramMetricFamily
 
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
@@ -43,6 +44,8 @@ class Histogram:
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """Write what was counted into a family of the same name."""
+        from prometheus_client.utils import floatToGoString
+
         totals = itertools.accumulate(list(self._counts))
         names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
         buckets = list(zip(names, totals, strict=True))

@@ -5,19 +5,14 @@ prefix `enginebay:`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
 
+from enginebay.errors import UnsupportedError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay.ops.spec import Bucket, Mode
 from enginebay.types import FinishReason
@@ -25,6 +20,15 @@ from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.page_map import PageMap
 from enginebay_server.served import ServedModel
+
+with contextlib.suppress(ImportError):  # check_installed() says what is missing
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
 
 PREFIX = "enginebay:"
 LABEL = "model_name"
@@ -183,18 +187,19 @@ class ModelMetrics:
 
 
 class Metrics:
-    """The figures of one application, in a registry of its own."""
+    """The figures of one application. Reading them needs prometheus_client."""
 
     def __init__(self, models: Sequence[ServedModel], limit: ConcurrencyLimit) -> None:
         self.of = {model.name: ModelMetrics(model) for model in models}
         self._limit = limit
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     async def text(self) -> bytes:
-        """All figures, in Prometheus' text format."""
+        """All figures, in Prometheus' text format. UnsupportedError without prometheus_client."""
+        check_installed()
         await asyncio.gather(*(one.pages.read() for one in self.of.values()))
-        return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; prometheus_client calls this when the registry is read."""
@@ -294,6 +299,18 @@ class Metrics:
     @staticmethod
     def _histograms(one: ModelMetrics) -> Sequence[Histogram]:
         return [*one.engine.histograms, one.inter_token]
+
+
+def check_installed() -> None:
+    """Raise UnsupportedError without prometheus_client."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise UnsupportedError(
+            "metrics without prometheus_client",
+            "an environment with it",
+            "Install it: pip install 'enginebay[serve]'",
+        ) from None
 
 
 def _count_pages(holders: np.ndarray, num_pages: int) -> Mapping[str, int]:

@@ -208,7 +208,12 @@ async def run_until_drained(
 def handling(
     loop: asyncio.AbstractEventLoop, server: uvicorn.Server, ending: asyncio.Event
 ) -> Iterator[None]:
-    """Within the block signals set `ending`; uvicorn asks for its handler when it starts."""
+    """Within the block signals set `ending`; uvicorn asks for its handler when it starts. Threads
+    other than the main one get no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def on_signal(_: int, __: FrameType | None) -> None:
         if ending.is_set():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from enginebay.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from enginebay_vinference.api_server import vInferenceApiServer
     from enginebay_vinference.errors import InferenceWarning, SpentStateError
     from enginebay_vinference.inference import vInference
     from enginebay_vinference.inference_config import vInferenceConfig
@@ -24,6 +25,7 @@ __all__ = [
     "SampleState",
     "SpentStateError",
     "vInference",
+    "vInferenceApiServer",
     "vInferenceConfig",
     "vInferencePreCompileConfig",
 ]
@@ -32,6 +34,7 @@ __all__ = [
 __getattr__ = on_demand(
     __name__,
     {
+        "enginebay_vinference.api_server": "vInferenceApiServer",
         "enginebay_vinference.errors": "InferenceWarning SpentStateError",
         "enginebay_vinference.inference": "vInference",
         "enginebay_vinference.inference_config": "vInferenceConfig",

@@ -55,7 +55,7 @@ class vInference:  # noqa: N801  # the name its users know
     tokenizer, a processor that has one, or None for the model's own tokenizer. `max_new_tokens`
     applies when `generation_config` is None. `seed` seeds requests without a seed of their own
     (None: random). `input_partition_spec` places token ids and masks on the mesh. All methods are
-    thread-safe. `programs` holds the compiled functions by shape.
+    thread-safe. `programs` holds the compiled functions; `llm` is the LLM that was passed, or None.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class vInference:  # noqa: N801  # the name its users know
         inference_name: str | None = None,
     ) -> None:
         self._loaded: LoadedModel = make_loaded_model(model)
+        self.llm = self._loaded.llm
         plan = self._loaded.plan
         self._processor = processor_class
         self._tokenizer = find_tokenizer(processor_class, plan)
@@ -159,9 +160,7 @@ class vInference:  # noqa: N801  # the name its users know
     def adjust_kwargs(
         self, input_ids: Any, attention_mask: Any = None, **model_kwargs: Any
     ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
-        """Return the inputs fitted to a compiled configuration, and this configuration; see
-        `inputs.adjust`.
-        """
+        """Return inputs fitted to a compiled configuration, and it; see `inputs.adjust`."""
         return adjust(self._precompiler.fit, input_ids, attention_mask, model_kwargs)
 
     def init_state(

@@ -40,6 +40,8 @@ class LoadedModel:
 
     plan: Plan
     engine: StepEngine
+    llm: LLM | None = None
+    """The LLM that was given, which has the engine and a loop."""
 
     @property
     def weights(self) -> Weights:
@@ -82,7 +84,7 @@ def make_loaded_model(model: ModelLike) -> LoadedModel:
         if not is_contiguous(model.engine):
             raise wrong_llm(model, ENGINE)
         refuse_states(model.plan, "vInference")
-        return LoadedModel(model.plan, model.engine)
+        return LoadedModel(model.plan, model.engine, model)
     plan = make_plan(config_of(model, ENGINE))
     refuse_states(plan, "vInference")
     engine = make_engine(plan)
