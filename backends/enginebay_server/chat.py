@@ -125,7 +125,7 @@ class ChatAnswer:
         self._use = use
 
     def record(self, output: RequestOutput) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         usage = Usage()
         usage.add_output(output)
         return {

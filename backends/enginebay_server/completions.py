@@ -1,4 +1,4 @@
-"""/v1/completions: the body, the whole answer and the stream."""
+"""/v1/completions: its body, its answer and its stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from enginebay_server.stopped import stop_reason
 from enginebay_server.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
-"""As in OpenAI's API."""
+"""The default of OpenAI's API."""
 
 
 class CompletionBody(GenerationBody):
@@ -40,7 +40,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, a text or token ids."""
+        """The prompts; each is a text or a list of token ids."""
         given = self.prompt
         if isinstance(given, str):
             return [given]
@@ -50,7 +50,7 @@ class CompletionBody(GenerationBody):
 
 
 def check_prompts(prompts: Sequence[str | list[int]], settings: ServerSettings, param: str) -> None:
-    """ApiError for no prompt, or more than the server takes."""
+    """Raise ApiError for no prompt, or more than max_prompts."""
     if not 1 <= len(prompts) <= settings.max_prompts:
         raise ApiError(
             400,
@@ -61,7 +61,7 @@ def check_prompts(prompts: Sequence[str | list[int]], settings: ServerSettings, 
 
 
 def completion_params(body: CompletionBody, settings: ServerSettings) -> SamplingParams:
-    """How the tokens of a completion are chosen. ApiError for what this server does not do."""
+    """Return the SamplingParams of a body; ApiError for a field that is not supported."""
     check_prompts(body.prompts, settings, "prompt")
     if body.suffix:
         raise ApiError(
@@ -94,19 +94,19 @@ def completion_params(body: CompletionBody, settings: ServerSettings) -> Samplin
 
 
 def completion_jobs(body: CompletionBody, params: SamplingParams) -> list[PromptJob]:
-    """A job for each prompt. Of several, each has a seed of its own where the body gives one."""
+    """Return a job for each prompt. With a seed in the body, each prompt has its own seed."""
     return [PromptJob(prompt, params, body.turn) for prompt in body.prompts]
 
 
 class Echo:
-    """The text of a prompt before its completions, when the client asks for it."""
+    """The prompts' texts, which `echo` puts before their completions."""
 
     def __init__(self, model: ServedModel, body: CompletionBody) -> None:
         self._model = model
         self._prompts = body.prompts if body.echo else []
 
     def text(self, place: int) -> str:
-        """The text of the prompt at a place; "" without echo."""
+        """Return the text of the prompt at a place; "" without echo."""
         if not self._prompts:
             return ""
         prompt = self._prompts[place]
@@ -114,7 +114,7 @@ class Echo:
 
 
 class CompletionAnswer:
-    """The whole answer of a completion."""
+    """Builds the answer of a completion that is not streamed."""
 
     def __init__(
         self, generation: Generation, body: CompletionBody, params: SamplingParams
@@ -126,7 +126,7 @@ class CompletionAnswer:
         self._echo = Echo(self._model, body)
 
     def record(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         usage = Usage()
         choices: list[dict[str, Any]] = []
         for place, output in enumerate(outputs):
@@ -179,7 +179,7 @@ class CompletionAnswer:
 
 
 def prompt_record(told: Sequence[dict[int, float] | None] | None) -> list[Any]:
-    """Log-probabilities of a prompt by token id, as JSON has them."""
+    """Return a prompt's log-probabilities by token id, as JSON."""
     return [
         None if best is None else {str(token_id): max(v, -9999.0) for token_id, v in best.items()}
         for best in told or ()
@@ -187,7 +187,7 @@ def prompt_record(told: Sequence[dict[int, float] | None] | None) -> list[Any]:
 
 
 class CompletionStream(StreamWriter):
-    """The events of a completion's stream. A choice's index counts through all prompts."""
+    """Writes the events of a stream. The index of a choice counts over all prompts."""
 
     def __init__(
         self, generation: Generation, body: CompletionBody, params: SamplingParams
@@ -235,8 +235,9 @@ class CompletionStream(StreamWriter):
         return found
 
     def _with_logprobs(self, place: int, index: int, chunk: StreamChunk) -> bytes:
-        """An event with the text and log-probabilities of a chunk; those of the prompt are before
-        the first one's when the client wants an echo.
+        """Return an event with the text and log-probabilities of a chunk.
+
+        With `echo` the prompt's log-probabilities come before those of the first chunk.
         """
         if chunk.prompt_logprobs is not None:
             self._prompt_told[place] = chunk.prompt_logprobs

@@ -1,5 +1,5 @@
-"""The door: what every HTTP request passes before its route. Keys, sizes, draining, request ids
-and the log.
+"""The middleware that every HTTP request passes: API keys, size limits, draining, request ids and
+the log.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 PROBES = frozenset({"/health", "/liveness", "/readiness"})
-"""Paths that are answered without a key, and while the server drains."""
+"""Paths that need no key, and are answered while the server drains."""
 
 PAGE = "/ui"
-"""The page's files need no key; its data does."""
+"""The page. Its files need no key; its data does."""
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -37,8 +37,9 @@ LINGER_S = 5.0
 
 
 class Door:
-    """Pure ASGI middleware. Reads the whole body, so that routes wait for nothing but the engine
-    and the client's leaving.
+    """Pure ASGI middleware.
+
+    It reads the whole body, so that routes wait only for the engine, or for the client to leave.
     """
 
     def __init__(self, app: App, state: AppState) -> None:
@@ -83,14 +84,14 @@ class Door:
             )
 
     def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """ApiError for a request that may not come in."""
+        """Raise ApiError for a request without a valid key, or while the server drains."""
         if path in PROBES or is_page(path):
             return
         settings = self._state.settings
         if settings.api_keys and not is_known(given_key(headers), settings.api_keys):
             raise ApiError(
                 401,
-                "no API key that is known here. Allowed: the header "
+                "a missing or unknown API key. Allowed: the header "
                 '"Authorization: Bearer KEY". Pass a key of this server.',
                 code="invalid_api_key",
             )
@@ -105,8 +106,10 @@ class Door:
     async def _body(
         self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], receive: Receive
     ) -> bytes:
-        """The whole body. ApiError 413, 408 or 415 for one that is too large, too slow or no
-        JSON.
+        """Read the body.
+
+        Raises ApiError 413 for a body that is too large, 408 for one that is too slow, and 415 for
+        a content type other than JSON.
         """
         settings = self._state.settings
         too_large = ApiError(
@@ -143,7 +146,7 @@ def is_page(path: str) -> bool:
 
 
 def check_content_type(given: bytes) -> None:
-    """ApiError 415 unless it is JSON."""
+    """Raise ApiError 415 unless the content type is JSON."""
     kind = given.partition(b";")[0].strip().lower()
     if kind != b"application/json" and not kind.endswith(b"+json"):
         shown = given[:100].decode("latin-1") or "none"
@@ -156,14 +159,14 @@ def check_content_type(given: bytes) -> None:
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> str:
-    """The key that a request has, "" for none: as a bearer token, or in x-api-key."""
+    """Return the key of a request, from a bearer token or x-api-key; "" without one."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     found = key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
     return found.decode("latin-1")
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read, and then what comes after it."""
+    """Return a `receive` that first returns the body that was read, then later messages."""
     is_given = False
 
     async def again() -> AsgiMessage:

@@ -26,13 +26,13 @@ class EmbeddingBody(Body):
     dimensions: int | None = None
     user: str | None = None
     pooling: Pooling | None = None
-    """The mean over a text's tokens (the default), or the last token's."""
+    """The mean over the tokens of a text (the default), or the hidden state of the last token."""
     normalize: bool | None = None
-    """Whether embeddings have length 1 (the default)."""
+    """Whether embeddings are divided by their Euclidean length (the default)."""
 
 
 async def embed(model: ServedModel, body: EmbeddingBody, state: AppState) -> dict[str, Any]:
-    """The body of the answer. ApiError or RequestError for an input that is refused."""
+    """Return the body of the answer; ApiError or RequestError for a wrong input."""
     given = body.input
     if isinstance(given, str) or (given and all(isinstance(one, int) for one in given)):
         given = cast("list[str] | list[list[int]]", [given])
@@ -79,5 +79,5 @@ async def embed(model: ServedModel, body: EmbeddingBody, state: AppState) -> dic
 
 
 def as_base64(vector: np.ndarray) -> str:
-    """f32 [hidden_size], as little-endian bytes in base64."""
+    """Return f32 [hidden_size] as little-endian bytes in base64."""
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

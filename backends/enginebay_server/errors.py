@@ -1,4 +1,4 @@
-"""Errors as clients see them: a status, and a body in the form of OpenAI's API."""
+"""Errors as clients see them: a status, and a body in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-"""The `type` of an error by its status; INVALID for other statuses below 500, `server_error`
-above.
+"""The `type` of an error by its status. Other statuses below 500 have INVALID, statuses from 500 on
+`server_error`.
 """
 
 ANTHROPIC_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
 class ApiError(Exception):
-    """An answer other than success. `param` names the field of the request that is wrong."""
+    """An error answer. `param` names the wrong field of the request."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the answer, and the data of an error event within a stream."""
+        """The body of the answer, which is also the data of an error event in a stream."""
         return {
             "error": {
                 "message": self.message,
@@ -71,7 +71,7 @@ class ApiError(Exception):
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
-        """The body in the form of Anthropic's API."""
+        """The body in the format of Anthropic's API."""
         kind = ANTHROPIC_TYPES.get(self.status, self.type if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
@@ -103,19 +103,21 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def _code_of(message: str) -> str | None:
-    """OpenAI's code for a prompt that does not fit, which clients look for."""
+    """Return OpenAI's code for a prompt that is too long, which clients check; otherwise None."""
     return "context_length_exceeded" if message.startswith("a prompt of ") else None
 
 
 def error_body(path: str, error: ApiError) -> bytes:
-    """An error in the form of the API that a path belongs to, as it is sent."""
+    """Return the bytes of an error in the format of the API that a path belongs to."""
     is_anthropic = path.startswith("/v1/messages")
     return to_json(error.anthropic_body if is_anthropic else error.body)
 
 
 def to_json(record: dict[str, Any]) -> bytes:
-    """A record in JSON, also where a client's text has half of a UTF-16 pair, or its numbers have
-    more than 64 bits.
+    """Return a record as JSON.
+
+    Texts with half of a UTF-16 pair and integers of more than 64 bits are allowed: clients send
+    them.
     """
     try:
         return orjson.dumps(record)

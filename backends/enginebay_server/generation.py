@@ -1,4 +1,4 @@
-"""Generation: the engine's requests of one HTTP request, from their submission to their end."""
+"""Generation: the engine requests that one HTTP request causes, from submission to end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromptJob:
-    """One prompt and how it is completed. `turn` has the keywords of LLM.submit for its turn."""
+    """One prompt and its SamplingParams; `turn` has scheduling keywords of LLM.submit."""
 
     prompt: Prompt
     params: SamplingParams
@@ -33,13 +33,13 @@ class PromptJob:
 
 
 class Generation:
-    """Requests that are submitted, read and ended together. Belongs to one event loop.
+    """Engine requests that are submitted, read and ended together, on one event loop.
 
-    Closing it ends what has not ended and frees what it held; every owner closes it once at least.
+    close() aborts the requests that have not ended and frees their places. The owner must call it.
     """
 
     def __init__(self, metrics: ModelMetrics, limit: ConcurrencyLimit, prefix: str) -> None:
-        """`metrics`: of the model that generates. `prefix`: how the id begins."""
+        """`metrics` are those of the model that generates. The id begins with `prefix`."""
         self.model = metrics.model
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.handles: Sequence[RequestHandle] = ()
@@ -54,12 +54,12 @@ class Generation:
     async def start(self, make: Callable[[], Sequence[PromptJob]], *, stream: bool) -> None:
         """Wait for a place, then make the jobs and submit them on another thread.
 
-        ApiError 429 when too many wait; whatever `make` and the engine refuse is raised, and then
-        nothing is under way.
+        Raises ApiError 429 when too many requests wait, and the errors of `make` and of the engine.
+        After an error no request of this generation runs.
         """
         await self._limit.enter()
         self._has_place = True
-        if self._is_closed:  # its client left meanwhile
+        if self._is_closed:  # the client left meanwhile
             self._leave()
             raise client_left()
         try:
@@ -83,7 +83,7 @@ class Generation:
         ]
 
     def place_of(self, event: Event) -> int:
-        """Which job an event belongs to."""
+        """Return the index of the job that an event belongs to."""
         return int(event.request_id.rpartition("-")[2])
 
     async def get(self) -> list[Event]:
@@ -97,11 +97,14 @@ class Generation:
                 self._count_chunk(event, now_s)
             elif event.error is not None:
                 self._count_ends("error", self._num_open)
-            elif self._num_open and event.output is not None:  # it was no stream
+            elif (
+                self._num_open and event.output is not None
+            ):  # not streamed, so its tokens were not counted yet
                 for one in event.output.outputs:
                     self._count_ends(one.finish_reason or "error", 1)
                 made = self.handles[self.place_of(event)].num_completions
-                self._num_open -= made - len(event.output.outputs)  # those that are not returned
+                # completions that are not returned
+                self._num_open -= made - len(event.output.outputs)
         return events
 
     def _count_chunk(self, chunk: StreamChunk, now_s: float) -> None:
@@ -120,7 +123,7 @@ class Generation:
         self._num_open -= times
 
     async def outputs(self) -> list[RequestOutput]:
-        """The whole outputs, in the order of the jobs; raises the error of the first that fails."""
+        """Return the outputs in the order of the jobs; raises the error of the first that fails."""
         found: dict[int, RequestOutput] = {}
         while len(found) < len(self.handles):
             events = await self.get()
@@ -133,11 +136,11 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(len(handle.prompt_token_ids) for handle in self.handles)
 
     def close(self) -> None:
-        """End what has not ended, and give the place to whoever waits."""
+        """Abort the requests that have not ended, and give the place to the next request."""
         self._is_closed = True
         self._count_ends("abort", self._num_open)
         self._events.close()
@@ -150,7 +153,7 @@ class Generation:
 
 
 def finished_output(event: RequestEnded) -> RequestOutput:
-    """The output of a request that has ended. Raises its error; ApiError when it was aborted."""
+    """Return the output of an ended request, or raise its error; ApiError if it was aborted."""
     if event.error is not None:
         raise event.error
     assert event.output is not None, "a request ends with an error or an output"
@@ -160,7 +163,7 @@ def finished_output(event: RequestEnded) -> RequestOutput:
 
 
 async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """What `work` returns. As soon as the client leaves it is cancelled, and ApiError is raised."""
+    """Return the result of `work`. When the client leaves, cancel it and raise ApiError."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.create_task(gone(receive))
     watcher.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
@@ -176,7 +179,7 @@ async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 def client_left() -> ApiError:
-    """The end of a request that nobody waits for any more; this answer is not read."""
+    """Return the error of a request whose client has left, which reads no answer."""
     return ApiError(499, "the client left before the answer was complete")
 
 

@@ -14,20 +14,20 @@ SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
 )  # fmt: skip
-"""Bounds of times of a request."""
+"""Bounds of the times of a request, in seconds."""
 
 STEP_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
     0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Bounds of times of a token."""
+"""Bounds of the times of a token, in seconds."""
 
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
 class Histogram:
-    """How many values were at most each bound. Much cheaper than the library's own, whose locks
-    and labels cost more than a token may.
+    """Counts values by upper bound. Unlike prometheus_client's histogram it has no locks and
+    labels, whose cost per token is too high.
     """
 
     def __init__(self, name: str, what: str, bounds: Sequence[float]) -> None:
@@ -43,7 +43,7 @@ class Histogram:
         self._sum += value * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Write what was counted into a family of the same name."""
+        """Write the counts into a metric family of the same name."""
         from prometheus_client.utils import floatToGoString
 
         totals = itertools.accumulate(list(self._counts))

@@ -14,8 +14,10 @@ MIN_LENGTH = 8
 
 
 def read_api_keys(path: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The keys of a file, one a line (empty lines and lines with # are left out), and that of
-    ENGINEBAY_API_KEY. InputError, which shows no key, for a file without a key that can be used.
+    """Return the keys of a file and the key of ENGINEBAY_API_KEY.
+
+    The file has one key per line; empty lines and lines that begin with # are ignored. Raises
+    InputError, which shows no key, for a file without a valid key.
     """
     lines: list[str] = []
     if path is not None:
@@ -47,9 +49,7 @@ def read_api_keys(path: str | None, environment: Mapping[str, str] = os.environ)
 
 
 def is_known(given: str, keys: Sequence[str]) -> bool:
-    """Whether a key is among those that are allowed; the time does not depend on where they
-    differ.
-    """
+    """Return whether a key is allowed, in a time that does not depend on the keys' characters."""
     found = False
     for key in keys:
         found |= hmac.compare_digest(key.encode(), given.encode("utf-8", "replace"))

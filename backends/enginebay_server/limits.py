@@ -1,4 +1,4 @@
-"""ConcurrencyLimit: how many HTTP requests the engine has at a time, and how many wait."""
+"""ConcurrencyLimit: the number of HTTP requests in the engine, and of those that wait for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from enginebay_server.errors import ApiError
 
 
 class ConcurrencyLimit:
-    """Places for requests, given in the order in which they were asked for. Belongs to one event
-    loop.
-    """
+    """Places for requests, first come, first served. It belongs to one event loop."""
 
     def __init__(self, max_concurrency: int, max_queue: int, retry_after_s: int) -> None:
         self._num_free = max_concurrency
@@ -25,7 +23,7 @@ class ConcurrencyLimit:
         return len(self._waiting)
 
     async def enter(self) -> None:
-        """Take a place, or wait for one; ApiError 429 when as many wait as may."""
+        """Take a place, or wait for one; ApiError 429 when the queue is full."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -42,8 +40,8 @@ class ConcurrencyLimit:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave()  # the place came at the moment in which its taker left
-            elif turn in self._waiting:  # leave() may have passed over it already
+                self.leave()  # the place was given while its client left
+            elif turn in self._waiting:  # leave() may have removed it already
                 self._waiting.remove(turn)
             raise
 

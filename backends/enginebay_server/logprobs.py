@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms of OpenAI's API."""
+"""Log-probabilities in the two formats of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 LEAST = -9999.0
-"""JSON has no infinity: a token that was impossible has this log-probability."""
+"""The log-probability of an impossible token, because JSON has no infinity."""
 
 TokenText = Callable[[int], str]
 
@@ -15,7 +15,7 @@ TokenText = Callable[[int], str]
 def chat_logprobs(
     token_ids: Sequence[int], told: Sequence[dict[int, float]], num_best: int, text_of: TokenText
 ) -> list[dict[str, Any]]:
-    """The `content` of a chat's logprobs: an entry for each token, with `num_best` best ones."""
+    """Return the `content` of a chat's logprobs, with `num_best` top tokens per token."""
     found = []
     for token_id, best in zip(token_ids, told, strict=True):
         entry = _entry(token_id, best[token_id], text_of)
@@ -27,10 +27,10 @@ def chat_logprobs(
 
 
 class CompletionLogprobs:
-    """The logprobs of completions: lists by token. Offsets go on from chunk to chunk."""
+    """The logprobs of completions: lists over tokens. Text offsets continue between chunks."""
 
     def __init__(self, num_best: int, text_of: TokenText, offset: int = 0) -> None:
-        """`offset`: characters before the first token."""
+        """`offset` is the number of characters before the first token."""
         self._num_best = num_best
         self._text_of = text_of
         self._offset = offset
@@ -38,7 +38,7 @@ class CompletionLogprobs:
     def record(
         self, token_ids: Iterable[int], told: Sequence[dict[int, float] | None]
     ) -> dict[str, Any]:
-        """Lists for these tokens. A token of which nothing is told (a prompt's first) has null."""
+        """Return the lists for these tokens; a prompt's first token, without value, has null."""
         tokens, values, tops, offsets = [], [], [], []
         for token_id, best in zip(token_ids, told, strict=True):
             text = self._text_of(token_id)
@@ -55,7 +55,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, token_id: int, best: dict[int, float]) -> dict[str, float]:
-        """The best tokens by their text, and the chosen one."""
+        """Return the top tokens and the chosen token, by their text."""
         top = dict(_best(best, self._num_best)) | {token_id: best[token_id]}
         found: dict[str, float] = {}
         for each, value in top.items():
@@ -64,7 +64,7 @@ class CompletionLogprobs:
 
 
 def _best(told: dict[int, float], num_best: int) -> list[tuple[int, float]]:
-    """The best tokens, best first; `told` has them in this order, and may have one more."""
+    """Return the top tokens, best first. `told` has the same order, and may have one more."""
     return list(told.items())[:num_best]
 
 

@@ -12,11 +12,11 @@ from enginebay.errors import shown
 from enginebay_server.errors import ApiError
 
 ROLES = {"developer": "system"}
-"""Roles that have another name in chat templates."""
+"""Roles with another name in chat templates."""
 
 
 def as_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a chat template. ApiError, which names the field, for a malformed one."""
+    """Return messages for a chat template; ApiError names the field of a malformed one."""
     return [_message(place, one) for place, one in enumerate(given)]
 
 
@@ -37,7 +37,7 @@ def _message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(content: Any, param: str) -> str:
-    """The text of a content: a text, null, or parts that have texts."""
+    """Return the text of a content, which is a text, null, or a list of text parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -67,7 +67,7 @@ def _text(content: Any, param: str) -> str:
 
 
 def _calls(given: Any, param: str) -> list[dict[str, Any]]:
-    """Tool calls whose arguments are objects: clients send them as JSON in a text."""
+    """Return tool calls with their arguments as objects; clients send them as JSON texts."""
     try:
         calls = []
         for call in given:

@@ -133,13 +133,13 @@ class ModelMetrics:
 
     @property
     def cache_usage(self) -> float:
-        """The part of the cache that requests hold. The engine's thread may change it meanwhile."""
+        """The part of the cache that requests hold, as the engine's thread last set it."""
         free = self.model.llm.engine.ledger.num_free_tokens
         return min(1.0, max(0.0, 1 - free / self._capacity))
 
     @property
     def gauges(self) -> dict[tuple[str, str], float]:
-        """Values as of now, by name and meaning."""
+        """Current values by (name, description)."""
         counts = self.model.llm.counts()
         return {
             ("num_requests_running", "Requests that the engine runs."): counts.running,
@@ -167,7 +167,7 @@ class ModelMetrics:
 
     @property
     def counters(self) -> dict[tuple[str, str], float]:
-        """Totals since the application was made, by name and meaning."""
+        """Totals since the application was created, by (name, description)."""
         engine, compilations = self.engine, self.model.llm.engine.compilations
         return {
             ("num_preemptions", "Requests that lost their row for a time."): engine.num_preempted,
@@ -230,7 +230,7 @@ class Metrics:
             for one in each:
                 self._histograms(one)[place].add_to(family, [one.model.name])
             yield family
-        queued = "HTTP requests that wait before they are given to the engine."
+        queued = "HTTP requests that wait for a place in the engine."
         yield GaugeMetricFamily(
             f"{PREFIX}http_requests_queued", queued, value=self._limit.num_waiting
         )

@@ -1,4 +1,4 @@
-"""What this package offers: the command `serve`."""
+"""Registers the command `serve`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """serve."""
+    """Register serve."""
     register(
         "serve",
         "enginebay_server.command:COMMAND",

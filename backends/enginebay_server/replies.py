@@ -1,4 +1,4 @@
-"""Replies: the messages that a chat's completions are, whole or by their deltas."""
+"""Replies: a chat's completions as messages, or as deltas of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from enginebay_server.parsing.message import MessageParser
 
 @dataclasses.dataclass(slots=True)
 class ToolCall:
-    """A call of a whole answer; `arguments` is the text of a JSON object."""
+    """A tool call; `arguments` is the text of a JSON object."""
 
     id: str
     name: str
@@ -27,14 +27,14 @@ class ToolCall:
 
 @dataclasses.dataclass(slots=True)
 class Reply:
-    """A whole answer, or what there is of it so far."""
+    """The content, reasoning and calls of an answer so far."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = dataclasses.field(default_factory=list)
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """Take in further parts."""
+        """Add deltas."""
         for delta in deltas:
             match delta:
                 case ContentDelta(text):
@@ -48,7 +48,7 @@ class Reply:
 
 
 def whole_reply(text: str, parser: MessageParser | None) -> Reply:
-    """The reply of a whole text. `parser` is used for it alone; None: the text is its content."""
+    """Parse a whole text. `parser` must be new; with None the text is the content."""
     if parser is None:
         return Reply(text)
     reply = Reply()
@@ -58,7 +58,7 @@ def whole_reply(text: str, parser: MessageParser | None) -> Reply:
 
 
 def message_record(reply: Reply) -> dict[str, Any]:
-    """A reply as a message of OpenAI's chat API."""
+    """Return a reply as a message of OpenAI's chat API."""
     record: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning:
         record["reasoning_content"] = reply.reasoning
@@ -76,7 +76,7 @@ def message_record(reply: Reply) -> dict[str, Any]:
 
 
 def delta_record(delta: Delta) -> dict[str, Any]:
-    """A delta as a stream of OpenAI's chat API has it."""
+    """Return a delta in the format of a stream of OpenAI's chat API."""
     match delta:
         case ContentDelta(text):
             return {"content": text}
@@ -91,7 +91,9 @@ def delta_record(delta: Delta) -> dict[str, Any]:
 
 
 def finish_reason(reason: str | None, num_calls: int, *, is_cut: bool = False) -> str | None:
-    """How an answer ended: one with calls ended for them, unless its length or, with `is_cut`, a
-    stop text has cut the last call off.
+    """Return the finish reason of an answer.
+
+    It is "tool_calls" for an answer with calls, unless the last call was cut off: by the length,
+    or, with `is_cut`, by a stop text.
     """
     return "tool_calls" if num_calls and reason == "stop" and not is_cut else reason

@@ -1,4 +1,4 @@
-"""Stored responses: what /v1/responses keeps for a while, in memory or in a file of SQLite."""
+"""Stores the responses of /v1/responses for a while, in memory or in a SQLite file."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class StoredResponse:
 
 
 class ResponseStore(ABC):
-    """Keeps the newest responses, at most so many and so long. Safe from several threads."""
+    """Keeps the newest responses, up to a number and an age. Safe from several threads."""
 
     @abstractmethod
     def put(self, response_id: str, stored: StoredResponse) -> None:
-        """Keep a response; the oldest gives way when there are too many."""
+        """Store a response. When there are too many, the oldest is dropped."""
 
     @abstractmethod
     def get(self, response_id: str) -> StoredResponse | None:
-        """A response that was kept, unless its time is over."""
+        """Return a stored response; None if there is none or it has expired."""
 
     @abstractmethod
     def delete(self, response_id: str) -> bool:
-        """Forget a response; False when there is none of this id."""
+        """Delete a response; returns False for an unknown id."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is open. Nothing is kept or found afterwards."""
+        """Close the store. Afterwards it stores and finds nothing."""
 
 
 class MemoryStore(ResponseStore):
@@ -99,7 +99,7 @@ CREATE TABLE IF NOT EXISTS responses (
 
 
 class SqliteStore(ResponseStore):
-    """Keeps responses in a file, which another process may read after this one has ended."""
+    """Keeps responses in a file, which a later process can read."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class SqliteStore(ResponseStore):
 
 
 def open_store(path: str | None, max_responses: int, ttl_s: float) -> ResponseStore:
-    """A store in a file, or in memory without a path."""
+    """Return a store in a file, or in memory without a path."""
     if path is None:
         return MemoryStore(max_responses, ttl_s)
     return SqliteStore(path, max_responses, ttl_s)

@@ -42,7 +42,7 @@ class ResponsesBody(Body):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Accepted, because clients send it always; nothing here is encrypted."""
+    """Accepted, because clients always send it, and ignored: nothing is encrypted."""
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ class ResponsesBody(Body):
         return [{"type": "message", "role": "user", "content": [part]}]
 
     def as_chat(self, messages: Sequence[MessageRecord]) -> ChatBody:
-        """The chat that answers these messages. ApiError for a malformed field."""
+        """Return the chat that answers these messages; ApiError for a malformed field."""
         if not messages:
             raise ApiError(
                 400,
@@ -79,7 +79,7 @@ class ResponsesBody(Body):
 
 
 def input_messages(items: Sequence[Mapping[str, Any]]) -> list[MessageRecord]:
-    """The messages of a chat that items of an input stand for. ApiError for an unknown item."""
+    """Convert input items to the messages of a chat; ApiError for an unknown item."""
     messages: list[MessageRecord] = []
     for place, item in enumerate(items):
         kind = item.get("type", "message")
@@ -106,7 +106,7 @@ def input_messages(items: Sequence[Mapping[str, Any]]) -> list[MessageRecord]:
 
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A function as the chat API has it; the field `strict` changes nothing."""
+    """Convert a function to the format of the chat API; the field `strict` is ignored."""
     if given.get("type") != "function":
         raise ApiError(
             400,
@@ -125,7 +125,7 @@ def _choice(given: str | Mapping[str, Any] | None) -> str | dict[str, Any] | Non
 
 
 def _format(text: Mapping[str, Any] | None) -> Any:
-    """The response_format of a chat; its schema is in a field of its own there."""
+    """Convert a format to the response_format of a chat."""
     form = (text or {}).get("format")
     if form is None:
         return None

@@ -1,4 +1,4 @@
-"""Running a generation for one HTTP request: within its time, and while its client waits."""
+"""Runs a generation for one HTTP request, within the time limit and while its client waits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MakeJobs = Callable[[], Sequence[PromptJob]]
 
 
 def begin(state: AppState, model: ServedModel, prefix: str) -> Generation:
-    """A generation of a model, whose id begins with `prefix`."""
+    """Return a generation of a model; its id begins with `prefix`."""
     return Generation(state.metrics.of[model.name], state.limit, prefix)
 
 
 async def in_time(state: AppState, request: Request, work: Awaitable[Result]) -> Result:
-    """What `work` returns while its client waits. ApiError 504 after the request timeout."""
+    """Return the result of `work`; ApiError 504 after the request timeout."""
     limit_s = state.settings.request_timeout_s
     try:
         async with asyncio.timeout(limit_s):
@@ -37,7 +37,7 @@ async def in_time(state: AppState, request: Request, work: Awaitable[Result]) ->
 async def whole_outputs(
     state: AppState, request: Request, generation: Generation, make: MakeJobs
 ) -> list[RequestOutput]:
-    """The outputs of the jobs that `make` makes; the generation is closed."""
+    """Return the outputs of the jobs of `make`, and close the generation."""
 
     async def run() -> list[RequestOutput]:
         await generation.start(make, stream=False)
@@ -57,8 +57,9 @@ async def streamed(
     make_writer: Callable[[], StreamWriter],
     headers: Mapping[str, str] | None = None,
 ) -> EventStream:
-    """The stream of the jobs that `make` makes, which closes the generation. The jobs are under
-    way when this returns, so that a wrong request is refused with a status of its own.
+    """Submit the jobs of `make`, and return their stream, which closes the generation.
+
+    The jobs are submitted before this returns, so that a wrong request still gets an error status.
     """
     limit_s = state.settings.request_timeout_s
     end_s = asyncio.get_running_loop().time() + limit_s

@@ -1,4 +1,4 @@
-"""Served models: each LLM of a server under its name, and whether its programs are compiled."""
+"""Served models: the LLMs of a server by name, and the state of their compilation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WarmupState = Literal["waiting", "compiling", "ready", "lazy", "failed"]
 
 
 class ServedModel:
-    """An LLM under the name by which clients ask for it. The owner of the LLM closes it.
+    """An LLM under the name that clients use. The owner of the LLM closes it.
 
     `warmup` is the state of compiling. A model answers requests when it is "lazy" or "ready".
     """
@@ -55,19 +55,20 @@ class ServedModel:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine takes in requests."""
+        """Whether the engine accepts requests."""
         return not self.llm.loop.is_closed
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered: the engine lives, and its programs are compiled, or are
-        compiled when they are needed.
+        """Whether requests are answered.
+
+        The engine must be alive, and its programs compiled, or compiled when they are needed.
         """
         return self.is_alive and self.warmup in ("ready", "lazy")
 
     @property
     def status(self) -> dict[str, object]:
-        """What /readiness shows of this model."""
+        """The record of this model in /readiness."""
         done, total = self.progress
         found: dict[str, object] = {"ready": self.is_ready, "warmup": self.warmup}
         if self.warmup == "compiling":
@@ -92,18 +93,18 @@ class ServedModel:
         self.warmup = "ready"
 
     def compile_in_background(self) -> threading.Thread:
-        """compile_all() on a thread of its own, which is returned."""
+        """Run compile_all() on a new thread, and return the thread."""
         thread = threading.Thread(target=self.compile_all, name="enginebay-warmup", daemon=True)
         thread.start()
         return thread
 
     def _token_text(self, token_id: int) -> str:
-        """The text of one token, special tokens included."""
+        """Return the text of one token, also of special tokens."""
         return self.llm.tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 class ServedModels:
-    """The models of one server, by name. The first one answers requests that name none."""
+    """The models of one server by name. The first one answers requests without a name."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         assert models, "a server has at least one model"
@@ -114,7 +115,7 @@ class ServedModels:
         return iter(self.by_name.values())
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of a name, ready or not. ApiError 404 for an unknown one."""
+        """Return a model by name, ready or not; ApiError 404 for an unknown name."""
         if name is None:
             return next(iter(self.by_name.values()))
         if name not in self.by_name:
@@ -130,7 +131,7 @@ class ServedModels:
         return self.by_name[name]
 
     def ready(self, name: str | None, retry_after_s: int) -> ServedModel:
-        """The model of a name, to send it requests. ApiError 503 while it cannot answer any."""
+        """Return a model that is ready, by name; ApiError 503 while it is not."""
         model = self.find(name)
         if not model.is_ready:
             done, total = model.progress

@@ -1,4 +1,4 @@
-"""Serving: from configurations to a process that answers, drains and ends."""
+"""Runs the server: loads models, answers requests, drains, and ends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger("enginebay.server")
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0
-"""After the drain timeout, requests have so long to send the error that ends them."""
+"""Seconds that requests have, after the drain timeout, to send their final error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens; with a certificate and its key by HTTPS."""
+    """The address of a server; with a certificate and its key it uses HTTPS."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -43,7 +43,7 @@ class Address:
     keep_alive_s: int = 60
 
     def open(self) -> socket.socket:
-        """A socket of this address, which does not listen yet. InputError when it is taken."""
+        """Return a bound socket that does not listen yet; InputError if the address is in use."""
         if not 0 <= self.port <= 65535:
             raise InputError(
                 f"--port {self.port}",
@@ -72,7 +72,7 @@ class Address:
         return opened
 
     def check_tls(self) -> None:
-        """InputError unless there is neither of the two files, or both and they fit."""
+        """Raise InputError unless both files are missing, or both are given and match."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("one of --tls-cert and --tls-key", "both or neither", "Pass both.")
         if self.tls_cert is None:
@@ -89,7 +89,7 @@ class Address:
             ) from None
 
     def url(self, opened: socket.socket) -> str:
-        """How clients reach the socket."""
+        """Return the URL of the socket for clients."""
         host, port = opened.getsockname()[:2]
         scheme = "https" if self.tls_cert else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -97,9 +97,7 @@ class Address:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chats:
-    """How chats are rendered and their answers parsed: a template in place of the models' own, and
-    parts by name.
-    """
+    """The chat template that replaces those of the models, and the parsers of answers by name."""
 
     template: str | None = None
     tool_parser: str = AUTO
@@ -112,10 +110,10 @@ def serve(
     settings: ServerSettings,
     chats: Chats | None = None,
 ) -> int:
-    """Load the models, by the names that clients know, and answer until SIGTERM or Ctrl-C. Returns
-    the exit code.
+    """Load the models, and answer requests until SIGTERM or Ctrl-C. Returns the exit code.
 
-    The address is opened before anything is loaded, so that a wrong one fails at once.
+    `configs` has the names for clients. The address is opened before a model is loaded, so that a
+    wrong address fails at once.
     """
     address.check_tls()
     with contextlib.ExitStack() as opened:
@@ -153,19 +151,19 @@ def serve(
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(run_until_drained(server, at, state, where))
         for model in models:
-            model.llm.close()  # ends the compiling that is under way, too
+            model.llm.close()  # this also ends a running compilation
         thread.join()
     return 0
 
 
 def load_model(config: EngineConfig) -> LLM:
-    """The engine of one model, with its progress shown."""
+    """Load one model, and show the progress."""
     with progress() as report:
         return LLM(config=config, progress=report)
 
 
 def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> threading.Thread:
-    """Compile the programs of all models, one after the other, on a thread of its own."""
+    """Compile the programs of all models, one model after the other, on a new thread."""
 
     def compile_each() -> None:
         for model in models:
@@ -188,8 +186,9 @@ def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> thr
 async def run_until_drained(
     server: uvicorn.Server, at: socket.socket, state: AppState, where: str
 ) -> None:
-    """Answer requests until the first SIGTERM or Ctrl-C, then those that were accepted. A second
-    signal ends these too. `where` is printed when the server listens.
+    """Answer requests until the first SIGTERM or Ctrl-C, then finish the accepted ones.
+
+    A second signal ends the accepted requests too. `where` is printed when the server listens.
     """
     ending = asyncio.Event()
     with handling(asyncio.get_running_loop(), server, ending):
@@ -230,8 +229,9 @@ def handling(
 
 
 async def drain(server: uvicorn.Server, state: AppState, ending: asyncio.Event) -> None:
-    """When the server is to end, refuse new requests and wait for the accepted ones; what takes
-    longer than the drain timeout ends with an error that its client gets.
+    """Wait for `ending`, then refuse new requests and wait for the accepted ones.
+
+    Requests that take longer than the drain timeout end with an error for their clients.
     """
     await ending.wait()
     state.is_draining = True

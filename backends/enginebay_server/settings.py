@@ -1,4 +1,4 @@
-"""The settings of a server: keys, limits, timeouts and what it does with unknown fields."""
+"""The settings of a server: keys, limits, timeouts, and the treatment of unknown fields."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ Warmup = Literal["full", "lazy"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How one server treats its clients. ConfigError for a value out of its range."""
+    """The settings of one server. ConfigError for a value outside its range."""
 
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    """Keys of which a client must send one; without any, everybody may send requests."""
+    """API keys; a client must send one of them. Without keys, every client may send requests."""
     max_body_bytes: int = 8 * 2**20
     max_prompts: int = 128
-    """Most prompts of one HTTP request."""
+    """Max number of prompts of an HTTP request."""
     max_n: int = 16
-    """Most completions of one prompt."""
+    """Max number of completions of a prompt."""
     max_logprobs: int = MAX_LOGPROBS
     max_concurrency: int = 256
-    """HTTP requests that the engine has at the same time."""
+    """Max number of HTTP requests in the engine at the same time."""
     max_queue: int = 1024
-    """HTTP requests that wait until the engine has fewer; one more is answered with 429."""
+    """Max number of HTTP requests that wait for a place; further ones are answered with 429."""
     retry_after_s: int = 1
-    """The Retry-After header of answers 429 and 503."""
+    """Seconds in the Retry-After header of answers 429 and 503."""
     request_timeout_s: float = 600.0
-    """From the body of a request to the end of its answer."""
+    """Max seconds from the body of a request to the end of its answer."""
     body_timeout_s: float = 30.0
-    """From the head of a request to the end of its body."""
+    """Max seconds from the head of a request to the end of its body."""
     unknown_fields: UnknownFields = "refuse"
     response_store: str | None = None
-    """A file for responses that are kept; None: they are kept in memory."""
+    """SQLite file for stored responses; None stores them in memory."""
     max_responses: int = 1024
-    """Most responses that are kept; the oldest gives way."""
+    """Max number of stored responses; the oldest is dropped."""
     response_ttl_s: float = 3600.0
-    """How long a response is kept."""
+    """Seconds that a response is stored."""
     cors_origins: tuple[str, ...] = ()
     warmup: Warmup = "full"
     drain_timeout_s: float = 30.0
-    """After SIGTERM accepted requests have so long to end."""
+    """Seconds that accepted requests have to end after SIGTERM."""
 
     def __post_init__(self) -> None:
         for name, lowest in (

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that is sent while its tokens are made."""
+"""Server-sent events: an answer that is sent while its tokens are generated."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from enginebay_server.generation import Generation, gone
 log = logging.getLogger("enginebay.server")
 
 LAST_WORDS_S = 1.0
-"""How long the error that ends a stream may take to be sent."""
+"""Max seconds to send the error that ends a stream."""
 
 DONE = b"data: [DONE]\n\n"
 
 
 class StreamWriter(ABC):
-    """Makes the bytes of one stream. Belongs to one event loop."""
+    """Makes the bytes of one stream. It belongs to one event loop."""
 
     @abstractmethod
     def begin(self) -> bytes:
-        """What is sent before the first token."""
+        """Return the bytes before the first token."""
 
     @abstractmethod
     def write(self, place: int, chunk: StreamChunk) -> bytes:
-        """The events of a chunk of the job at `place`; b"" when it shows nothing."""
+        """Return the events of a chunk of the job at `place`; b"" if there is nothing to send."""
 
     @abstractmethod
     def end(self) -> bytes:
-        """What is sent after the end of the last job."""
+        """Return the bytes after the end of the last job."""
 
     @abstractmethod
     def fail(self, error: ApiError) -> bytes:
-        """The event of an error, after which nothing follows."""
+        """Return the event of an error, which is the last one of the stream."""
 
 
 class EventStream(Response):
@@ -59,7 +59,7 @@ class EventStream(Response):
         end_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`end_s`: when the stream is ended with an error, by the clock of the event loop."""
+        """The stream ends with an error at the time `end_s` of the event loop's clock."""
         super().__init__(
             None,
             media_type="text/event-stream",
@@ -82,7 +82,7 @@ class EventStream(Response):
             self._generation.close()
             error = ApiError(504, "the request took longer than the server allows")
             last = self._writer.fail(error)
-            with contextlib.suppress(TimeoutError):  # a client that reads nothing blocks this too
+            with contextlib.suppress(TimeoutError):  # a client that does not read blocks this too
                 async with asyncio.timeout(LAST_WORDS_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
@@ -90,7 +90,7 @@ class EventStream(Response):
             self._generation.close()
 
     async def _send_events(self, send: Send) -> bytes:
-        """Send all but the last bytes, which are returned."""
+        """Send all bytes but the last ones, and return those."""
         left = len(self._generation.handles)
         writer, place_of = self._writer, self._generation.place_of
         ready = [writer.begin()]
@@ -114,6 +114,6 @@ class EventStream(Response):
         except (ApiError, EnginebayError) as error:
             log.warning("request %s failed in its stream: %s", self._generation.id, error)
             return b"".join(ready) + writer.fail(api_error(error))
-        except Exception as error:  # the status was sent: an event says what the status cannot
+        except Exception as error:  # the status was sent already, so an event reports the error
             log.exception("request %s failed in its stream", self._generation.id)
             return b"".join(ready) + writer.fail(api_error(error))

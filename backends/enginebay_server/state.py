@@ -1,4 +1,4 @@
-"""AppState: what one application has: its models, settings, limits and whether it is ending."""
+"""AppState: the models, settings, limits and state of one application."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enginebay_server.settings import ServerSettings
 
 @dataclasses.dataclass(slots=True)
 class AppState:
-    """Of one application; two applications of a process share none of it."""
+    """The state of one application. Two applications of a process share nothing."""
 
     models: ServedModels
     settings: ServerSettings
@@ -21,13 +21,13 @@ class AppState:
     metrics: Metrics
     responses: ResponseStore
     is_draining: bool = False
-    """The server ends: it answers what it has accepted, and refuses everything else."""
+    """Whether the server drains: it answers accepted requests and refuses new ones."""
     num_open: int = 0
-    """HTTP requests that were accepted and are not answered yet."""
+    """Number of HTTP requests that were accepted and not yet answered."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether all engines live."""
+        """Whether all engines are alive."""
         return all(model.is_alive for model in self.models)
 
     @property

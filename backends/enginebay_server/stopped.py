@@ -1,4 +1,4 @@
-"""Which stop text or stop token ended a completion."""
+"""Finds the stop text or stop token that ended a completion."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def stop_reason(
     token_ids: Sequence[int],
     finish_reason: FinishReason | None,
 ) -> str | int | None:
-    """The stop text, or the id among stop_token_ids, that ended a completion; None when the model
-    ended it, or its length did.
+    """Return the stop text, or the id among stop_token_ids, that ended a completion.
+
+    Returns None if an end-of-sequence token or the length ended it.
     """
     if finish_reason != "stop" or not token_ids:
         return None

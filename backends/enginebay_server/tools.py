@@ -1,4 +1,4 @@
-"""Tools of a chat: what the client offers, what it demands, and the parser of each answer."""
+"""Tools of a chat: the offered tools, the demanded call, and the parser of each answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ ToolMode = Literal["none", "auto", "required", "named"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call. `described` is what the chat template gets, `functions`
-    are the same without their wrapping; both are empty with mode "none".
+    """The tools that an answer may call.
+
+    `described` is the list for the chat template, `functions` has the functions in it; both are
+    empty with mode "none".
     """
 
     mode: ToolMode = "none"
@@ -40,7 +42,7 @@ class ToolUse:
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        """The schema that the output is held to; None: any text."""
+        """The JSON schema of the output; None for any text."""
         if self.mode == "named":
             return arguments_schema(self.functions[0])
         if self.mode == "required":
@@ -55,13 +57,14 @@ class ToolUse:
         return is_free and any(one is not None and one.keeps_special_tokens for one in used)
 
     def is_cut(self, stopped_by: str | int | None) -> bool:
-        """Whether what ended an answer has cut a call off: calls that are demanded have no end but
-        their own.
+        """Return whether the end of an answer has cut off a call.
+
+        A demanded call ends by itself, so a stop text cuts it off.
         """
         return self.schema is not None and stopped_by is not None
 
     def check(self, model: ServedModel) -> None:
-        """ApiError for tools that the model would not see."""
+        """Raise ApiError for tools that the chat template does not show to the model."""
         if self.mode == "auto" and model.formats.lacks_tools:
             raise ApiError(
                 400,
@@ -72,7 +75,7 @@ class ToolUse:
             )
 
     def parser(self, model: ServedModel, prompt_token_ids: Sequence[int]) -> MessageParser | None:
-        """The parser of one answer; None when its text is its content as it stands."""
+        """Return a parser for one answer; None if the whole text is the content."""
         if self.mode == "named":
             return MessageParser(None, NamedCallParser(str(self.functions[0]["name"])))
         if self.mode == "required":
@@ -105,7 +108,7 @@ def tool_use(
     *,
     several: bool,
 ) -> ToolUse:
-    """What the fields `tools` and `tool_choice` of OpenAI's API ask for. ApiError for others."""
+    """Read the fields `tools` and `tool_choice` of OpenAI's API; ApiError for wrong ones."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise ApiError(

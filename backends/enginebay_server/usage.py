@@ -1,4 +1,4 @@
-"""Usage: the tokens of a request, counted as they come."""
+"""Usage: counts the tokens of a request as they arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enginebay.outputs import RequestMetrics, RequestOutput, StreamChunk
 
 @dataclasses.dataclass(slots=True)
 class Usage:
-    """Tokens of the prompts, those of them that the prefix cache had, and new tokens."""
+    """Prompt tokens, cached prompt tokens, and new tokens."""
 
     num_prompt: int = 0
     num_cached: int = 0
@@ -29,13 +29,13 @@ class Usage:
         self._add_cached(output.metrics)
 
     def _add_cached(self, metrics: RequestMetrics | None) -> None:
-        """Metrics come with the end of a completion; the first completion's count the prompt."""
+        """Add cached tokens. Only the metrics of a prompt's first completion count the prompt."""
         if metrics is not None:
             self.num_cached += metrics.num_cached_tokens
 
     @property
     def record(self) -> dict[str, Any]:
-        """As in OpenAI's answers."""
+        """The field `usage` of OpenAI's answers."""
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_new,

@@ -10,13 +10,13 @@ from typing import Any
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 
 NUM_STEPS = 1024
-"""Steps, and endings, that are kept. A page that asks once a second misses none."""
+"""Number of records that are kept. A page that reads them once a second misses none."""
 
 
 class Watch(Observer):
     """Records steps and endings. Its methods run on the engine's thread; `since` on any thread.
 
-    Each record has a number, so that a page asks for newer ones only. Times are seconds since the
+    Records are numbered, so that a page reads newer ones only. Times are seconds since the
     Unix epoch.
     """
 
@@ -43,7 +43,7 @@ class Watch(Observer):
         self._add(kind, execution.at_s - execution.execute_s, execution.execute_s, figures)
 
     def ended(self, ending: Ending) -> None:
-        """A completion that never began has no times, and is left out."""
+        """Record a completion, unless it never began and so has no times."""
         times = ending.metrics
         if math.isnan(times.finished_s) or math.isnan(times.first_token_s):
             return
