@@ -1,1 +1,1 @@
-"""Parsers of generated text: reasoning and tool calls, found while the text is generated."""
+"""Parsers that find reasoning and tool calls in text while it is generated."""

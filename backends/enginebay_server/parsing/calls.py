@@ -1,4 +1,4 @@
-"""What a JSON value says of tool calls, in the spellings that models use."""
+"""Reads tool calls from JSON values, in the spellings that models use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay_server.parsing.contract import Delta, ToolArgumentsDelta, ToolCal
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({*ARGUMENT_KEYS, "name", "type", "id", "function"})
-"""Keys that the object of a call may begin with."""
+"""Keys with which the object of a call may begin."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,28 +24,29 @@ class Call:
     name: str
     arguments: str
     id: str | None = None
-    """The id that the model gave it."""
+    """The id that the model wrote, if any."""
 
 
 def new_id() -> str:
-    """An id in the form of OpenAI's."""
+    """Return an id in the format of OpenAI."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def mistral_id() -> str:
-    """Nine letters and digits, which Mistral's chat templates ask for."""
+    """Return nine letters and digits; Mistral's chat templates require this format."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 def call_deltas(call: Call, index: int, make_id: Callable[[], str]) -> list[Delta]:
-    """A whole call as deltas."""
+    """Return a whole call as deltas."""
     start = ToolCallStart(index, call.id or make_id(), call.name)
     return [start, ToolArgumentsDelta(index, call.arguments)]
 
 
 def loads(text: str) -> Any:
-    """The value of a JSON text, whose strings may have line breaks. ValueError for what is none,
-    and for NaN and Infinity.
+    """Return the value of a JSON text, whose strings may have line breaks.
+
+    Raises ValueError for other texts, and for NaN and Infinity.
     """
     return json.loads(text, strict=False, parse_constant=_refuse)
 
@@ -55,8 +56,9 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def calls_of(value: Any, names: Collection[str] | None = None) -> list[Call]:
-    """The calls that an object or a list of objects stands for; none when a part of it is no call,
-    or calls no tool of `names`.
+    """Return the calls in an object or a list of objects.
+
+    The result is empty when a part is not a call, or calls a tool that is not in `names`.
     """
     found = [_call_of(one, names) for one in (value if isinstance(value, list) else [value])]
     return [] if None in found else [call for call in found if call is not None]
@@ -77,15 +79,17 @@ def _call_of(value: Any, names: Collection[str] | None) -> Call | None:
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Whether a value can be a name or an id: text without half of a UTF-16 pair, which no answer
-    could carry.
+    """Return whether a value can be a name or an id.
+
+    It must be text without half of a UTF-16 pair, because an answer cannot contain one.
     """
     return isinstance(value, str) and bool(value) and value.isprintable()
 
 
 def arguments_of(value: Any) -> str | None:
-    """The text of a call's arguments: an object, the JSON text of one, or None for no arguments.
-    None when the value is none of these.
+    """Return the arguments of a call as JSON text; None for an invalid value.
+
+    Valid values are an object, the JSON text of an object, and None for no arguments.
     """
     try:
         value = loads(value) if isinstance(value, str) else value

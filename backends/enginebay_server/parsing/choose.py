@@ -44,7 +44,7 @@ class OutputFormats:
 
     @property
     def lacks_tools(self) -> bool:
-        """Whether a format of tool calls was looked for, and the model has none."""
+        """Whether "auto" found no format of tool calls for the model."""
         return self.tool_choice.format is None and self.tool_choice.why != WANTED
 
 
@@ -90,7 +90,7 @@ def _checked(target: Any, what: str) -> OutputFormat:
 
 
 def model_chat(tokenizer: Any, chat_template: str | None = None) -> ModelChat:
-    """What the tokenizer of transformers, or a template in place of its own, says of chats."""
+    """Return the chat declarations of a tokenizer of transformers, or of another template."""
     own = getattr(tokenizer, "chat_template", None)
     if isinstance(own, dict):
         own = own.get("tool_use") or own.get("default")

@@ -1,4 +1,4 @@
-"""Calls that a request demands: the schema that holds the output to them, and their parser."""
+"""Calls that a request demands: the JSON schema that constrains the output, and their parser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_ARGUMENTS: Mapping[str, Any] = {
     "properties": {},
     "additionalProperties": False,
 }
-"""The parameters of a tool that declares none."""
+"""The schema of the parameters of a tool without `parameters`."""
 
 _HEAD = re.compile(
     r'\s*\}?\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'
@@ -29,14 +29,12 @@ _HEAD = re.compile(
 
 
 def arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an output that is the arguments of a tool."""
+    """Return the schema of the arguments of a tool."""
     return {**(tool.get("parameters") or NO_ARGUMENTS), "type": "object"}
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[str, Any]:
-    """The schema of an output that is a list of calls of these tools: one, or with `several` one or
-    more.
-    """
+    """Return the schema of a list of calls of these tools: one call, or more with `several`."""
     places = {f"tool{number}": tool for number, tool in enumerate(tools)}
     calls = [
         {
@@ -64,7 +62,7 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> dict[s
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references to itself lead to its new place."""
+    """Return a schema whose references are adapted to its new place."""
     if isinstance(schema, list):
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
@@ -78,14 +76,14 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class NamedCallParser(Parser):
-    """The whole output is the arguments of one call, given out as they come."""
+    """The whole output is the arguments of one call; they are returned as they arrive."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._has_begun = False
 
     def feed(self, text: str) -> list[Delta]:
-        """The call begins with the first text."""
+        """Return the start of the call with the first text, then its arguments."""
         start: list[Delta] = []
         if text and not self._has_begun:
             self._has_begun = True
@@ -93,23 +91,24 @@ class NamedCallParser(Parser):
         return [*start, ToolArgumentsDelta(0, text)] if text else []
 
     def finish(self) -> list[Delta]:
-        """Nothing is held back."""
+        """Return nothing, because no text is held back."""
         return []
 
 
 class CallListParser(Parser):
-    """The output is a list by `calls_schema`: names and arguments are given out as they come. What
-    is no part of a call whose arguments have begun is content when it is cut off.
+    """The output is a list as in `calls_schema`; names and arguments are returned as they arrive.
+
+    Text that is cut off before the arguments of a call is content.
     """
 
     def __init__(self) -> None:
         self._raw = ""
         self._num_calls = 0
         self._json: JsonEnd | None = None
-        """Follows the arguments of a call; None between two calls."""
+        """Finds the end of a call's arguments; None between two calls."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
         self._raw += text
         deltas: list[Delta] = []
         while self._raw:
@@ -128,7 +127,7 @@ class CallListParser(Parser):
         try:
             end = json_end.find(self._raw, 0)
         except NotJsonError:
-            end = 0  # nothing that a constraint allows: the rest is content
+            end = 0  # no constraint allows this text, so the rest is content
         text = self._raw if end is None else self._raw[:end]
         self._raw = self._raw[len(text) :]
         if end is not None:
@@ -136,6 +135,6 @@ class CallListParser(Parser):
         return [ToolArgumentsDelta(self._num_calls - 1, text)] if text else []
 
     def finish(self) -> list[Delta]:
-        """What was cut off before the arguments of a call."""
+        """Return the text that was cut off before the arguments of a call, as content."""
         rest = self._raw.strip("}], \t\r\n") if self._num_calls else self._raw
         return [ContentDelta(self._raw)] if rest else []

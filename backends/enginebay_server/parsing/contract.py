@@ -26,7 +26,7 @@ class ReasoningDelta:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A tool call begins. The calls of one completion are numbered from 0."""
+    """The start of a tool call. The calls of one completion are numbered from 0."""
 
     index: int
     id: str
@@ -35,7 +35,7 @@ class ToolCallStart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta:
-    """Further text of the arguments of a call that has begun: together they are a JSON object."""
+    """Further text of a call's arguments. All such texts of a call make a JSON object."""
 
     index: int
     text: str
@@ -48,27 +48,27 @@ class Parser(ABC):
     """Parses the text of one completion, which comes in pieces of any size.
 
     Invariants (held by `enginebay_testing.output_formats`): joined, the deltas do not depend on how
-    the text is cut into pieces; a text without marks of the format is content as it stands; a call
-    that is not complete, or is no JSON, is content with its marks; no text raises an error.
+    the text is cut into pieces; a text without marks of the format is content, unchanged; a call
+    that is incomplete or not JSON is content, with its marks; no text raises an error.
     """
 
     @abstractmethod
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
 
     @abstractmethod
     def finish(self) -> list[Delta]:
-        """What was held back, now that the text has ended. Nothing is fed afterwards."""
+        """Return the deltas of the text that was held back. Called once, at the end of the text."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelChat:
-    """What a model's files declare about the form of its conversations."""
+    """The declarations about conversations in a model's files."""
 
     chat_template: str = ""
     """Jinja text; "" without a chat template."""
     response_template: Mapping[str, Any] | None = None
-    """What tokenizer_config.json declares about the form of the output, for transformers."""
+    """The response_template of tokenizer_config.json, which transformers reads; or None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class ParseRequest:
 
     chat: ModelChat
     tools: Sequence[Mapping[str, Any]] = ()
-    """The functions that may be called, each with "name" and perhaps "parameters", a schema."""
+    """The functions that may be called, each with "name" and optionally a schema "parameters"."""
     prompt_end: Callable[[int], str] = lambda _: ""
-    """The text of the prompt's last tokens, as many as given, with special tokens."""
+    """A function that returns the text of the prompt's last n tokens, with special tokens."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -89,15 +89,15 @@ class ParseRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What a plugin registers as kind "tool_parser" or "reasoning_parser"."""
+    """A format of tool calls or of reasoning; plugins register it as kind "tool_parser" or
+    "reasoning_parser".
+    """
 
     make_parser: Callable[[ParseRequest], Parser]
-    """Makes the parser of one completion."""
+    """Makes a parser for one completion."""
     serves: Callable[[ModelChat], bool]
-    """Whether a model writes in this format, as far as its chat template shows; for `auto`."""
+    """Returns whether a model's chat template shows this format; `auto` calls it."""
     keeps_special_tokens: bool = False
-    """Whether marks of the format are special tokens, so that the text is decoded with them."""
+    """Whether marks of the format are special tokens. If so, the text is decoded with them."""
     has_reasoning: bool = False
-    """Of a format of tool calls: whether its parser finds reasoning too. No reasoning parser is
-    used beside it.
-    """
+    """Whether a parser of tool calls also finds reasoning. If so, no reasoning parser is used."""

@@ -1,4 +1,4 @@
-"""Tool calls that are written as JSON: behind a mark, between two marks, or as the whole answer."""
+"""Tool calls as JSON: after a mark, between two marks, or as the whole answer."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from enginebay_server.parsing.marks import TextBeforeMarks
 
 _FIRST_KEY = re.compile(r'[\s\[]*\{\s*"([^"\\]*)"')
 _HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*([\w-]+)\s*)?(?:\[ARGS\])?\s*")
-"""Mistral's name, id and mark before the arguments of a call."""
+"""Matches Mistral's name, id and mark before the arguments of a call."""
 _PART_OF_HEADER = re.compile(r"[\s\w.\[\]-]{0,200}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How a format writes calls. At least one of `mark` and `is_bare` is set."""
+    """The spelling of calls in a format. At least one of `mark` and `is_bare` is set."""
 
     mark: str | None = None
-    """Stands before the JSON of a call, or of a list of calls."""
+    """The mark before the JSON of a call, or of a list of calls."""
     close: str | None = None
-    """Stands after it."""
+    """The mark after the JSON."""
     is_bare: bool = False
-    """An answer that begins with a call of a tool that the request has is a call without marks."""
+    """Whether an answer may begin with a call without marks, of a tool of the request."""
     has_header: bool = False
-    """Name and id may stand before the JSON, which is the arguments then."""
+    """Whether name and id may precede the JSON, which then has the arguments only."""
     make_id: Callable[[], str] = new_id
 
 
 class JsonCallParser(Parser):
-    """Gives out a call when its JSON is complete. A mark without a call behind it is content."""
+    """Returns a call when its JSON is complete. A mark without a call after it is content."""
 
     def __init__(self, style: CallStyle, names: Collection[str]) -> None:
         self._style = style
@@ -58,18 +58,18 @@ class JsonCallParser(Parser):
         self._content = TextBeforeMarks(self._marks)
         self._json = JsonEnd()
         self._raw = ""
-        """Text that was not given out, but for what `_content` holds."""
+        """Text that was not returned yet, without the text in `_content`."""
         self._num_seen = 0
-        """Characters of `_raw` that `_json` has followed."""
+        """Number of characters of `_raw` that `_json` has read."""
         self._header: Call | None = None
         self._mark = ""
-        """The mark before the JSON, with white space, if it was not given out."""
+        """The mark before the JSON, with white space, if it was not returned."""
         self._is_marked = False
-        """Whether a mark stands before the calls that are being read."""
+        """Whether a mark precedes the calls that are being read."""
         self._step: Callable[[], list[Delta] | None] = self._begin if style.is_bare else self._text
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
         self._raw += text
         deltas: list[Delta] = []
         while (more := self._step()) is not None:
@@ -77,7 +77,7 @@ class JsonCallParser(Parser):
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back. A call that is not complete is content."""
+        """Return the deltas of the text that was held back; an incomplete call is content."""
         deltas: list[Delta] = []
         while self._step != self._text:
             if self._step == self._after and (self._style.close or "").startswith(self._rest):
@@ -87,10 +87,10 @@ class JsonCallParser(Parser):
         held = self._content.finish()
         return [*deltas, ContentDelta(held)] if held else deltas
 
-    # Steps: each returns deltas, or None when it needs more text. The next one is in `_step`.
+    # The steps return deltas, or None when they need more text. `_step` is the next one.
 
     def _begin(self) -> list[Delta] | None:
-        """Before the answer, or behind a mark: whether a call begins."""
+        """Find out whether a call begins, at the start of the answer or after a mark."""
         raw = self._raw.lstrip()
         mark = self._style.mark or ""
         if not raw or (not self._mark and raw != mark and mark.startswith(raw)):
@@ -103,7 +103,7 @@ class JsonCallParser(Parser):
         return self._give_up()
 
     def _read_header(self) -> list[Delta] | None:
-        """Name and id of a call, up to its arguments."""
+        """Read name and id of a call, up to its arguments."""
         head, brace, _ = self._raw.partition("{")
         if not brace:
             return None if _PART_OF_HEADER.fullmatch(head) else self._give_up()
@@ -120,7 +120,7 @@ class JsonCallParser(Parser):
         return []
 
     def _value(self) -> list[Delta] | None:
-        """Within the JSON of a call."""
+        """Read the JSON of a call."""
         first = None if self._is_marked else _FIRST_KEY.match(self._raw)
         if first is not None and first[1] not in CALL_KEYS:
             return self._give_up()
@@ -149,7 +149,7 @@ class JsonCallParser(Parser):
         return calls_of(value, None if self._is_marked else self._names)
 
     def _after(self) -> list[Delta] | None:
-        """Behind a call: the closing mark, a further call, or text."""
+        """After a call, read the closing mark, another call, or text."""
         rest = self._rest
         close, mark = self._style.close or "", self._style.mark or ""
         if not rest or self._is_partial(rest):
@@ -165,16 +165,16 @@ class JsonCallParser(Parser):
 
     @property
     def _rest(self) -> str:
-        """What follows a call, without the separators between two calls."""
+        """Return the text after a call, without separators between two calls."""
         return self._raw.lstrip(" \t\r\n;,")
 
     def _is_partial(self, rest: str) -> bool:
-        """Whether a text behind a call is the beginning of a mark, and not a whole one."""
+        """Return whether the text after a call is an incomplete mark."""
         marks = [mark for mark in (self._style.close, self._style.mark) if mark]
         return any(mark != rest and mark.startswith(rest) for mark in marks)
 
     def _text(self) -> list[Delta] | None:
-        """Within content."""
+        """Read content."""
         if not self._raw:
             return None
         text, mark = self._content.feed(self._raw)
@@ -185,7 +185,7 @@ class JsonCallParser(Parser):
         return [ContentDelta(text)] if text else []
 
     def _give_up(self) -> list[Delta]:
-        """No call: the mark is content, and what follows it is looked through for others."""
+        """Treat the mark as content, and search the text after it for other marks."""
         text, self._mark, self._header = self._mark, "", None
         self._is_marked = False
         self._content, self._step = TextBeforeMarks(self._marks), self._text

@@ -1,25 +1,25 @@
-"""JsonEnd: where a JSON object or list ends, in text that comes in pieces."""
+"""JsonEnd: finds the end of a JSON object or list in text that arrives in pieces."""
 
 from __future__ import annotations
 
 import re
 
 MAX_DEPTH = 128
-"""Nested objects and lists of one value at most; tool calls have a few."""
+"""Max depth of nested objects and lists; tool calls have a few levels."""
 
 _SPECIAL = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-trufalsn]')
-"""Outside of strings: where the structure changes, or a character that JSON does not have there."""
+"""Matches, outside of strings, brackets, quotes, and characters that JSON does not allow there."""
 _IN_STRING = re.compile(r'["\\]')
 _CLOSES = {"}": "{", "]": "["}
 
 
 class NotJsonError(ValueError):
-    """A text that is no JSON, whatever follows. The parser that catches it passes the text on."""
+    """The text is not JSON, whatever follows. The parser that catches it returns it as content."""
 
 
 class JsonEnd:
-    """Follows one value from its first bracket on. It checks brackets and strings; json.loads finds
-    other faults.
+    """Reads one value from its first bracket on. It checks brackets and strings only; json.loads
+    finds other faults.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,10 @@ class JsonEnd:
         self._is_in_string = self._is_escaped = False
 
     def find(self, text: str, start: int) -> int | None:
-        """The place after the value's last bracket, or None when it lies behind this text. Each
-        text is given once; `start` is where to begin in it. NotJsonError as soon as it is none.
+        """Return the index after the value's last bracket; None if it is not in this text.
+
+        Each text is passed once, and read from `start` on. Raises NotJsonError as soon as the value
+        cannot be JSON.
         """
         at = start
         while at < len(text):

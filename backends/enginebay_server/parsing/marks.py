@@ -1,5 +1,5 @@
-"""TextBeforeMarks: the text up to the next of some marks, such as <tool_call>, in text that comes
-in pieces.
+"""TextBeforeMarks: returns the text up to a mark, such as <tool_call>, in text that arrives in
+pieces.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark that was found: with the white space before it, and the text behind it."""
+    """A mark that was found, with the white space before it, and the text after it."""
 
     text: str
     rest: str
 
 
 class TextBeforeMarks:
-    """Gives text out as it comes, and holds back white space and what may be part of a mark: a mark
-    takes the white space around it away.
+    """Returns text as it arrives, and holds back white space and possible beginnings of marks.
+
+    White space around a mark is dropped.
     """
 
     def __init__(self, marks: Sequence[str], *, strips: bool = False) -> None:
-        """With `strips` white space at the beginning is left out."""
+        """With `strips`, white space at the beginning is dropped."""
         self._marks = tuple(marks)
         self._strips = strips
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, Mark | None]:
-        """The text that is certain, and the first mark. After a mark nothing more is fed."""
+        """Return (text that is certain, the first mark or None). Not called after a mark."""
         text = self._held + text
         if self._strips:
             text = text.lstrip()
@@ -44,11 +45,11 @@ class TextBeforeMarks:
         return text[:end], None
 
     def finish(self) -> str:
-        """What is held back."""
+        """Return the text that was held back."""
         return self._held
 
     def _start_of_partial(self, text: str) -> int:
-        """Where the longest end of `text` begins that a mark begins with; its length without."""
+        """Return the start of the longest end of `text` that begins a mark; else len(text)."""
         if not self._marks:
             return len(text)
         longest = max(map(len, self._marks))

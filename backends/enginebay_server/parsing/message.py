@@ -1,4 +1,4 @@
-"""MessageParser: the parsers of one completion, one behind the other."""
+"""MessageParser: the reasoning parser and the tool parser of one completion."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from enginebay_server.parsing.contract import (
 
 
 class MessageParser(Parser):
-    """Reasoning is parsed first; what is no reasoning is looked through for tool calls."""
+    """Finds reasoning first, and then tool calls in the remaining text."""
 
     def __init__(
         self, reasoning: Parser | None, tools: Parser | None, *, several: bool = True
     ) -> None:
-        """Without `several` only the first call is given out; the others are left out."""
+        """Without `several`, calls after the first one are dropped."""
         self._reasoning = reasoning
         self._tools = tools
         self._several = several
         self.num_calls = 0
-        """Calls that were given out."""
+        """Number of calls that were returned."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
         if not text:
             return []
         if self._reasoning is None:
@@ -35,7 +35,7 @@ class MessageParser(Parser):
         return self._answer(self._reasoning.feed(text))
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """Return the deltas of the text that was held back."""
         deltas = [] if self._reasoning is None else self._answer(self._reasoning.finish())
         return deltas if self._tools is None else deltas + self._counted(self._tools.finish())
 

@@ -1,4 +1,4 @@
-"""What this package offers: parsers of tool calls and of reasoning."""
+"""Registers the built-in formats of tool calls and of reasoning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOOL_PARSERS = (
 
 @hookimpl
 def register_tool_parsers(register: Register) -> None:
-    """The formats of tool calls. `auto` asks them in the order of their priorities."""
+    """Register the formats of tool calls. `auto` tries them by priority, the highest first."""
     for name, target, priority, summary in _TOOL_PARSERS:
         register(
             name,
@@ -28,7 +28,7 @@ def register_tool_parsers(register: Register) -> None:
 
 @hookimpl
 def register_reasoning_parsers(register: Register) -> None:
-    """Think tags."""
+    """Register think tags."""
     register(
         "think",
         "enginebay_server.parsing.thinking:think",

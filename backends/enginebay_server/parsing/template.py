@@ -1,4 +1,4 @@
-"""Output that a model's own declaration describes: its response_template, read by transformers."""
+"""Output that the model's own response_template describes; transformers parses it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from enginebay_server.parsing.contract import (
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 TOOL_FIELD = "tool_calls"
 WHOLE_PROMPT = 1 << 30
-"""More tokens than any prompt has."""
+"""A number of tokens that is larger than any prompt."""
 
 
 class TemplateParser(Parser):
-    """Reads the events of transformers' ResponseParser. White space around regions is left out.
+    """Converts the events of transformers' ResponseParser. White space around regions is dropped.
 
-    A tool call that is no JSON is content, without its marks. Should the library fail at a text,
-    then this text and all after it is content.
+    A tool call that is not JSON is content, without its marks. If the library fails at a text, that
+    text and all later text is content.
     """
 
     def __init__(self, request: ParseRequest) -> None:
@@ -36,32 +36,32 @@ class TemplateParser(Parser):
         from transformers.utils.chat_parsing import ResponseParser
 
         for field in loaded.fields.values():
-            field.optional = True  # a text that is cut off may lack any of them
+            field.optional = True  # text that is cut off may lack any region
         prompt = request.prompt_end(WHOLE_PROMPT)
         prefix = prompt if loaded.start_anchor_re.search(prompt) else ""
         self._parser: Any = ResponseParser(
             loaded, prefix=prefix, tools=[{"function": dict(tool)} for tool in request.tools]
         )
         self._held = self._body = ""
-        """White space that ends a region or goes on in it; text of a region that is structured."""
+        """White space that may end a region; or the text of a structured region."""
         self._has_text = False
         """Whether a region has text besides white space."""
         self._num_calls = 0
         self._has_failed = False
         for event in self._parser.initial_events:
-            self._take(event)  # what the prompt has begun was said already
+            self._take(event)  # the events of the prompt's text are not part of the answer
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
         if not self._has_failed:
             try:
                 return self._deltas(self._parser.feed(text))
-            except Exception:  # noqa: BLE001  # whatever a declaration makes the library raise
+            except Exception:  # noqa: BLE001  # a declaration can make the library raise any error
                 self._has_failed = True
         return [ContentDelta(text)] if text else []
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """Return the deltas of the text that was held back."""
         if self._has_failed:
             return []
         try:
@@ -106,8 +106,10 @@ class TemplateParser(Parser):
 
 
 def _load(template: dict[str, Any]) -> Any:
-    """The declaration as transformers has it, which takes seconds to import: models without one
-    never do. Without torch it logs advice that does not apply here.
+    """Load the declaration by transformers.
+
+    Importing transformers takes seconds, so this runs only for models with a declaration. Without
+    torch it logs advice that does not apply here.
     """
     logging.getLogger("transformers").addFilter(_is_no_advice)
     from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -120,7 +122,7 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
-    """The same template, but that JSON which is none is kept as text."""
+    """Return the template, changed to keep malformed JSON as text."""
     made = copy.deepcopy(dict(template))
     for field in (made.get("fields") or {}).values():
         if field.get("content") == "json":
@@ -129,7 +131,7 @@ def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _serves(chat: ModelChat) -> bool:
-    """Whether the model has a declaration that transformers accepts."""
+    """Return whether the model has a declaration that transformers accepts."""
     if chat.response_template is None:
         return False
     try:

@@ -22,15 +22,15 @@ class ThinkParser(Parser):
     """
 
     def __init__(self, *, is_open: bool) -> None:
-        """`is_open`: whether the prompt ends with <think>."""
+        """`is_open` says whether the prompt ends with <think>."""
         self._is_open = is_open
         self._start: str | None = ""
-        """Text that may be the opening mark, with white space before it; None: it was decided."""
+        """Text that may be the opening mark; None once that is decided."""
         self._reasoning: TextBeforeMarks | None = None
         self._follows_mark = False
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
         if self._start is not None:
             self._start += text
             begun = self._start.lstrip()
@@ -51,7 +51,7 @@ class ThinkParser(Parser):
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """Return the deltas of the text that was held back."""
         if self._reasoning is not None:
             held = self._reasoning.finish()
             return [ReasoningDelta(held)] if held else []

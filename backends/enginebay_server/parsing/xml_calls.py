@@ -1,4 +1,4 @@
-"""Tool calls of Qwen3-Coder and Qwen 3.5: a tag for the function, and one for each argument."""
+"""Tool calls of Qwen3-Coder and Qwen 3.5: a tag for the function, and a tag per argument."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 class XmlCallParser(Parser):
-    """Gives out a call when its function's tag is closed. A mark without a call is content."""
+    """Returns a call when its function's tag is closed. A mark without a call is content."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._properties = {str(tool["name"]): _properties(tool) for tool in tools}
@@ -43,15 +43,15 @@ class XmlCallParser(Parser):
         """The mark before the call, with white space."""
         self._raw = ""
         self._at = 0
-        """Where the next step begins in `_raw`: what is before it belongs to the call."""
+        """Index in `_raw` at which the next step begins; the text before it belongs to the call."""
         self._name = self._key = ""
         self._searched = 0
-        """Up to where `_raw` has no end of the argument."""
+        """Index in `_raw` up to which there is no end of the argument."""
         self._arguments: dict[str, Any] = {}
         self._step: Callable[[], list[Delta] | None] = self._text
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain with this piece."""
+        """Return the deltas that this piece makes certain."""
         self._raw += text
         deltas: list[Delta] = []
         while (more := self._step()) is not None:
@@ -59,7 +59,7 @@ class XmlCallParser(Parser):
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back. A call that is not complete is content."""
+        """Return the deltas of the text that was held back; an incomplete call is content."""
         deltas: list[Delta] = []
         while self._step != self._text:
             if self._step == self._after and CLOSE.startswith(self._raw.strip()):
@@ -69,10 +69,10 @@ class XmlCallParser(Parser):
         held = self._content.finish()
         return [*deltas, ContentDelta(held)] if held else deltas
 
-    # Steps: each returns deltas, or None when it needs more text. The next one is in `_step`.
+    # The steps return deltas, or None when they need more text. `_step` is the next one.
 
     def _text(self) -> list[Delta] | None:
-        """Within content."""
+        """Read content."""
         if not self._raw:
             return None
         text, mark = self._content.feed(self._raw)
@@ -85,7 +85,7 @@ class XmlCallParser(Parser):
         return [ContentDelta(text)] if text else []
 
     def _function(self) -> list[Delta] | None:
-        """Up to the name of the function."""
+        """Read up to the name of the function."""
         found = self._named(FUNCTION)
         if found is None:
             return None
@@ -95,7 +95,7 @@ class XmlCallParser(Parser):
         return []
 
     def _argument(self) -> list[Delta] | None:
-        """Up to the name of an argument, or the end of the call."""
+        """Read up to the name of an argument, or the end of the call."""
         rest = self._raw[self._at :].lstrip()
         if rest.startswith(END_OF_FUNCTION):
             return self._complete(rest[len(END_OF_FUNCTION) :])
@@ -110,8 +110,9 @@ class XmlCallParser(Parser):
         return []
 
     def _value(self) -> list[Delta] | None:
-        """The text of an argument: it ends with its tag, before another argument or the end of the
-        call.
+        """Read the text of an argument.
+
+        It ends with its closing tag, if another argument or the end of the call follows.
         """
         while (end := self._raw.find(END_OF_ARGUMENT, self._searched)) >= 0:
             rest = self._raw[end + len(END_OF_ARGUMENT) :].lstrip()
@@ -137,7 +138,7 @@ class XmlCallParser(Parser):
         return deltas
 
     def _after(self) -> list[Delta] | None:
-        """Behind a call: the closing mark, or text."""
+        """After a call, read the closing mark, or text."""
         rest = self._raw.lstrip()
         if rest != CLOSE and CLOSE.startswith(rest):
             return None
@@ -146,7 +147,7 @@ class XmlCallParser(Parser):
         return []
 
     def _named(self, tag: str) -> str | None:
-        """The name in a tag, "" for another text, or None when it is not complete."""
+        """Return the name in a tag; "" for other text; None if the tag is incomplete."""
         rest = self._raw[self._at :].lstrip()
         if tag.startswith(rest):
             return None
@@ -158,7 +159,7 @@ class XmlCallParser(Parser):
         return match[1].strip()
 
     def _give_up(self) -> list[Delta]:
-        """No call: the mark is content, and what follows it is looked through for others."""
+        """Treat the mark as content, and search the text after it for other marks."""
         text, self._mark, self._at = self._mark, "", 0
         if not text and self._raw.startswith(FUNCTION):
             text, self._raw = FUNCTION, self._raw[len(FUNCTION) :]
@@ -173,7 +174,7 @@ def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """The value of an argument: of the type that its schema asks for, else text."""
+    """Return the value of an argument, in the type of its schema if possible, else as text."""
     asked = schema.get("type") if isinstance(schema, dict) else None
     types = asked if isinstance(asked, list) else [asked]
     if "string" in types:
