@@ -58,7 +58,7 @@ class ResponsesBody(Body):
             raise ApiError(
                 400,
                 "input without a message. Allowed: a text, or a list with one message or more. "
-                "Pass one.",
+                "Pass an input with a message.",
                 param="input",
             )
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []

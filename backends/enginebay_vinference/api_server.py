@@ -35,7 +35,7 @@ HOST, PORT = "0.0.0.0", 11556  # the documented default
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
-class CountBody(Body):
+class ConversationBody(Body):
     """A text or a conversation whose tokens are counted."""
 
     model: str | None = None
@@ -137,7 +137,7 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
         router = APIRouter()
 
         @router.post("/v1/count_tokens")
-        async def count_conversation(body: CountBody) -> Response:
+        async def count_conversation(body: ConversationBody) -> Response:
             headers = check_unknown(body, state.settings)
             model = state.models.find(body.model)
             count = await in_thread(

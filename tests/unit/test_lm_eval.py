@@ -181,5 +181,5 @@ def test_wrong_arguments_of_a_task_are_one_line_by_its_names(
 def test_without_lm_eval_the_module_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    with pytest.raises(UnsupportedError, match=r"Install enginebay\[eval\]"):
+    with pytest.raises(UnsupportedError, match=r"pip install \"enginebay\[eval\]\""):
         importlib.import_module(MODULE)

@@ -162,7 +162,7 @@ def test_each_wait_of_an_engine_says_what_for(
     )
     runner.Runner._compiled(owner, "a step")  # type: ignore[arg-type]
     owner = SimpleNamespace(
-        engine=SimpleNamespace(parts=SimpleNamespace(title=title)),
+        engine=SimpleNamespace(parts=SimpleNamespace(title=title), compilations=Compilations()),
         recipe=lambda *_: None,
         jitted=lambda *_, **__: SimpleNamespace(lower=lambda *_: None),
         describe=lambda *_: (),
