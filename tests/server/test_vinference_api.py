@@ -164,7 +164,7 @@ def test_tokens_of_a_text_or_conversation_are_counted(
     assert plain.ok(path, conversation=HELLO)["count"] == count
     asker.refused(path, 400, model="story")
     described = asker.get("/openapi.json").json()["paths"][path]["post"]["requestBody"]
-    assert "CountBody" in str(described)
+    assert "ConversationBody" in str(described)
     for where, body in ((path, {"conversation": PROMPT}), (CHAT, {"messages": HELLO})):
         assert "story" in asker.refused(where, 404, model="tale", **body)["message"]
 
