@@ -55,8 +55,9 @@ class PagedOptions(BaseModel):
     state_snapshot_tokens: int = Field(
         default=512,
         ge=8,
-        description="for models with a recurrent state: keep a snapshot of the state after each of "
-        "this number of prompt tokens, rounded up to pages, for requests with the same prefix",
+        description="for models with a recurrent state: number of prompt tokens between two "
+        "snapshots of the state, rounded up to whole pages; requests with the same prefix go on "
+        "from a snapshot",
     )
     num_state_snapshots: int | None = Field(
         default=None,

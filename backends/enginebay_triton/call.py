@@ -59,9 +59,9 @@ class Launcher(Protocol):
 
 
 def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
-    """Run `kernel` (a function under `triton.jit`) on the GPU; a Launcher.
+    """Run `kernel` (a function under `triton.jit`) on the GPU. This function is a Launcher.
 
-    Raises UnsupportedError where the installed packages cannot.
+    Raises UnsupportedError where the installed packages cannot run it.
     """
     library = import_jax_triton()
     options: dict[str, Any] = {

@@ -37,10 +37,10 @@ class KernelFaultError(InternalError):
 
 
 def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
-    """Interpret `kernel`, inside jit too; a Launcher.
+    """Interpret `kernel`. This function is a Launcher, and also works inside jit.
 
-    A fault of the kernel raises KernelFaultError. Inside jit the callback raises it, and JAX raises
-    an error of its own that has the text.
+    A fault of the kernel raises KernelFaultError. Inside jit, JAX catches this error and raises an
+    error of its own with the same text.
     """
     require()
     dtypes = [array.dtype for array in arrays] + [shape.dtype for shape in how.out]

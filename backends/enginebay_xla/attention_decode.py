@@ -21,9 +21,9 @@ from enginebay_xla.softmax import (
 def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
     """Return whether a decode step should read all keys of all rows at once.
 
-    On a CPU it should where the cache can be multiplied without a copy. To gather pages, or to cut
-    rows, copies more than the processor's cache holds; then chunks of one row are faster.
-    Accelerators gather.
+    On accelerators it always should. On a CPU it should only if the cache can be multiplied as it
+    is: otherwise the step would first gather pages or shorten rows, and that copy does not fit the
+    processor's cache. It is then faster to read one row after the other, in chunks.
     """
     as_it_lies = (
         bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size

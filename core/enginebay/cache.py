@@ -201,8 +201,8 @@ class Ledger(ABC):
     """Names of the groups with a recurrent state. A row has one page in each, its *place*."""
 
     max_ahead: int | None = None
-    """Max number of tokens after the committed ones that a step may write; in groups with a window
-    a row's pages cover this many. None: the whole promise.
+    """Max number of tokens after the committed ones that a step may write. In groups with a window,
+    a row has pages for this number of tokens ahead. None: for all tokens of its lease.
     """
 
     grows: bool = False
@@ -293,8 +293,8 @@ class Ledger(ABC):
         """Return a lease for row `row` with space for `num_tokens` tokens that shares the first
         `num_cached` tokens of `lease`, all committed there; None when there is not enough space.
 
-        The new lease may have fewer tokens cached, where `lease` no longer keeps the positions that
-        a row needs to continue. Called only when `forks` is True.
+        The new lease has fewer tokens cached if `lease` no longer keeps the positions that a row
+        needs to continue after `num_cached` tokens. Called only when `forks` is True.
         """
         raise InternalError(f"row {row} is forked from {lease.row} in a ledger that does not fork")
 

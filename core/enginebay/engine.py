@@ -225,10 +225,10 @@ class RowState:
     """A row taken out of an engine: everything that its next tokens depend on, independent of the
     cache layout, so that any engine of the same model can continue the row.
 
-    `groups`: the cache contents by cache group, for positions 0 to num_cached - 1; `last_token` is
-    not among them yet. Putting them into an engine of the same cache layout and taking them out
-    again gives the same values. `sampling`: the row's columns of the row table by name, and its
-    values of logits processors by "processor/field". `constants`: ModelInfo.constants of the model
+    `groups`: the cache contents by cache group, for positions 0 to num_cached - 1. The cache does
+    not contain `last_token` yet. After `put` into an engine of the same cache layout, `take`
+    returns the same values. `sampling`: the row's columns of the row table by name, and its values
+    of logits processors by "processor/field". `constants`: ModelInfo.constants of the model
     that computed `groups`; an engine with other constants refuses the row, for example when its
     rotary frequencies are for another max_model_len.
     """
@@ -245,7 +245,7 @@ class RowState:
 class Compilations:
     """The number of programs that an engine has compiled, and the seconds of their compilations.
     While `forbidden` is True, another compilation raises CompilationError. Programs that were
-    compiled at the same time count their seconds each.
+    compiled at the same time each add their own seconds.
     """
 
     count: int = 0
@@ -316,11 +316,11 @@ class Engine(ABC):
         """
 
     def begin_warmup(self, progress: Callable[[int, int, str], None] | None = None) -> Background:
-        """Compile few programs that can run every step, though more slowly, and return the
+        """Compile a few large programs that can run every step, though more slowly, and return the
         compilation of all others as a Background, which the caller starts.
 
         A step uses the smallest compiled program that can run it. `warmup` compiles the programs
-        that are still missing. An engine that has no such few programs compiles all of them here.
+        that are still missing. An engine without such large programs compiles all programs here.
         """
         self.warmup(progress)
         return Background()

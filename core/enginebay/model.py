@@ -168,11 +168,11 @@ class ModelFamily(ABC):
         """Make the model of a checkpoint. CheckpointError, which names the field, for a
         configuration that the family does not support.
 
-        config: the values of config.json. dtype: of the computation. num_shards: number of devices
-        that share the KV heads; with fewer KV heads than devices each head is repeated, so that
-        every device has a whole head. max_model_len: the length of rows that rotary frequencies are
-        chosen for, where they depend on it; None: ModelInfo.auto_max_model_len. The caller refuses
-        a length above ModelInfo.max_model_len.
+        config: the values of config.json. dtype: the dtype of the computation. num_shards: number
+        of devices that share the KV heads; with fewer KV heads than devices each head is repeated,
+        so that every device has a whole head. max_model_len: the max length of a row, for models
+        whose rotary frequencies depend on it; None means ModelInfo.auto_max_model_len. The caller
+        refuses a length above ModelInfo.max_model_len.
         """
 
 

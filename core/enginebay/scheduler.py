@@ -29,8 +29,8 @@ class WaitingView:
     tenant: str = ""
     """Tenant that the request is charged to; "" is an ordinary tenant."""
     num_shared_tokens: int = 0
-    """How many of the first tokens to prefill another completion of the same prompt holds. They use
-    no free_tokens, except for the rest of a page that is not full.
+    """How many of the first tokens to prefill are in the cache of another completion of the same
+    prompt. They use no free_tokens, except for the rest of a page that is not full.
     """
 
     @property
@@ -130,8 +130,10 @@ class Scheduler(ABC):
 
     - The same view and state give the same decision.
     - The prefilled tokens, plus one token per decoding request, are at most max_num_batched_tokens.
-    - Admitted requests are at most as many as there are free and preempted rows. Their prompts,
-      plus one token each, plus the growth of the decoding rows, fit the free and preempted tokens.
+    - The decision admits at most as many requests as there are free rows and rows that it preempts.
+    - The tokens of cache that the decision needs are at most free_tokens plus the tokens of the
+      rows that it preempts. It needs the prompts of the admitted requests, one more token for each
+      of them, and the growth of the decoding rows.
     - Every request id in the decision is in the view, and occurs once.
     - A request decodes only when its num_left is 0. A prefill has at least 1 and at most num_left
       tokens.

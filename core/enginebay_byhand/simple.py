@@ -44,8 +44,8 @@ class SimpleAttention:
 
     @property
     def caps(self) -> Caps:
-        """Every feature that the spec describes; only a check can find out whether the function
-        supports it.
+        """The same for every function: all platforms, the layouts in `layouts` and all FEATURES.
+        Only a check can find out which of these features the function supports.
         """
         return Caps(frozenset({"cpu", "cuda", "tpu"}), self.layouts, features=FEATURES)
 

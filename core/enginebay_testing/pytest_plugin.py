@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PART",
-        help="run the suites of PART: KIND:NAME, kernel:OP:NAME, or KIND, kernel:OP or all "
-        "for several parts; may be repeated",
+        help="run the suites of this part: KIND:NAME or kernel:OP:NAME. KIND or kernel:OP runs "
+        "those of all parts of this kind, and all runs those of every part; may be repeated",
     )
     group.addoption(
         LEVEL,

@@ -42,7 +42,8 @@ class BadWordsOptions(BaseModel):
         tuple[Annotated[TokenIds, Field(min_length=1)], ...], Field(strict=False)
     ] = Field(
         default=(),
-        description=f"of token ids, at most {MAX_SEQUENCES}, of at most {MAX_LENGTH} tokens each",
+        description=f"banned lists of token ids: at most {MAX_SEQUENCES} lists, each of at most "
+        f"{MAX_LENGTH} tokens",
     )
 
 

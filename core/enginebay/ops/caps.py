@@ -35,10 +35,10 @@ class Caps:
     layouts: the cache layouts, in order of preference. features: any of window, softcap, sinks,
     alibi, lse, kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
     Without the feature fused_write, the op kv_write runs first and the implementation receives
-    k = v = None. compact_decode: decode steps should get a copy of the rows' cache with
-    `Bucket.rows_are_pages`, which is made once per compiled call. ragged_decode: the cost of a
-    decode step depends on the lengths of its rows, not on the longest length of the bucket; engines
-    then use one bucket of context lengths, and more buckets of row counts.
+    k = v = None. compact_decode: a decode call should first copy the cache of its rows into one
+    page per row (`Bucket.rows_are_pages`), and run all its steps on this copy. ragged_decode: the
+    cost of a decode step depends on the lengths of its rows, not on the longest length of the
+    bucket; engines then use one bucket of context lengths, and more buckets of row counts.
     """
 
     platforms: frozenset[str]

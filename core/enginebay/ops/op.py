@@ -34,11 +34,12 @@ class Op(Generic[SignatureT]):
     dtype -> max difference from the reference, relative to the largest number of the same row
     (first axis); results of other dtypes must be equal.
 
-    made_of: for a fused op, the names of the ops that it replaces, none of which is fused. It is
-    used where an implementation has at least the priority of theirs. composed: a function that
-    takes the implementations of `made_of`, in order, and returns an implementation to use
-    elsewhere. Ops that are not fused have an implementation in every plan. reads_weights: whether
-    an argument may be a QuantizedArray.
+    made_of: for a fused op, the names of the ops that it replaces, none of which is fused. With
+    "auto", a kernel of the fused op is used only if no kernel that it replaces has a higher
+    priority. composed: for plans without a kernel of the fused op, a function that takes the
+    implementations of `made_of`, in order, and returns an implementation of the fused op. Ops that
+    are not fused have an implementation in every plan. reads_weights: whether an argument may be a
+    QuantizedArray.
 
     calls: for attention, the names of the ops to call around an implementation: the op that rotates
     queries and keys, the op that writes the cache, and the op that does both.
@@ -157,9 +158,9 @@ class QuickCase:
     """One problem of an op, for the quick check.
 
     run: a function (implementation, *inputs) -> arrays by name; it is traced. Where the reference
-    has a NaN, the implementation must have one, too; a case marks places that must not be written
-    with NaN. exact: names of the results that must be equal. serves: a function (implementation) ->
-    whether the implementation claims to support the case. place: a function (result, row) that
+    has a NaN, the implementation must have one, too: a case puts NaN into the places that must not
+    be written. exact: names of the results that must be equal. serves: a function (implementation)
+    -> whether the implementation claims to support the case. place: a function (result, row) that
     names a row of a result in messages; None: "CASE: RESULT[ROW]".
     """
 
