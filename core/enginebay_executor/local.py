@@ -19,7 +19,6 @@ from enginebay.executor.commands import (
     PageOut,
     Put,
     SetParts,
-    SetTables,
     SetWeights,
     Step,
     Take,
@@ -50,7 +49,6 @@ class LocalExecutor(Executor):
         self._run: Mapping[type[Any], Callable[[Any], Any]] = {
             Step: runner.launch,
             WriteRows: runner.writer.write,
-            SetTables: maker.set_tables,
             CopyPages: mover.copy,
             PageOut: mover.page_out,
             PageIn: mover.page_in,

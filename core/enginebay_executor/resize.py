@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
-from enginebay.executor.commands import Drop, Grow, Make, SetTables
+from enginebay.executor.commands import Drop, Grow, Make
 from enginebay.processor import Sizes
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.processing import empty_rows
@@ -81,11 +81,6 @@ class CacheMaker:
     def drop(self, _: Drop) -> None:
         """Free the cache and the rows; the weights stay."""
         self._runner.state = None
-
-    def set_tables(self, command: SetTables) -> None:
-        """Change entries of page tables."""
-        runner = self._runner
-        runner.state = runner.tables.write(runner.state, command.tables)
 
 
 def _resized(

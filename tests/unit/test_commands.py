@@ -16,7 +16,7 @@ from enginebay.engine import GroupState, RowPlan, RowState
 from enginebay.errors import InputError
 from enginebay.executor import commands
 from enginebay.executor.assemble import SentTables, decode_command
-from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, SetTables, Step
+from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, Step
 from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
@@ -41,7 +41,6 @@ EXAMPLES: tuple[commands.ExecutorCommand[Any], ...] = (
         (commands.RowUpdate(0, ()),),
         (commands.RowUpdate(2, (FIELDS,)),),
     ),
-    SetTables({"full": INTS}),
     CopyPages({"full": INTS[:, :2]}),
     PageOut({"full": INTS[0]}),
     PageIn({"full": INTS[0]}, {"full/0/k": np.zeros((3, 2), jnp.int4)}),

@@ -20,8 +20,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, SetTables, Step
-from enginebay.ops.spec import Bucket
+from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, Step
 from enginebay.stepping.engine import StepEngine
 from enginebay_executor.codec import decode
 from enginebay_executor.local import runner_of
@@ -86,10 +85,15 @@ def test_more_changes_than_a_step_takes_are_written_before_it(llm: LLM) -> None:
     engine = engine_of(llm)
 
     def write() -> None:
-        num = max_changes(Bucket(4, 4, 32, 1, 256, "decode")) + 8
+        runner = runner_of(engine)
+        key = next(key for key in runner.programs if key.kind == "decode" and not key.full_vocab)
+        num = max_changes(key.bucket) + 8
         entries = np.stack([np.arange(num) % 4, np.arange(num) // 4, np.arange(num) + 1], axis=1)
-        engine.executor.run(SetTables({"full": entries.astype(np.int32)}))
-        table = np.asarray(runner_of(engine).state.tables["full"])
+        free = np.full(key.bucket.seqs, engine.rows.max_num_reqs, np.int32)
+        inputs = free, np.asarray(1, np.int32)
+        step = Step(key, inputs, np.zeros(0, np.int32), {"full": entries.astype(np.int32)})
+        engine.executor.run(step)
+        table = np.asarray(runner.state.tables["full"])
         assert (table[entries[:, 0], entries[:, 1]] == entries[:, 2]).all()
         assert np.count_nonzero(table) == num
         engine.drop_arrays()

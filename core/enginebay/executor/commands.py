@@ -83,13 +83,6 @@ class WriteRows(ExecutorCommand[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetTables(ExecutorCommand[None]):
-    """Change entries of page tables, as a Step does, without running a step."""
-
-    tables: Mapping[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class CopyPages(ExecutorCommand[None]):
     """Copy pages within the cache, in order: int32 [n, 2] (from, to) by cache group."""
 
@@ -174,7 +167,6 @@ class SetWeights(ExecutorCommand[None]):
 COMMANDS: tuple[type[ExecutorCommand[object]], ...] = (
     Step,
     WriteRows,
-    SetTables,
     CopyPages,
     PageOut,
     PageIn,
