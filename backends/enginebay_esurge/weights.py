@@ -30,11 +30,12 @@ def load_changes(
     graphstate: Any,
     graphother: Any,
 ) -> Callable[[Weights], Weights]:
-    """Return a function from the present weights to the new ones: a model's weights, updated with
-    single weights, all checked against the present ones.
+    """Return a function that takes the present weights and returns the new ones.
 
-    InputError (a ValueError) without any weights. UnsupportedError for a graphdef, because the
-    compiled model stays.
+    The new weights are those of `model`, or the present ones if it is None, with the single weights
+    of `graphstate` and `graphother` put in their places. Each new weight must have the shape and
+    dtype of the present one. InputError (a ValueError) if all three are None. UnsupportedError for
+    a `graphdef`: it would be another model, and the compiled programs are only for the present one.
     """
     if graphdef is not None:
         raise UnsupportedError(

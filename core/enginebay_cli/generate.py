@@ -141,21 +141,21 @@ def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json-schema",
         metavar="FILE|TEXT",
-        help="JSON of this schema, a file or a text that begins with {",
+        help="the output is JSON of this schema, which is a file or a text that begins with {",
     )
-    group.add_argument("--json-object", action="store_true", help="any one JSON object")
+    group.add_argument("--json-object", action="store_true", help="the output is a JSON object")
     group.add_argument(
-        "--regex", metavar="EXPRESSION", help="text that this regular expression matches in full"
+        "--regex", metavar="EXPRESSION", help="this regular expression matches the whole output"
     )
     group.add_argument(
         "--choice",
         action="append",
         default=[],
         metavar="TEXT",
-        help="one of the texts given; repeat the flag for each text",
+        help="the output is one of the given texts; repeat the flag for each text",
     )
     group.add_argument(
-        "--grammar", metavar="FILE", help="text that this grammar in Lark's notation accepts"
+        "--grammar", metavar="FILE", help="the output follows this grammar in Lark's notation"
     )
 
 

@@ -41,8 +41,11 @@ TENSOR = "tensor"
 @dataclasses.dataclass(frozen=True)
 class DecodeShape:
     """Sizes of a decode step: rows, max tokens per row, tokens per page, pages of the cache, and
-    tokens per call. With `prefill_tokens`, it is a mixed step of that many tokens, in which rows
-    decode beside chunks of prompts (the forward program of a prefill).
+    tokens per call.
+
+    If `prefill_tokens` is not 0, the step is a mixed step of `prefill_tokens` tokens: some rows
+    decode, and others compute chunks of prompts. It then has the program of a prefill, up to the
+    logits.
     """
 
     rows: int = 32

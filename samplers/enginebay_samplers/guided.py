@@ -34,10 +34,9 @@ class GuidedOptions(BaseModel):
 
 
 class Guided(LogitsProcessor):
-    """Allows a row only the tokens whose bit is set in `bits` uint32 [ceil(vocab / 32)]: token i
-    has bit i % 32 of word i
+    """Allows a row only the tokens whose bit is set in its mask.
 
-    32.
+    The mask is `bits` uint32 [ceil(vocab / 32)]; token i has bit i % 32 of word i // 32.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:

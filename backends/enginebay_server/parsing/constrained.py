@@ -108,7 +108,7 @@ class CallListParser(Parser):
         """Finds the end of a call's arguments; None between two calls."""
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
         self._raw += text
         deltas: list[Delta] = []
         while self._raw:

@@ -54,7 +54,7 @@ class Parser(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
 
     @abstractmethod
     def finish(self) -> list[Delta]:

@@ -69,7 +69,7 @@ class JsonCallParser(Parser):
         self._step: Callable[[], list[Delta] | None] = self._begin if style.is_bare else self._text
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
         self._raw += text
         deltas: list[Delta] = []
         while (more := self._step()) is not None:

@@ -29,7 +29,9 @@ class TextBeforeMarks:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, Mark | None]:
-        """Return (text that is certain, the first mark or None). Not called after a mark."""
+        """Add a piece of text, and return (the text that no later text can change, the first mark
+        or None). Not called after a mark.
+        """
         text = self._held + text
         if self._strips:
             text = text.lstrip()

@@ -27,7 +27,7 @@ class MessageParser(Parser):
         """Number of calls that were returned."""
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
         if not text:
             return []
         if self._reasoning is None:

@@ -52,7 +52,7 @@ class TemplateParser(Parser):
             self._take(event)  # the events of the prompt's text are not part of the answer
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
         if not self._has_failed:
             try:
                 return self._deltas(self._parser.feed(text))

@@ -30,7 +30,7 @@ class ThinkParser(Parser):
         self._follows_mark = False
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
         if self._start is not None:
             self._start += text
             begun = self._start.lstrip()

@@ -51,7 +51,7 @@ class XmlCallParser(Parser):
         self._step: Callable[[], list[Delta] | None] = self._text
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that this piece makes certain."""
+        """Add a piece of text, and return the deltas that no later text can change."""
         self._raw += text
         deltas: list[Delta] = []
         while (more := self._step()) is not None:

@@ -122,9 +122,9 @@ class AttnBatch:
     packed tokens; padding repeats the last value. kv_lens [S]: context lengths including the tokens
     of this step, 0 on padding. page_table [S, P]: page ids, 0 on unused entries (never -1, because
     kernels prefetch these pages). slots [T]: page * page_size + offset of each new token, -1 on
-    padding. seq_ids [T]: row of each token, S on padding. distribution [3]: number of decode rows,
-    of decode and prefill rows, and of all rows; rows are sorted in the order decode, prefill,
-    mixed.
+    padding. seq_ids [T]: row of each token, S on padding. distribution [3]: three running sums, as
+    rows are sorted in the order decode, prefill, mixed: the number of decode rows, the number of
+    decode and prefill rows together, and the number of all rows.
     """
 
     positions: jax.Array
