@@ -60,8 +60,8 @@ class PagedAttentionCacheMetaData:
             )
 
     def check_temperature(self, temperature: float) -> None:
-        """Raise RequestError (a ValueError) for a temperature that a greedy sampler would
-        ignore.
+        """Raise RequestError (a ValueError) for a temperature above 0 when the sampler is greedy
+        and would ignore it.
         """
         if self.greedy_only and temperature > 0:
             raise RequestError(

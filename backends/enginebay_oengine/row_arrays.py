@@ -25,11 +25,11 @@ def pack_prompts(
     padded_prompt_len: int,
     pad_id: int,
 ) -> jax.Array:
-    """Return the prompts [padded_num_reqs, padded_prompt_len] of `token_ids` [rows, tokens]; pad_id
-    after the length of each prompt.
+    """Return `token_ids` [rows, tokens] as an array [padded_num_reqs, padded_prompt_len], in which
+    every place after the end of a prompt has pad_id.
 
-    Rows and tokens beyond those of `token_ids` are padding as well. Only the requested rows and
-    tokens are copied to the device.
+    Additional rows and columns have pad_id too. Only the rows and columns that the result has are
+    copied to the device.
     """
     token_ids = _snapshot(token_ids[:padded_num_reqs, :padded_prompt_len])
     lengths = _snapshot(num_prompt_tokens[:padded_num_reqs])

@@ -65,7 +65,7 @@ class ShadowChoice(Frozen):
     """
 
     name: str = Field(min_length=1, description="the candidate: a name or an import path")
-    share: float = Field(default=0.05, gt=0, le=1, description="share of the steps it runs on")
+    share: float = Field(default=0.05, gt=0, le=1, description="share of the steps that it runs on")
 
     @model_validator(mode="before")
     @classmethod

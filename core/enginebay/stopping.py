@@ -50,7 +50,9 @@ class SequenceChecker:
         self.stopped = False
 
     def push(self, token_id: int) -> list[int]:
-        """Add a token, and return the held and new tokens that cannot be part of a sequence."""
+        """Add a token. Of the tokens held back so far and the new one, return those that cannot be
+        part of a stop sequence any more.
+        """
         # A sequence that ends here begins in the held tokens, because its beginning was held back
         # from its first token on.
         self._held.append(token_id)

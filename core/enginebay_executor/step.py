@@ -62,10 +62,12 @@ class Sampled:
     """The results of a step, beside its state, for S rows and N tokens each.
 
     tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W], undefined for tokens of -1,
-    and when all sampled rows have a num_logprobs of -1. logits f32, if the program returns them: of
-    a prefill [T, vocab], after each of its tokens; of a decode [S, N, vocab], from which each token
-    was sampled. full_vocab, if the program returns it. hidden f32 [S, 2, hidden_size], of a prefill
-    that pools: the sum of the final hidden states of each row's tokens, and that of its last token.
+    and when all sampled rows have a num_logprobs of -1. logits: None unless
+    the program returns them. A prefill returns f32 [T, vocab], the logits after each of its tokens;
+    a decode returns f32 [S, N, vocab], the logits that each token was sampled from. full_vocab:
+    None unless the program returns it. hidden: f32 [S, 2, hidden_size] if the step is a prefill
+    that pools, else None. It has two vectors for each row: the sum of the final hidden states of
+    the row's tokens, and the final hidden state of its last token.
     """
 
     tokens: jax.Array
@@ -216,8 +218,8 @@ def take_fields(
     row_ids: jax.Array,
     variant: StepVariant,
 ) -> Mapping[str, ProcessorState]:
-    """Fields of rows [S], of the processors that the step applies; a row past the end uses no
-    processor.
+    """Return the fields of rows [S] for the processors that the step applies; a row id past the end
+    stands for a row that uses no processor.
     """
     if variant is not StepVariant.FULL:
         return {}
@@ -238,8 +240,8 @@ def put_fields(
     row_ids: jax.Array,
     rows: Mapping[str, ProcessorState],
 ) -> Mapping[str, ProcessorState]:
-    """`processor_state` with the fields of rows [S] that a step may change; rows past the end are
-    dropped.
+    """Return `processor_state` with the new fields of rows [S], for processors whose fields change
+    with each token. Row ids past the end are ignored.
     """
     evolving = {name for name, processor in program.processors if processor.evolves}
     return {
@@ -317,10 +319,11 @@ def compact_decode_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
-    """decode_step on a copy of the rows' keys and values with one page per row; at the end, the new
-    tokens are written back to the cache. A recurrent state has one page per row already.
+    """Copy the rows' keys and values to one page per row, run decode_step on the copy, and write
+    the keys and values of the new tokens back to the cache.
 
-    The copy is made once per call of max_steps tokens; inside, no page table is used.
+    The copy is made once per call of max_steps tokens, and attention on it uses no page table. A
+    recurrent state has one page per row already, so it is not copied.
     """
     own = {g: layout for g, layout in layouts.items() if isinstance(layout, KVLayout)}
     copies = {

@@ -23,8 +23,8 @@ Tables = Mapping[str, jax.Array]
 
 
 def max_changes(bucket: Bucket) -> int:
-    """The largest number of changed entries in a step of this bucket; more are written before the
-    step.
+    """Return how many changed entries of one group's table a step of this bucket can bring. If a
+    group has more, its entries are written before the step.
     """
     return 16 + 2 * bucket.seqs
 
@@ -37,7 +37,7 @@ class ResidentTables:
         self._copies: dict[str, np.ndarray] = {}
 
     def forget(self, page_sizes: Mapping[str, int], max_model_len: int) -> None:
-        """New tables for pages of these sizes, by group; all entries are 0."""
+        """Start with new tables for pages of these sizes, by group. All entries are 0."""
         self._copies = {
             g: np.zeros((self._num_rows, pages_for(max_model_len, size)), np.int32)
             for g, size in page_sizes.items()
@@ -45,12 +45,14 @@ class ResidentTables:
         self._no_changes = functools.cache(self._make_no_changes)
 
     def whole(self, groups: Iterable[str] | None = None) -> Tables:
-        """The current tables of some groups, or of all, sent to the device."""
+        """Send the current tables of `groups` to the device, and return them. None: all groups."""
         names = self._copies if groups is None else groups
         return {g: jax.device_put(self._copies[g].copy(), self._sharding) for g in names}
 
     def write(self, state: StepState, changes: Mapping[str, np.ndarray]) -> StepState:
-        """The state with changed entries (row, column, page) int32 [n, 3] in its tables."""
+        """Return the state after writing changed entries (row, column, page) int32 [n, 3] to its
+        tables.
+        """
         self.note(changes)
         return dataclasses.replace(state, tables={**state.tables, **self.whole(changes)})
 
@@ -60,7 +62,9 @@ class ResidentTables:
             self._copies[group][entries[:, 0], entries[:, 1]] = entries[:, 2]
 
     def of_rows(self, row_ids: np.ndarray, num_pages: int) -> Mapping[str, np.ndarray]:
-        """int32 [rows, num_pages] of rows by group; zeros for a row id past the end."""
+        """Return the first num_pages entries of each of these rows, int32 [rows, num_pages] by
+        group; zeros for a row id past the end.
+        """
         found = {}
         for group, table in self._copies.items():
             rows = table[np.minimum(row_ids, self._num_rows - 1), :num_pages]
@@ -68,7 +72,9 @@ class ResidentTables:
         return found
 
     def padded(self, changes: Mapping[str, np.ndarray], num: int) -> dict[str, Any]:
-        """The changes of every group as int32 [num, 3]; padding entries have a row past the end."""
+        """Return the changes of every group as int32 [num, 3]. Padding entries have a row past the
+        end.
+        """
         padded: dict[str, Any] = {}
         for group in self._copies:
             entries = changes.get(group)
@@ -86,10 +92,10 @@ class ResidentTables:
 def on_tables(
     step: Callable[..., Any], kind: str, layouts: Layouts, bucket: Bucket
 ) -> Callable[..., Any]:
-    """A step of a kind (see StepKey) that reads its page tables from the state.
+    """Return a function that runs `step` with the page tables of the state. `kind`: see StepKey.
 
-    It is called with weights, state, the changed entries int32 [max_changes, 3] by group, and the
-    step's other arrays.
+    The function is called with weights, state, the changed entries int32 [max_changes, 3] by group,
+    and the step's other arrays.
     """
     at = 3 if kind == "forward" else 2
 
@@ -130,7 +136,8 @@ def _extent(
 def _of_rows(
     table: jax.Array, row_ids: jax.Array, num_tokens: jax.Array, page_size: int, num_pages: int
 ) -> jax.Array:
-    """int32 [S, num_pages]: the pages of the first num_tokens [S] tokens of rows [S], then zeros.
+    """Return the pages of the first num_tokens [S] tokens of rows [S], int32 [S, num_pages], with
+    zeros after them.
 
     Entries of the table after these pages are out of date: no step may use them.
     """

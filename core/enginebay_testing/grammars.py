@@ -99,7 +99,7 @@ def check_texts(grammar: Grammar, texts: tuple[str, ...], case: str) -> None:
 def masks_to_text(
     constraint: Constraint, text: str, texts: tuple[str, ...], case: str, seed: int = 0
 ) -> list[np.ndarray]:
-    """Accept random allowed tokens until `text` is complete, and return the masks of the way."""
+    """Accept random allowed tokens until `text` is complete, and return all masks before it."""
     reference, rng = token_texts(), np.random.default_rng(seed)
     begun, masks = "", list[np.ndarray]()
     check_place(constraint, texts, begun, case)

@@ -47,8 +47,8 @@ class LedgerWorld:
 
     @property
     def block_size(self) -> int:
-        """Return how many tokens prompts share, or do not share, together: a page, if pages are
-        small.
+        """Return the size of the blocks of tokens that prompts are made of: a page, if pages are
+        small. Two prompts share whole blocks only.
         """
         return max(1, min(self.page_size, self.max_tokens // 8))
 
@@ -174,15 +174,18 @@ class LedgerWorld:
         self.ledger.check()
 
     def release(self, row: int) -> None:
-        """End, abort or preempt a request; a later request may begin with all its tokens."""
+        """End, abort or preempt a request. Its tokens are kept, so that a later request may have
+        them as its prefix.
+        """
         one = self.rows.pop(row)
         self.known = [*self.known[-7:], one.token_ids]
         self.ledger.release(one.lease)
         self.ledger.check()
 
     def check(self) -> None:
-        """Run the ledger's check. Every row must find its own keys and values through its tables;
-        in a group with a window, those that it reads after the committed tokens.
+        """Run the ledger's check, and check that every row finds its own keys and values through
+        its tables. In a group with a window, only the positions count that the row still reads
+        after its committed tokens.
         """
         self.ledger.check()
         self.device.check_places(self.ledger, self.rows)
