@@ -45,6 +45,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "executor": 1,
     "engine": 1,
     "revision": 1,
+    "binder": 1,
     "tool_parser": 1,
     "reasoning_parser": 1,
     "command": 1,
@@ -76,6 +77,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         "ledger_example",
     ),
     "revision": ("priority",),
+    "binder": ("priority",),
     "tool_parser": ("priority",),
     "reasoning_parser": ("priority",),
     "command": ("without_jax",),
@@ -257,6 +259,13 @@ class Hooks:
     def register_revisions(self, register: Register) -> None:
         """Register changes to the plan of an engine, applied before the engine is made. Target: a
         callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
+        """
+
+    @hookspec
+    def register_binders(self, register: Register) -> None:
+        """Register binders, which apply the chosen implementations of ops in an engine's steps.
+        Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
+        Placement) and returns an `enginebay.compose.bind.Bound`.
         """
 
     @hookspec

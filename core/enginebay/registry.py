@@ -16,7 +16,13 @@ from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
 from enginebay.declarations import collector
-from enginebay.errors import ConfigError, EnginebayError, PluginError, unknown_name
+from enginebay.errors import (
+    ConfigError,
+    EnginebayError,
+    PluginError,
+    UnsupportedError,
+    unknown_name,
+)
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.validation import describe_validation
@@ -106,6 +112,15 @@ class Registry:
         """
         ready = [e for e in self.entries if (e.kind, e.state) == (kind, "ready")]
         return sorted(ready, key=lambda e: (-e.priority, not e.built_in, e.name))
+
+    def first(self, kind: str, given: str, allowed: str, todo: str) -> Entry:
+        """Return the first of the parts that `ready` returns for a kind. UnsupportedError, with
+        this message, when there is none.
+        """
+        able = self.ready(kind)
+        if not able:
+            raise UnsupportedError(given, allowed, todo)
+        return able[0]
 
     def find(self, kind: str, name: str, op: str = "") -> Entry:
         """Return the entry of a part without importing its code. `name` may be "package/name", for

@@ -1,4 +1,6 @@
-"""The plugins of this package: the executor that runs commands in this process, and shadow mode."""
+"""The plugins of this package: the executor that runs commands in this process, the binder of ops,
+and shadow mode.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,16 @@ def register_executors(register: Register) -> None:
     """Register `local`."""
     register(
         "local", "enginebay_executor.local:LocalExecutor", summary="runs commands in this process"
+    )
+
+
+@hookimpl
+def register_binders(register: Register) -> None:
+    """Register `shard_map`."""
+    register(
+        "shard_map",
+        "enginebay_executor.binding:bind",
+        summary="splits calls of ops over devices by their partition rules",
     )
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.candidates import candidates
 from enginebay.compose.kernels import ChosenKernels, import_paths_in
 from enginebay.compose.ops import ATTENTION
@@ -20,6 +19,7 @@ from enginebay.model import ModelInfo
 from enginebay.ops.select import Candidate, is_import_path
 from enginebay.registry import Registry
 from enginebay_byhand.import_paths import refuse_uncallable, with_import_paths
+from enginebay_executor.binding import OpsBinder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,8 @@ import jax.numpy as jnp
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.cache_state import StateLayout
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
-from enginebay.compose.partition import split_model
 from enginebay.compose.resolve import NamedFact, pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
@@ -30,6 +28,7 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import Bucket
 from enginebay.ops.toolchains import CompileReport, KernelCompiler
 from enginebay.registry import Registry
+from enginebay_executor.binding import bind
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.prefill import forward_step
 from enginebay_executor.step import Program, StepState, decode_step
@@ -186,12 +185,9 @@ def compile_decode_step(
         model_config, dtype=shape.dtype, num_shards=shards, max_model_len=shape.max_model_len
     )
     kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement, shape)
-    program = Program(
-        split_model(model, placement),
-        OpsBinder(kernels, model.info, placement),
-        make_sampler(registry, config, kernels.bound(placement)),
-        mixes=True,
-    )
+    bound = bind(kernels, model, placement)
+    sampler = make_sampler(registry, config, bound.plain)
+    program = Program(bound.model, bound.ops, sampler, mixes=True)
     pages, places = shape.layouts(kernels.layout_type, model), shape.states(model)
     step = _Step(model, program, placement, {**pages, **places}, shape)
     tables = dict.fromkeys(pages, _ints(shape.rows, shape.bucket.pages_per_seq))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache_shape import CacheShape
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.plan import Plan
 from enginebay.executor.parts import Layouts
@@ -19,6 +18,7 @@ from enginebay.model import Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
+from enginebay_executor.binding import bind
 from enginebay_numerics.batches import derive_batch
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
@@ -85,7 +85,8 @@ class ReferenceModel:
             group: spec.make_layout(plan.kernels.layout_type, num_pages, page_size)
             for group, spec in info.attention.items()
         } | {s.name: s.make_layout(CacheShape(1, 1, size)) for s in info.states}
-        ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
+        bound = bind(plan.kernels, plan.model, plan.placement)
+        ops = bound.ops(bucket, layouts)
         table = jnp.arange(num_pages, dtype=jnp.int32)[None]
         batches = {
             name: derive_batch(count, count, table, layout.page_size, bucket)
@@ -96,7 +97,7 @@ class ReferenceModel:
             for g in info.cache_groups
         }
         in_step = ops.in_step(batches)
-        return plan.model.hidden(weights, in_step, token_ids, cache, batches)[0], ops
+        return bound.model.hidden(weights, in_step, token_ids, cache, batches)[0], ops
 
     def first_wrong_token(
         self,

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED, FusedPart, choose_fused
 from enginebay.compose.kernels import ChosenKernels
@@ -26,6 +25,7 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket, RopeSpec
 from enginebay.registry import Entry, Registry, load_registry
+from enginebay_executor.binding import OpsBinder
 from enginebay_numerics.batches import derive_batch
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention

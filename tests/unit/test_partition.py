@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from enginebay.compose.partition import partitioned
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.errors import IncorrectError
 from enginebay.executor.sharding import make_placement
@@ -19,6 +18,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.weights import NamedWeight, QuantizedArray
 from enginebay_byhand.quick import quick_check
+from enginebay_executor.partition import partitioned
 from enginebay_models.int8 import Int8
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from enginebay.compose.bind import bind
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import make_plan
 from enginebay.compose.negotiate import choose_tuning
@@ -61,6 +62,8 @@ def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:
     with pytest.raises(UnsupportedError, match="no plugin has tuned configurations"):
         choose_tuning(none, EngineConfig(tuned="require"))
     assert isinstance(choose_tuning(none, EngineConfig()), Untuned)
+    with pytest.raises(UnsupportedError, match="no plugin binds the implementations of its ops"):
+        bind(make_plan(CONFIG, registry(without=("binder",))))
     shadowed = EngineConfig(**{**CONFIG.model_dump(), "shadow": {"attention": "xla"}})
     with pytest.raises(UnsupportedError, match="shadow, but no plugin supports it"):
         make_plan(shadowed, registry(without=("revision",)))

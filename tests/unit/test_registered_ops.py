@@ -24,6 +24,7 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay_byhand.override import overridden_plan
+from enginebay_executor.binding import bound_ops
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.ops import RmsNormOp
 
@@ -114,7 +115,7 @@ def test_an_op_of_a_plugin_is_chosen_explained_and_bound_as_the_others_are() -> 
     plan = plan_with(*SWINGS)
     assert reason_of(plan, "swing").chosen == "fast"
     assert reason_of(plan, "swing").refused == (("slow", "lower priority (0)"),)
-    assert plan.kernels.bound(plan.placement)["swing"] is other_swing
+    assert bound_ops(plan.kernels, plan.placement)["swing"] is other_swing
     assert plan_with(*SWINGS, swing="slow").kernels.plain["swing"] is swing
     with pytest.raises(UnknownNameError, match="Did you mean 'slow'"):
         plan_with(*SWINGS, swing="slwo")
@@ -141,7 +142,7 @@ def test_a_fused_op_of_a_plugin_is_taken_apart_where_a_part_is_given() -> None:
     assert "swing_norm" not in given.kernels.plain
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     in_one, of_parts = (
-        Ops(p.kernels.bound(p.placement))[SWING_NORM](x, eps=1e-6) for p in (plan, given)
+        Ops(bound_ops(p.kernels, p.placement))[SWING_NORM](x, eps=1e-6) for p in (plan, given)
     )
     np.testing.assert_array_equal(in_one, of_parts)
 

@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from enginebay import LLM, SamplingParams
 from enginebay.cache import CacheArrays, CacheGroup
-from enginebay.compose.partition import partitioned
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.sharding import make_placement
@@ -25,6 +24,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.weights import WeightSpec
 from enginebay_executor.local import runner_of
+from enginebay_executor.partition import partitioned
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder

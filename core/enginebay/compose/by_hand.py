@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from enginebay.config import Reason
-from enginebay.errors import UnsupportedError
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.registry import Registry
 
@@ -55,12 +54,13 @@ class ByHand(ABC, Generic[PlanT]):
 
 def by_hand(registry: Registry) -> ByHand[Any]:
     """Return the registered ByHand with the highest priority; UnsupportedError if none exists."""
-    able = registry.ready("by_hand")
-    if not able:
-        given = "an implementation that is not registered, but no plugin supports these"
-        todo = "List registered kernels with `enginebay plugins --kind kernel`, and pass a name."
-        raise UnsupportedError(given, "the name of a registered implementation", todo)
-    found: ByHand[Any] = registry.load(able[0])
+    entry = registry.first(
+        "by_hand",
+        "an implementation that is not registered, but no plugin supports these",
+        "the name of a registered implementation",
+        "List registered kernels with `enginebay plugins --kind kernel`, and pass a name.",
+    )
+    found: ByHand[Any] = registry.load(entry)
     return found
 
 

@@ -8,11 +8,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.compose.binding import OpsBinder
+from enginebay.compose.bind import bind
 from enginebay.compose.by_hand import by_hand, by_op
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
-from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform, why_not_platform
 from enginebay.compose.processors import choose_processors
@@ -106,8 +105,8 @@ def make_plan(
     reasons += (processors.reason, defaults.reason, *kernels.reasons)
     return _revised(
         Plan(
-            registry, settled, reasons, platform, checkpoint, split_model(model, placement),
-            placement, kernels, processors, weight_format, sampling_defaults=defaults
+            registry, settled, reasons, platform, checkpoint, model, placement,
+            kernels, processors, weight_format, sampling_defaults=defaults
         )
     )  # fmt: skip
 
@@ -161,7 +160,7 @@ def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
-    registry, config, info = plan.registry, plan.config, plan.model.info
+    registry, config, bound = plan.registry, plan.config, bind(plan)
     decode = plan.kernels.attention["decode"].caps
     report = progress and functools.partial(progress, "loading weights")
 
@@ -174,10 +173,10 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
 
     return EngineParts(
         config=config,
-        model=plan.model,
+        model=bound.model,
         load_weights=load_weights,
-        ops=OpsBinder(plan.kernels, info, plan.placement),
-        sampler=plan.sampler or make_sampler(registry, config, plan.kernels.bound(plan.placement)),
+        ops=bound.ops,
+        sampler=plan.sampler or make_sampler(registry, config, bound.plain),
         processors=plan.processors.processors,
         has_greedy=plan.sampler is None
         and bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),

@@ -20,7 +20,6 @@ from enginebay.compose.negotiate import (
     why_not_phase,
 )
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
-from enginebay.compose.partition import partitioned
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, PHASES, KernelChoice
 from enginebay.engine import AttentionProblem
@@ -33,7 +32,7 @@ from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import Tuning, Untuned
-from enginebay.registry import Registry, import_target
+from enginebay.registry import Registry
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:
@@ -65,21 +64,6 @@ class ChosenKernels:
     """The usable registered ops, by name."""
     tuned: Tuning = dataclasses.field(default_factory=Untuned)
     """The tuned configurations; an implementation's default is used where there is none."""
-
-    def bound(self, placement: Placement) -> dict[str, Any]:
-        """Return the plain ops by name, each with its tuned configuration and split over devices. A
-        fused op that no implementation computes is composed of its parts.
-        """
-        bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
-        if placement.mesh is not None:
-            bound |= {
-                op: partitioned(self.ops[op], impl, bound, placement) for op, impl in bound.items()
-            }
-        for op in self.ops.values():
-            if op.composed and op.name not in bound and bound.keys() >= set(op.made_of):
-                compose = import_target(op.composed, f"op {op.name!r} composed of its parts")
-                bound[op.name] = compose(*(bound[part] for part in op.made_of))
-        return bound
 
     steps: StepsFor = no_steps
     """Returns the attention problems of the engine's steps for the capabilities of a decode kernel.

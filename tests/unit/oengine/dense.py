@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.compose.binding import OpsBinder
 from enginebay.ops.spec import Bucket
+from enginebay_executor.binding import OpsBinder
 from enginebay_numerics.batches import derive_batch
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
 

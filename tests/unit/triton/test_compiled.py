@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
@@ -26,6 +25,7 @@ from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import load_registry
+from enginebay_executor.binding import OpsBinder
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.step import Program, StepState, decode_step
 from enginebay_models import llama

@@ -10,13 +10,38 @@ import jax
 from jax.sharding import PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.compose.bind import Bound
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
 from enginebay.executor.parts import Layouts
 from enginebay.executor.sharding import Placement
-from enginebay.model import ModelInfo
+from enginebay.model import Model, ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
+from enginebay.registry import import_target
+from enginebay_executor.partition import partitioned, split_model
+
+
+def bind(kernels: ChosenKernels, model: Model, placement: Placement) -> Bound:
+    """Bind the chosen implementations for the steps of a model on a mesh."""
+    ops = OpsBinder(kernels, model.info, placement)
+    return Bound(split_model(model, placement), ops, bound_ops(kernels, placement))
+
+
+def bound_ops(kernels: ChosenKernels, placement: Placement) -> dict[str, Any]:
+    """Return the ops other than attention by name, each with its tuned configuration and split over
+    devices. A fused op that no implementation computes is composed of its parts.
+    """
+    bound = {op: kernels.tuned.bound(op, impl, kernels.env) for op, impl in kernels.plain.items()}
+    if placement.mesh is not None:
+        bound |= {
+            op: partitioned(kernels.ops[op], impl, bound, placement) for op, impl in bound.items()
+        }
+    for op in kernels.ops.values():
+        if op.composed and op.name not in bound and bound.keys() >= set(op.made_of):
+            compose = import_target(op.composed, f"op {op.name!r} composed of its parts")
+            bound[op.name] = compose(*(bound[part] for part in op.made_of))
+    return bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +62,7 @@ class OpsBinder:
             for group, spec in self.info.attention.items()
             if isinstance(layout := layouts[group], KVLayout)
         }
-        plain = self.chosen.bound(self.placement)
+        plain = bound_ops(self.chosen, self.placement)
         rotate, *_ = self.chosen.ops[ATTENTION].calls
 
         def attention(
