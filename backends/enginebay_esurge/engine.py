@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enginebay.engine import AttentionProblem
 from enginebay.executor.parts import EngineParts, StepFacts
-from enginebay.stepping.engine import StepEngine
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine import engine as paged
+from enginebay_stepping.engine import StepEngine
 
 
 def make_engine(parts: EngineParts, options: ESurgeOptions) -> StepEngine:

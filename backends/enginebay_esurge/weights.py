@@ -10,10 +10,10 @@ from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.errors import InputError, InternalError, UnsupportedError
 from enginebay.model import Checkpoint, Weights
-from enginebay.stepping.engine import StepEngine
 from enginebay_executor.local import runner_of
 from enginebay_executor.weights import flat_weights, merge_weights
 from enginebay_oengine.engine import is_paged
+from enginebay_stepping.engine import StepEngine
 
 
 def paged(engine: Any) -> StepEngine:

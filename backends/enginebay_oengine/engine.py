@@ -10,8 +10,6 @@ from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.rows import PageTable
-from enginebay.stepping.engine import StepEngine
-from enginebay.stepping.geometry import Shapes, pool_problems
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
@@ -21,6 +19,8 @@ from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.sizing import FEWEST_PAGES, pool_sizes
 from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
+from enginebay_stepping.engine import StepEngine
+from enginebay_stepping.geometry import Shapes, pool_problems
 
 
 def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import jax
 
 from enginebay.errors import ConfigError
-from enginebay.executor.buckets import BucketSizes, doubling
-from enginebay.stepping.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
+from enginebay_stepping.buckets import BucketSizes, doubling
+from enginebay_stepping.geometry import Geometry
 
 DEFAULT_PREFILL_LENGTHS = tuple(2**power for power in range(9, 24))
 DEFAULT_MAX_PREFILL_LENGTH = 4096

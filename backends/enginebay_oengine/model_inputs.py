@@ -13,12 +13,12 @@ from jax import tree_util
 
 from enginebay.engine import RowPlan
 from enginebay.executor import columns
-from enginebay.executor.assemble import fill_columns, sorted_for_attention
 from enginebay.llm.segments import Array
 from enginebay.ops.spec import Bucket
-from enginebay.stepping.geometry import Geometry
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine.page_manager import POOL
+from enginebay_stepping.assemble import fill_columns, sorted_for_attention
+from enginebay_stepping.geometry import Geometry
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from enginebay.cache_shape import CacheShape
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.memory import ACCOUNT
-from enginebay.stepping.geometry import Geometry, PoolSizes, shape_bytes, workspace_bytes
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools, make_pools
+from enginebay_stepping.geometry import Geometry, PoolSizes
+from enginebay_stepping.memory import shape_bytes, workspace_bytes
 
 DEFAULT_UTILIZATION = 0.85
 FIRST_BYTES = 128 * 2**20

@@ -12,10 +12,10 @@ from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, InputError
 from enginebay.llm import LLM
 from enginebay.model import Weights
-from enginebay.stepping.engine import StepEngine
 from enginebay.text import Tokenizer
 from enginebay_executor.local import runner_of
 from enginebay_faces.opening import ModelLike, config_of, refuse_states, size_name, wrong_llm
+from enginebay_stepping.engine import StepEngine
 from enginebay_vinference.engine import is_contiguous
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.inference_config import vInferenceConfig

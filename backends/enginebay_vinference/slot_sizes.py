@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import Demand
-from enginebay.executor.buckets import smallest_fit
 from enginebay.executor.parts import StepFacts
-from enginebay.stepping.geometry import CacheSizes, Geometry, Shapes
+from enginebay_stepping.buckets import bucket_sizes, smallest_fit
+from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
 
 ONE_PAGE_LAYOUTS = ("hnd",)
 """Layouts in which a slot is one page: their kernels accept pages of any size."""
@@ -71,7 +71,7 @@ def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
 
 def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSizes:
     """Return the sizes of a cache of slots. With `grow` the first size holds one short request."""
-    steps = facts.sizes
+    steps = bucket_sizes(facts)
     if facts.layout in ONE_PAGE_LAYOUTS:
         page_size = steps.kv_lens[-1]
     whole = slot_shape(steps.decode_rows[-1], steps.kv_lens[-1], page_size)

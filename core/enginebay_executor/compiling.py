@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.executor import columns
-from enginebay.executor.buckets import smallest_fit
 from enginebay.executor.keys import Kind, StepKey
 from enginebay.model import Weights
 from enginebay_executor.ahead import compile_ahead, release_memory
@@ -61,7 +60,7 @@ class Prefill:
         sampling = np.flatnonzero(ints[:, columns.SAMPLES])
         if not len(sampling):
             return state, sampled
-        num = smallest_fit(list(self.samplers), len(sampling))
+        num = next(size for size in self.samplers if size >= len(sampling))
         places = np.full(num, len(ints), np.int32)
         places[: len(sampling)] = sampling
         row_ids = np.zeros(num, np.int32)

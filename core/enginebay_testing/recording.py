@@ -21,11 +21,11 @@ from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.commands import ExecutorCommand, Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.stepping.engine import StepEngine
 from enginebay_executor.codec import decode, encode
 from enginebay_executor.local import runner_of
 from enginebay_executor.runner import Runner
 from enginebay_executor.step import StepState
+from enginebay_stepping.engine import StepEngine
 
 Result = TypeVar("Result")
 FRAME = struct.Struct("<cI")

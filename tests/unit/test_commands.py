@@ -15,7 +15,6 @@ from enginebay.cache_shape import CacheShape
 from enginebay.engine import GroupState, RowPlan, RowState
 from enginebay.errors import InputError
 from enginebay.executor import commands
-from enginebay.executor.assemble import SentTables, decode_command
 from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, Step
 from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
@@ -26,6 +25,7 @@ from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.store import PageStore
+from enginebay_stepping.assemble import SentTables, decode_command
 from enginebay_testing.driver import request_of
 
 INTS = np.arange(6, dtype=np.int32).reshape(2, 3)

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from enginebay.executor.buckets import default_sizes
 from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
-from enginebay.stepping.geometry import Geometry
 from enginebay.types import StepVariant
 from enginebay_executor.programs import covering, covers, parts_of
+from enginebay_stepping.buckets import default_sizes
+from enginebay_stepping.geometry import Geometry
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 

@@ -38,7 +38,7 @@ MANY_METHODS: dict[str, str] = {
     ),
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
     "core/enginebay/cache.py::Ledger": "six are abstract; others are for ledgers that share pages",
-    "core/enginebay/stepping/engine.py::StepEngine": "the contract of engines",
+    "core/enginebay_stepping/engine.py::StepEngine": "the contract of engines",
     "backends/enginebay_oengine/ledger.py::PageLedger": (
         "the contract of ledgers; hands over to held pages and prefixes"
     ),

@@ -24,6 +24,7 @@ from enginebay.ops.caps import Caps
 from enginebay.ops.select import Candidate, choose
 from enginebay.registry import Registry, load_registry
 from enginebay_oengine.options import PagedOptions
+from enginebay_stepping.buckets import bucket_sizes
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.platforms import CpuPlatform
 from tests.fakes import fake_paged, install
@@ -152,7 +153,7 @@ def small_pages(parts: EngineParts, options: PagedOptions) -> Any:
         g.name: parts.layout_type(2, 32, g.num_kv_heads, g.head_dim, parts.dtype)
         for g in parts.model.info.groups
     }
-    bucket = parts.facts().sizes
+    bucket = bucket_sizes(parts.facts())
     problem = make_bucket(bucket.kv_lens[-1])
     engine.attention_problems = lambda: [(problem, layouts)]  # type: ignore[method-assign]
     return engine

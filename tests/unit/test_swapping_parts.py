@@ -21,9 +21,9 @@ from enginebay.executor.commands import ExecutorCommand, SetParts
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.sampler import SamplingState
-from enginebay.stepping.engine import StepEngine
 from enginebay_byhand.override import overridden_plan
 from enginebay_samplers import greedy, standard
+from enginebay_stepping.engine import StepEngine
 from tests.brief import BRIEF
 from tests.fakes import SIZES
 

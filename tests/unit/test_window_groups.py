@@ -17,12 +17,13 @@ from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
 from enginebay.errors import ConfigError
-from enginebay.stepping.geometry import PoolSizes, plan_memory
 from enginebay_executor.pages import copy_page
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools
 from enginebay_oengine.sizing import pool_sizes
+from enginebay_stepping.geometry import PoolSizes
+from enginebay_stepping.memory import plan_memory
 from tests.fake_engine import FakeEngine
 from tests.fakes import compose_fake, expected_tokens
 from tests.parity import tiny

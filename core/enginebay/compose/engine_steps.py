@@ -27,8 +27,9 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
     """Return the problems that are assumed for an engine without the capability
     `attention_problems`: its largest step of each phase, on pages of 64 tokens.
     """
-    config, sizes = facts.config, facts.sizes
-    longest = sizes.kv_lens[-1]
+    config = facts.config
+    longest, num_rows = config.max_model_len, config.max_num_seqs
+    assert longest is not None, "resolve() settles max_model_len"
     pages = -(-longest // USUAL_PAGE_SIZE)
     layouts = {
         group: spec.make_layout(facts.layout_type, pages, USUAL_PAGE_SIZE)
@@ -36,8 +37,9 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
     }
     found: list[AttentionProblem] = []
     for phase in PHASES:
-        rows = sizes.decode_rows[-1] if phase == "decode" else config.max_num_seqs
-        tokens = rows if phase == "decode" else sizes.prefill_tokens[-1]
+        rows = max(num_rows, facts.min_rows) if phase == "decode" else num_rows
+        prompts = min(config.max_num_batched_tokens, longest * num_rows)
+        tokens = rows if phase == "decode" else prompts
         width = 1 if phase == "decode" else tokens
         found.append((Bucket(tokens, rows, pages, width, longest, phase), layouts))
     return found

@@ -1,3 +1,3 @@
 """The executor contract: commands, the keys of compiled steps, the parts of an engine, the
-placement of arrays. `assemble` makes commands from step plans.
+placement of arrays.
 """

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from enginebay.background import Background
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem, Compilations
-from enginebay.executor.buckets import BucketSizes, default_sizes
 from enginebay.executor.commands import ExecutorCommand
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.sharding import Placement
@@ -27,11 +25,10 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.platform import Platform
-from enginebay.processor import Processors, Sizes
-from enginebay.proposer import MAX_VERIFIED_ROWS
+from enginebay.processor import Processors
 from enginebay.rows import RowTable
 from enginebay.sampler import Sampler
-from enginebay.weights import QuantizedArray, WeightFormat, stored_bytes
+from enginebay.weights import WeightFormat, stored_bytes
 
 Layouts = Mapping[str, CacheLayout]
 """The cache layout of each group."""
@@ -58,20 +55,6 @@ class StepFacts:
     ragged_decode: bool = False
     drafts_are_rows: bool = False
     one_prefill_width: bool = False
-
-    @property
-    def sizes(self) -> BucketSizes:
-        """The default sizes of steps."""
-        config = self.config
-        assert config.max_model_len is not None, "the composition root resolves max_model_len"
-        return default_sizes(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            min_rows=self.min_rows,
-            ragged_decode=self.ragged_decode,
-            one_prefill_width=self.one_prefill_width,
-        )
 
 
 def make_layouts(
@@ -271,39 +254,3 @@ def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:
             shards = math.prod(placement.num_shards(axis) for axis in array.spec.axes)
             total += stored_bytes(array.spec.shape, array.dtype) // shards
     return total
-
-
-def step_workspace_bytes(parts: EngineParts) -> int:
-    """Bytes that the largest step may need beside weights and cache.
-
-    It counts 16 f32 activations per token; the logits four times (penalties count tokens); the
-    token history of the rows twice; the fields of logits processors twice. A verify step has logits
-    for every draft of one pass. Of quantised weights it counts the largest once more, in the dtype
-    of the computation.
-    """
-    info, config = parts.model.info, parts.config
-    assert config.max_model_len is not None, "the composition root resolves max_model_len"
-    row = 4 * info.vocab_size + 2 * config.max_model_len
-    verified = (
-        min(config.max_num_seqs, MAX_VERIFIED_ROWS) * (config.max_drafts + 1)
-        if config.max_drafts
-        else 0
-    )
-    rows = max(config.max_num_seqs * row, verified * 4 * info.vocab_size)
-    own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
-    widened = (
-        math.prod(spec.shape)
-        for spec in parts.model.weight_specs().values()
-        if isinstance(parts.weight_format.stored(spec), QuantizedArray)
-    )
-    return (
-        max(widened, default=0) * jnp.dtype(parts.dtype).itemsize
-        + 4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows)
-        + 2 * config.max_num_seqs * own
-    )
-
-
-def _own_bytes(processors: Processors, sizes: Sizes) -> int:
-    """Bytes of the fields that logits processors keep for each row."""
-    fields = [field for _, processor in processors for field in processor.fields(sizes).values()]
-    return sum(math.prod(field.shape) * jnp.dtype(field.dtype).itemsize for field in fields)

@@ -16,8 +16,8 @@ from enginebay.engine import AttentionProblem
 from enginebay.errors import InternalError
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay.stepping.engine import StepEngine
-from enginebay.stepping.geometry import PoolSizes, pool_problems
+from enginebay_stepping.engine import StepEngine
+from enginebay_stepping.geometry import PoolSizes, pool_problems
 
 
 class RingOptions(BaseModel):

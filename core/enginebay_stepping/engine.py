@@ -14,16 +14,6 @@ from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import pages_for
 from enginebay.engine import AttentionProblem, Demand, Engine, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
-from enginebay.executor.assemble import (
-    SentTables,
-    decode_command,
-    needs_of,
-    prefill_command,
-    prefill_writes,
-    takes_embeds,
-    verify_command,
-    wants_all,
-)
 from enginebay.executor.commands import (
     CopyPages,
     Drop,
@@ -43,7 +33,18 @@ from enginebay.memory import ACCOUNT
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import RowTable
-from enginebay.stepping.geometry import CacheSizes, Geometry, Shapes, plan_memory
+from enginebay_stepping.assemble import (
+    SentTables,
+    decode_command,
+    needs_of,
+    prefill_command,
+    prefill_writes,
+    takes_embeds,
+    verify_command,
+    wants_all,
+)
+from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
+from enginebay_stepping.memory import plan_memory
 
 NO_DEMAND = Demand()
 

@@ -9,17 +9,10 @@ from collections.abc import Mapping, Sequence
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import AttentionProblem, Demand
-from enginebay.executor.buckets import BucketSizes, smallest_fit
 from enginebay.executor.keys import StepKey
-from enginebay.executor.parts import (
-    EngineParts,
-    StepFacts,
-    make_layouts,
-    step_workspace_bytes,
-    weight_bytes,
-)
-from enginebay.memory import MemoryPlan
+from enginebay.executor.parts import StepFacts, make_layouts
 from enginebay.ops.spec import Bucket
+from enginebay_stepping.buckets import BucketSizes, bucket_sizes, smallest_fit
 
 Shapes = Mapping[str, CacheShape]
 """The sizes of a cache's arrays, by group."""
@@ -136,7 +129,9 @@ class PoolSizes(CacheSizes):
     def of(facts: StepFacts, page_size: int, shapes: Shapes) -> PoolSizes:
         """The sizes of pools that are allocated whole."""
         drafts = facts.config.max_drafts
-        return PoolSizes(facts.sizes, page_size, facts.compact_decode, drafts, shapes, shapes)
+        return PoolSizes(
+            bucket_sizes(facts), page_size, facts.compact_decode, drafts, shapes, shapes
+        )
 
     def geometry(self, shapes: Shapes) -> Geometry:
         longest = self.steps.kv_lens[-1]
@@ -159,34 +154,3 @@ def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[Atte
     layouts = make_layouts(facts.info.attention, facts.layout_type, shapes)
     geometry = PoolSizes.of(facts, page_size, shapes).geometry(shapes)
     return geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
-
-
-def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
-    """Bytes per device of weights, the whole cache, and the workspace of one step."""
-    return MemoryPlan(
-        weights_bytes=weight_bytes(parts.model, parts.placement, parts.weight_format),
-        cache_bytes=shape_bytes(parts, sizes.whole),
-        workspace_bytes=workspace_bytes(parts, sizes.geometry(sizes.whole)),
-        device_bytes=parts.platform.hardware().memory_bytes,
-    )
-
-
-def shape_bytes(parts: EngineParts, shapes: Shapes) -> int:
-    """Bytes on each device of a cache of these sizes."""
-    layouts, groups = parts.layouts(shapes), parts.model.info.cache_groups
-    return sum(
-        group.num_layers * parts.placement.cache_bytes(layouts[group.name])
-        for group in groups
-        if group.name in layouts
-    )
-
-
-def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
-    """Bytes on each device for the largest step, including the copy of the rows' cache that a
-    compact decode makes.
-    """
-    compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
-    num_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
-    page = CacheShape(1, 1, geometry.page_size)
-    page_bytes = shape_bytes(parts, {g.name: page for g in parts.model.info.groups})
-    return step_workspace_bytes(parts) + page_bytes * num_copied // geometry.page_size

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from enginebay.errors import InternalError
+from enginebay.executor.parts import StepFacts
 from enginebay.proposer import MAX_VERIFIED_ROWS
 
 
@@ -104,4 +105,18 @@ def default_sizes(
         prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
         prefill_tokens=doubling(16, longest_chunk),
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),
+    )
+
+
+def bucket_sizes(facts: StepFacts) -> BucketSizes:
+    """The default sizes of an engine's steps."""
+    config = facts.config
+    assert config.max_model_len is not None, "the composition root resolves max_model_len"
+    return default_sizes(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        min_rows=facts.min_rows,
+        ragged_decode=facts.ragged_decode,
+        one_prefill_width=facts.one_prefill_width,
     )

@@ -1,1 +1,0 @@
-"""StepEngine: an engine made of a ledger, step sizes and an executor."""
