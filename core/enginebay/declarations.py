@@ -54,7 +54,7 @@ def _check(declaration: Declaration) -> None:
 def _check_capabilities(declaration: Declaration) -> None:
     """Raise PluginError for an unknown capability: a misspelt one would be ignored silently."""
     what = f"{declaration.kind} {declaration.name!r}"
-    known = hooks.CAPABILITIES.get(declaration.kind, ())
+    known = ("priority", *hooks.CAPABILITIES.get(declaration.kind, ()))
     for capability in declaration.capabilities:
         if capability not in known and "." not in capability:
             todo = "Correct the name; a fact of the plugin's own has a dot, as in my_package.fact."

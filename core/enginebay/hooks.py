@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pluggy
 
@@ -25,48 +25,13 @@ GROUP = "enginebay"
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
-INTERFACE_VERSIONS: dict[str, int] = {
-    "startup": 1,
-    "platform": 1,
-    "checkpoint": 1,
-    "quantization": 1,
-    "model": 1,
-    "layout": 1,
-    "op": 1,
-    "kernel": 1,
-    "by_hand": 1,
-    "sampler": 1,
-    "logits_processor": 1,
-    "grammar": 1,
-    "guide": 1,
-    "tuning": 1,
-    "proposer": 1,
-    "scheduler": 1,
-    "executor": 1,
-    "engine": 1,
-    "revision": 1,
-    "binder": 1,
-    "tool_parser": 1,
-    "reasoning_parser": 1,
-    "command": 1,
-}
-"""Every kind of part, with the version of its contract. A new kind needs one row here and one hook
-in `Hooks`.
-"""
-
 CAPABILITIES: dict[str, tuple[str, ...]] = {
-    "startup": ("priority",),
-    "model": ("priority", "architectures"),
-    "kernel": ("priority", "custom_calls", "compiler", "layouts", "sharded", "quantizations"),
-    "by_hand": ("priority",),
-    "sampler": ("priority", "greedy_only", "exact_greedy", "draws"),
+    "model": ("architectures",),
+    "kernel": ("custom_calls", "compiler", "layouts", "sharded", "quantizations"),
+    "sampler": ("greedy_only", "exact_greedy", "draws"),
     "logits_processor": ("order", "default"),
-    "grammar": ("priority",),
-    "guide": ("priority",),
-    "tuning": ("priority",),
-    "scheduler": ("priority", "order"),
+    "scheduler": ("order",),
     "engine": (
-        "priority",
         "logprobs",
         "full_vocab_logprobs",
         "hidden_states",
@@ -76,14 +41,11 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         "attention_problems",
         "ledger_example",
     ),
-    "revision": ("priority",),
-    "binder": ("priority",),
-    "tool_parser": ("priority",),
-    "reasoning_parser": ("priority",),
     "command": ("without_jax",),
 }
-"""The capabilities that enginebay reads, by kind of part; see docs/plugins.md. A plugin may declare
-facts of its own under names with a dot, such as "my_package.fact".
+"""The capabilities that enginebay reads, by kind of part; see docs/plugins.md. Every kind has
+`priority`, too. A plugin may declare facts of its own under names with a dot, such as
+"my_package.fact".
 """
 
 
@@ -114,6 +76,19 @@ class Declaration:
     capabilities: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Facts(TypedDict, total=False):
+    """The fields of a Declaration that a hook may pass to `register` besides name and target."""
+
+    summary: str
+    op: str
+    options: str | None
+    interface: int
+    platforms: tuple[str, ...]
+    requires: tuple[str, ...]
+    extra: str | None
+    capabilities: Mapping[str, Any]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Register:
     """The callback `register` of a hook: makes a Declaration of its arguments and passes it to
@@ -123,25 +98,11 @@ class Register:
     kind: str
     take: Callable[[Declaration], None]
 
-    def __call__(
-        self,
-        name: str,
-        target: str,
-        *,
-        summary: str = "",
-        op: str = "",
-        options: str | None = None,
-        interface: int = 1,
-        platforms: tuple[str, ...] = (),
-        requires: tuple[str, ...] = (),
-        extra: str | None = None,
-        capabilities: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __call__(self, name: str, target: str, **facts: Unpack[Facts]) -> None:
         """Declare one part; the arguments are the fields of Declaration. PluginError for a wrong
         name, target, op, capability or list.
         """
-        facts = (platforms, requires, extra, dict(capabilities or {}))
-        self.take(Declaration(self.kind, name, target, summary, op, options, interface, *facts))
+        self.take(Declaration(self.kind, name, target, **facts))
 
 
 class Hooks:
@@ -285,6 +246,14 @@ class Hooks:
         """Register commands of the `enginebay` program. Target: an
         `enginebay.cli.command.Command`.
         """
+
+
+INTERFACE_VERSIONS = {
+    name.removeprefix("register_").removesuffix("s"): 1
+    for name in vars(Hooks)
+    if name.startswith("register_")
+}
+"""Every kind of part, which is the name of its hook, with the version of its contract."""
 
 
 def hook_name(kind: str) -> str:

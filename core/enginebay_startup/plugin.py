@@ -1,9 +1,14 @@
-"""Registers JAX's configuration, which runs before an engine is planned."""
+"""Registers JAX's configuration, which runs before an engine is planned; and has the guard within
+which the code of plugins is imported.
+"""
 
 from __future__ import annotations
 
 from enginebay.config import EngineConfig
 from enginebay.hooks import Register, hookimpl
+from enginebay_startup.guard import guarded
+
+__all__ = ["guarded", "prepare", "register_startups"]
 
 
 @hookimpl
