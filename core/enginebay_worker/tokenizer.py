@@ -11,6 +11,7 @@ from enginebay.config_sections import TemplateLimits
 from enginebay.errors import RequestError
 from enginebay.text import ChatOptions, Message, Tokenizer
 from enginebay_worker.chat import Chat, WorkerChats
+from enginebay_worker.detokenizer import IncrementalDetokenizer
 
 
 class HuggingFaceTokenizer(Protocol):
@@ -71,6 +72,9 @@ class TextTokenizer(Tokenizer):
             skip_special_tokens=skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
+
+    def decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]

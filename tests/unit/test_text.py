@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
+from enginebay.text import StopChecker, Tokenizer
+from enginebay_worker.detokenizer import IncrementalDetokenizer
 from enginebay_worker.tokenizer import TextTokenizer
 
 CORPUS = [

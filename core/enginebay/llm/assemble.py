@@ -13,7 +13,7 @@ from enginebay.llm.prepare import Prepared
 from enginebay.loop.messages import TokenEvent
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.stopping import SequenceChecker
-from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
+from enginebay.text import StopChecker, Tokenizer
 from enginebay.types import FinishReason, Request
 
 
@@ -43,8 +43,8 @@ class CompletionReader:
         self.progress: RequestMetrics | None = None
         self._hidden = frozenset(sampling.stop_token_ids)
         self._abort = abort
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=sampling.params.skip_special_tokens
+        self._detokenizer = tokenizer.decoder(
+            skip_special_tokens=sampling.params.skip_special_tokens
         )
         self._sequences = SequenceChecker(sampling.params.stop_words_ids, sampling.min_tokens)
         self._num_early, self._is_early = sampling.min_tokens, False
