@@ -1,0 +1,25 @@
+"""Registers the op lora, its implementation in plain JAX, and the slots of adapters."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_ops(register: Register) -> None:
+    """Register lora."""
+    register(
+        "lora", "enginebay_lora.ops:LORA", summary="the low-rank products of adapters, by token"
+    )
+
+
+@hookimpl
+def register_kernels(register: Register) -> None:
+    """Register lora in plain JAX."""
+    register(
+        "xla",
+        "enginebay_lora.xla:lora",
+        op="lora",
+        platforms=("cpu", "cuda", "tpu"),
+        summary="plain JAX, on any platform",
+    )
