@@ -66,7 +66,7 @@ test-all: ## all other tests and checks, hours; outcomes go into docs/testing.md
 
 .PHONY: test-slow
 test-slow: env-test ## the slow tests
-	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
+	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m "slow and not server" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
 
 .PHONY: test-oldest
 test-oldest: env-parity ## every conformance check on the oldest Python and jax
@@ -82,7 +82,11 @@ test-browser: env-browser ## the server's page in Chromium; also takes the pictu
 
 .PHONY: test-serve
 test-serve: env-serve ## the tests of the HTTP server
-	@$(PYTEST) -m server tests/server $(PYTEST_ARGS)
+	@$(PYTEST) -m "server and not slow" tests/server $(PYTEST_ARGS)
+
+.PHONY: test-load
+test-load: env-serve ## the slow tests of the HTTP server: 200 clients for minutes
+	@$(PYTEST) -m "server and slow" tests/server -s $(PYTEST_ARGS)
 
 .PHONY: test-outside
 test-outside: env-serve ## checks of our output by other programs: promtool and Prometheus, of Debian's package prometheus

@@ -54,6 +54,7 @@ PARTS = (
         "kernels interpreted, and compiled for TPUs and GPUs",
     ),
     Part("eval", ("test-eval",), "tasks of lm-eval (extra `eval`)"),
+    Part("load", ("test-load",), "200 clients of the HTTP server for three minutes, and signals"),
     Part(
         "outside",
         ("test-outside",),

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-START_S, END_S = 120, 60
+START_S, END_S = 240, 60
 SMALL = ("--max-model-len", "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
 COMMAND = [sys.executable, "-m", "enginebay", "serve"]
+FEW_SIZES = [sys.executable, "-m", "tests.server.few_sizes", "serve"]
 
 
 class ServerProcess:
@@ -28,9 +29,10 @@ class ServerProcess:
         *flags: str,
         environment: dict[str, str] | None = None,
         models: Sequence[str] = ("demo",),
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self._process = subprocess.Popen(
-            [*COMMAND, *models, "--port", "0", *SMALL, *flags],
+            [*command, *models, "--port", "0", *SMALL, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -80,7 +82,11 @@ class ServerProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._process.send_signal(signal.SIGTERM)
+        self.send(signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
 
     def exit_code(self) -> int:
         """Wait for its end."""
