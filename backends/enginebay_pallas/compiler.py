@@ -18,8 +18,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from enginebay.errors import UnsupportedError, unknown_name
-from enginebay.ops.toolchains import CompileReport
 from enginebay_startup.jaxconfig import keeping_nothing
+from enginebay_testing.toolchains import CompileReport
 
 TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
     "v5e": {4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4"},

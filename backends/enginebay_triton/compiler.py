@@ -28,7 +28,7 @@ from jax import tree_util
 from jax.sharding import SingleDeviceSharding
 
 from enginebay.errors import InternalError, UnsupportedError, explain, unknown_name
-from enginebay.ops.toolchains import CompileReport
+from enginebay_testing.toolchains import CompileReport
 from enginebay_triton import call
 from enginebay_triton.targets import TARGETS
 
@@ -70,7 +70,7 @@ class Assembled:
 
 
 class TritonCompiler:
-    """enginebay.ops.toolchains.KernelCompiler for NVIDIA's architectures."""
+    """enginebay_testing.toolchains.KernelCompiler for NVIDIA's architectures."""
 
     platform = "cuda"
     targets: Sequence[str] = tuple(TARGETS)

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.bound import SampleOp
 from enginebay.ops.op import Partition, Shards
 from enginebay_xla.ops import (
     AddRmsNormOp,
@@ -15,6 +14,7 @@ from enginebay_xla.ops import (
     GroupedLinearOp,
     LinearOp,
     RmsNormOp,
+    SampleOp,
 )
 
 

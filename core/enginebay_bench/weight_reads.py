@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import unknown_name
-from enginebay.ops.toolchains import KernelCompiler
 from enginebay.registry import load_registry
 from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
+from enginebay_testing.toolchains import KernelCompiler
 
 HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")

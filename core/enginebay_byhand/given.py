@@ -7,34 +7,30 @@ from typing import Any
 
 from enginebay.compose.by_hand import ByHand
 from enginebay.compose.plan import Plan
-from enginebay.config import Reason
-from enginebay.ops.op import CheckSetting, Op
 from enginebay.registry import Registry
-from enginebay_byhand.import_paths import check_import_paths, with_import_paths
+from enginebay_byhand.import_paths import with_import_paths
 from enginebay_byhand.override import overridden_plan
 
 
 class Functions(ByHand[Plan]):
-    """Checks and applies functions, objects and import paths."""
+    """Applies functions, objects and import paths."""
 
     def with_paths(
         self, registry: Registry, paths: Sequence[tuple[str, str]], layout: str
     ) -> Registry:
         return with_import_paths(registry, paths, layout)
 
-    def checked(
-        self,
-        reasons: Sequence[Reason],
-        impls: Mapping[str, Any],
-        ops: Mapping[str, Op[Any]],
-        setting: CheckSetting,
-        *,
-        verify: bool,
-    ) -> tuple[Reason, ...]:
-        return check_import_paths(reasons, impls, ops, setting, verify=verify)
-
     def overridden(self, plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
-        return overridden_plan(plan, given, check=check)
+        return overridden_plan(plan, _by_op(given), check=check)
+
+
+def _by_op(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect the parts of one op: those of settings such as "attention.decode" by their phase."""
+    found: dict[str, Any] = {}
+    for setting, part in given.items():
+        op, _, phase = setting.partition(".")
+        found[op] = {**found.get(op, {}), phase: part} if phase else part
+    return found
 
 
 GIVEN = Functions()

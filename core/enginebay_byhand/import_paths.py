@@ -7,12 +7,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import ATTENTION
+from enginebay.compose.plan import Plan
 from enginebay.config import Reason
 from enginebay.config_sections import PHASES
 from enginebay.errors import ConfigError, InputError, UnsupportedError
@@ -20,6 +23,7 @@ from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import is_import_path
+from enginebay.ops.spec import Mode
 from enginebay.registry import Entry, Registry
 from enginebay_byhand.quick import quick_checked
 from enginebay_byhand.simple import adapt_attention
@@ -79,7 +83,7 @@ def refuse_uncallable(
     """Raise `error` for an implementation that cannot be called with the op's signature."""
     given = f"{what} is of type {type(impl).__name__}"
     if callable(impl) and not isinstance(impl, type):
-        reason = op.why_not_called(impl)
+        reason = _why_not_called(op, impl)
         if reason is None:
             return
         given = f"{what}: {reason}"
@@ -87,6 +91,21 @@ def refuse_uncallable(
     raise error(
         given, f"a function by the protocol {signature}", "Give the function these arguments."
     )
+
+
+def _why_not_called(op: Op[Any], function: Callable[..., Any]) -> str | None:
+    """Return why a function cannot be called with the signature of the op, or None."""
+    signature = inspect.signature(op.signature.__call__)
+    _, *parameters = signature.parameters.values()
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    by_place = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    try:
+        inspect.signature(function).bind(*by_place, **dict.fromkeys(by_name))
+    except TypeError as error:
+        return f"{error}; calls are {op.name}{signature}"
+    except ValueError:  # a callable without a readable signature: the quick check calls it
+        pass
+    return None
 
 
 def import_path(path: str, what: str) -> Any:
@@ -134,34 +153,53 @@ def import_path(path: str, what: str) -> Any:
     return found
 
 
-def check_import_paths(
-    reasons: Iterable[Reason],
-    impls: Mapping[str, Any],
-    ops: Mapping[str, Op[Any]],
-    setting: CheckSetting,
-    *,
-    verify: bool,
-) -> tuple[Reason, ...]:
-    """Check each import path quickly, and return the reasons with the results; IncorrectError when
-    a check fails.
-
-    `impls` has the implementation of each setting, such as "kernels.attention.decode".
+def check_import_paths(plan: Plan) -> Plan:
+    """Check the implementations of a plan that were chosen by import path, and return the plan with
+    the results in its reasons; IncorrectError when a check fails.
     """
-    checked = []
-    for reason in reasons:
-        impl = impls.get(reason.setting)
-        if impl is not None and is_import_path(reason.chosen):
-            _, name, *phase = reason.setting.split(".")
-            op, how = ops[name], "not checked"
-            if name != ATTENTION:
-                what = f"kernel of op {name} {reason.chosen!r}"
-                refuse_uncallable(op, impl, what, ConfigError)
-            if verify:
-                phases = [p for p in PHASES if p in phase or not phase]
-                local = dataclasses.replace(setting, phases=phases)
-                how = quick_checked(
-                    op, impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH
-                )
-            reason = dataclasses.replace(reason, why=f"{BY_PATH}, {how}")
-        checked.append(reason)
-    return tuple(checked)
+    replaced = {
+        reason.setting: _checked(plan, reason)
+        for reason in plan.kernels.reasons
+        if is_import_path(reason.chosen)
+    }
+    return with_reasons(plan, replaced) if replaced else plan
+
+
+def _checked(plan: Plan, reason: Reason) -> Reason:
+    kernels = plan.kernels
+    _, name, *phase = reason.setting.split(".")
+    impl: Any = kernels.plain.get(name)
+    if name == ATTENTION:
+        impl = kernels.attention[cast("Mode", phase[0])]
+    else:
+        what = f"kernel of op {name} {reason.chosen!r}"
+        refuse_uncallable(kernels.ops[name], impl, what, ConfigError)
+    how = "not checked"
+    if plan.config.verify_kernels:
+        setting = check_setting(kernels, [p for p in PHASES if p in phase or not phase])
+        what = f"{reason.setting} = {reason.chosen!r}"
+        how = quick_checked(kernels.ops[name], impl, setting, what, SWITCH)
+    return dataclasses.replace(reason, why=f"{BY_PATH}, {how}")
+
+
+def check_setting(kernels: ChosenKernels, phases: Sequence[Mode]) -> CheckSetting:
+    """Return the setting in which quick checks run an implementation: the specs of the model's
+    layers, on the smallest pages of the engine.
+    """
+    specs = list(kernels.specs.values())
+    dtype = specs[0].q_dtype
+    setting = CheckSetting(kernels.env, specs, kernels.layout_type, dtype, phases)
+    return dataclasses.replace(setting, page_size=kernels.smallest_page or setting.page_size)
+
+
+def with_reasons(
+    plan: Plan, replaced: Mapping[str, Reason], kernels: ChosenKernels | None = None
+) -> Plan:
+    """Return a plan with other reasons by setting, and with other kernels if they are given."""
+    kernels = kernels or plan.kernels
+    changed = dataclasses.replace(kernels, reasons=_replaced(kernels.reasons, replaced))
+    return dataclasses.replace(plan, kernels=changed, reasons=_replaced(plan.reasons, replaced))
+
+
+def _replaced(reasons: Sequence[Reason], replaced: Mapping[str, Reason]) -> tuple[Reason, ...]:
+    return tuple(replaced.get(reason.setting, reason) for reason in reasons)

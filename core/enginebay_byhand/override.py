@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -27,7 +27,12 @@ from enginebay.ops.select import is_import_path
 from enginebay.registry import Entry
 from enginebay.sampler import DeviceParams, Sampler, SamplingState
 from enginebay.types import ROW_VALUES
-from enginebay_byhand.import_paths import import_path, refuse_uncallable
+from enginebay_byhand.import_paths import (
+    check_setting,
+    import_path,
+    refuse_uncallable,
+    with_reasons,
+)
 from enginebay_byhand.quick import quick_checked
 from enginebay_byhand.simple import adapt_attention
 
@@ -99,12 +104,8 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
                     f"{one.op} is {GIVEN}, and serves wherever it is computed",
                 )
     refuse_unused({op: f"{op} is given" for op in given}, kernels.ops, attention)
-    reasons = _replaced(kernels.reasons, replaced)
-    changed = dataclasses.replace(
-        kernels, attention=attention, plain=plain, names=names, reasons=reasons
-    )
-    reasons = _replaced(plan.reasons, replaced)
-    return dataclasses.replace(plan, kernels=changed, reasons=reasons, swapped=swapped)
+    changed = dataclasses.replace(kernels, attention=attention, plain=plain, names=names)
+    return dataclasses.replace(with_reasons(plan, replaced, changed), swapped=swapped)
 
 
 def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
@@ -130,10 +131,9 @@ def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
         if check:
             _trace(sampler, name, plan.model.info.vocab_size)
     return dataclasses.replace(
-        plan,
+        with_reasons(plan, {SAMPLER: Reason(SAMPLER, name, why)}),
         config=plan.config.model_copy(update={SAMPLER: choice}),
         sampler=sampler,
-        reasons=_replaced(plan.reasons, {SAMPLER: Reason(SAMPLER, name, why)}),
         swapped={**plan.swapped, SAMPLER: given},
     )
 
@@ -154,10 +154,6 @@ def _trace(sampler: Sampler, name: str, vocab_size: int) -> None:
             "a function (logits f32 [S, vocab], SamplingState) that returns token ids int32 [S]",
             f"Fix the function, or pass {SWITCH}.",
         ) from error
-
-
-def _replaced(reasons: Sequence[Reason], replaced: Mapping[str, Reason]) -> tuple[Reason, ...]:
-    return tuple(replaced.get(reason.setting, reason) for reason in reasons)
 
 
 def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
@@ -243,5 +239,5 @@ def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
         return "registered" if one.registered else "not checked"
     what = f"{', '.join(one.settings)} = {one.name}"
     phases = [phase for phase in PHASES if phase in one.phases]
-    setting = dataclasses.replace(plan.kernels.check_setting, phases=phases)
+    setting = check_setting(plan.kernels, phases)
     return quick_checked(plan.kernels.ops[one.op], one.impl, setting, what, SWITCH)

@@ -13,3 +13,13 @@ def register_by_hands(register: Register) -> None:
         "enginebay_byhand.given:GIVEN",
         summary="functions passed in Python and kernels by import path, after a quick check",
     )
+
+
+@hookimpl
+def register_revisions(register: Register) -> None:
+    """Register import_paths."""
+    register(
+        "import_paths",
+        "enginebay_byhand.import_paths:check_import_paths",
+        summary="a quick check of the kernels that were chosen by import path",
+    )

@@ -12,13 +12,13 @@ from typing import Literal, get_args
 
 from enginebay.compose.ops import ATTENTION
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
-from enginebay.ops.caps import Env
-from enginebay.ops.toolchains import Interpretable, KernelCompiler
+from enginebay.ops.caps import Env, Interpretable
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry, import_target
 from enginebay_testing import suites
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.suites import Choices
+from enginebay_testing.toolchains import KernelCompiler
 from enginebay_testing.verdicts import Run
 
 Level = Literal["interpret", "compile", "run"]

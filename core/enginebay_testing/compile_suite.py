@@ -18,8 +18,8 @@ from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
-from enginebay.ops.toolchains import KernelCompiler
 from enginebay_testing.op_kit import OpKit, OpProgram
+from enginebay_testing.toolchains import KernelCompiler
 from enginebay_testing.traits import traits_of
 
 

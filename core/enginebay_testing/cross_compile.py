@@ -26,12 +26,12 @@ from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import Bucket
-from enginebay.ops.toolchains import CompileReport, KernelCompiler
 from enginebay.registry import Registry
 from enginebay_executor.binding import bind
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.prefill import forward_step
 from enginebay_executor.step import Program, StepState, decode_step
+from enginebay_testing.toolchains import CompileReport, KernelCompiler
 
 TENSOR = "tensor"
 """The mesh axis over which weights and heads are split."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.ops.bound import AttentionImpl, RopeOp
+from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
 from enginebay_testing import oracle
@@ -26,6 +26,7 @@ from enginebay_testing.attention_cases import (
 from enginebay_testing.attention_program import AttentionProgram
 from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.verdicts import InexactError
+from enginebay_xla.ops import RopeOp
 
 __all__ = [
     "ROPE_SPECS",

@@ -50,7 +50,7 @@ class Outcome:
     bound.
 
     `seconds` is the wall time of the check, compilation included. `figures` come from a compiler
-    (see `enginebay.ops.toolchains.CompileReport`).
+    (see `enginebay_testing.toolchains.CompileReport`).
     """
 
     verdict: Verdict

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.ops.toolchains import KernelCompiler
 from enginebay.registry import load_registry
 from enginebay_bench.weight_reads import count_reads, layer_reads
 from enginebay_pallas.compiler import compiler as tpu
 from enginebay_testing.cross_compile import DecodeShape, compile_decode_step
+from enginebay_testing.toolchains import KernelCompiler
 from enginebay_triton.compiler import compiler as gpu
 
 SMALL_LLAMA = {

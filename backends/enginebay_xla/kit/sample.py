@@ -11,12 +11,12 @@ from typing import cast
 import jax
 import numpy as np
 
-from enginebay.ops.bound import SampleOp
 from enginebay_numerics import sampling
 from enginebay_testing.covering import Combination
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_testing.verdicts import Check, expect
+from enginebay_xla.ops import SampleOp
 
 VOCABS = (40, 700)
 """Sizes of the vocabulary. They are no multiples of a tile, and the large one is more than the best

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-from enginebay.config import Reason
-from enginebay.ops.op import CheckSetting, Op
 from enginebay.registry import Registry
 
 PlanT = TypeVar("PlanT")
@@ -30,25 +28,10 @@ class ByHand(ABC, Generic[PlanT]):
         """
 
     @abstractmethod
-    def checked(
-        self,
-        reasons: Sequence[Reason],
-        impls: Mapping[str, Any],
-        ops: Mapping[str, Op[Any]],
-        setting: CheckSetting,
-        *,
-        verify: bool,
-    ) -> tuple[Reason, ...]:
-        """Check the implementations that were chosen by import path, if `verify`; return the
-        reasons with the result of the checks. IncorrectError when a check fails.
-
-        impls: setting, such as "kernels.attention.decode" -> implementation.
-        """
-
-    @abstractmethod
     def overridden(self, plan: PlanT, given: Mapping[str, Any], *, check: bool) -> PlanT:
-        """Return `plan` with other implementations, for `LLM.override`. `given` maps an op to an
-        implementation, or to a dict of implementations by phase. With `check` they are checked.
+        """Return `plan` with other implementations, for `LLM.override` and `Engine.swap`. `given`
+        maps an op to an implementation or to a dict of implementations by phase, or a setting such
+        as "attention.decode" to an implementation. With `check` they are checked.
         """
 
 
@@ -61,16 +44,4 @@ def by_hand(registry: Registry) -> ByHand[Any]:
         "List registered kernels with `enginebay plugins --kind kernel`, and pass a name.",
     )
     found: ByHand[Any] = registry.load(entry)
-    return found
-
-
-def by_op(parts: Mapping[str, object]) -> dict[str, object]:
-    """Convert parts by setting, such as "attention.decode", to the form of `ByHand.overridden`."""
-    found: dict[str, object] = {}
-    for setting, part in parts.items():
-        op, _, phase = setting.partition(".")
-        if phase:
-            cast("dict[str, object]", found.setdefault(op, {}))[phase] = part
-        else:
-            found[op] = part
     return found

@@ -9,9 +9,8 @@ from collections.abc import Collection
 from enginebay.config import NO_QUANTIZATION, EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import UnsupportedError
-from enginebay.ops.caps import Env
+from enginebay.ops.caps import Env, Interpretable
 from enginebay.ops.select import Candidate
-from enginebay.ops.toolchains import Interpretable
 from enginebay.registry import Entry, Registry
 
 ANY = "any"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from enginebay.compose.bind import bind
-from enginebay.compose.by_hand import by_hand, by_op
+from enginebay.compose.by_hand import by_hand
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.plan import Plan
@@ -169,7 +169,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
             return plan.load_weights(progress=report)
 
     def changed(parts: Mapping[str, object]) -> EngineParts:
-        return make_parts(by_hand(registry).overridden(plan, by_op(parts), check=False))
+        return make_parts(by_hand(registry).overridden(plan, parts, check=False))
 
     return EngineParts(
         config=config,

@@ -28,7 +28,7 @@ from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
-from enginebay.ops.op import CheckSetting, Op
+from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import Tuning, Untuned
@@ -87,15 +87,6 @@ class ChosenKernels:
         """Return why an implementation of attention cannot run the problems of a phase, or None."""
         sharded = self.is_sharded
         return why_not_phase(impl, phase, problems, self.env, self.specs, is_sharded=sharded)
-
-    @property
-    def check_setting(self) -> CheckSetting:
-        """The setting in which quick checks run an implementation: the specs of the model's layers,
-        on the smallest pages of the engine.
-        """
-        specs = list(self.specs.values())
-        setting = CheckSetting(self.env, specs, self.layout_type, specs[0].q_dtype)
-        return dataclasses.replace(setting, page_size=self.smallest_page or setting.page_size)
 
     @property
     def smallest_page(self) -> int | None:
@@ -160,19 +151,7 @@ def choose_kernels(
     writers = {op: _wanted(config, op) for op in ops[ATTENTION].calls[1:]}
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}
     refuse_unused(named, ops, chosen.attention)
-    return _checked(chosen, registry, config) if paths else chosen
-
-
-def _checked(chosen: ChosenKernels, registry: Registry, config: EngineConfig) -> ChosenKernels:
-    """Check the implementations that were chosen by import path, and add the results to the
-    reasons.
-    """
-    impls = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
-    impls |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
-    reasons = by_hand(registry).checked(
-        chosen.reasons, impls, chosen.ops, chosen.check_setting, verify=config.verify_kernels
-    )
-    return dataclasses.replace(chosen, reasons=reasons)
+    return chosen
 
 
 def import_paths_in(config: EngineConfig) -> list[tuple[str, str]]:

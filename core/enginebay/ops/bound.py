@@ -1,5 +1,5 @@
-"""Ops, the chosen implementations that a model calls; and the signatures of the ops that engines
-and samplers call.
+"""Ops, the chosen implementations that a model calls; and the contract of attention, the op that is
+chosen by phase.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op, SignatureT
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, StepBatch
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 
 
 class AttentionImpl(Protocol):
@@ -53,62 +53,6 @@ class AttentionImpl(Protocol):
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, Dv], the updated cache, log-sum-exp f32 [T, Hq] or None)."""
-
-
-class RopeOp(Protocol):
-    """Rotates the first rotary_dim features of x [T, heads, head_dim] to positions int32 [T]."""
-
-    def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
-
-
-class RopeKvWriteOp(Protocol):
-    """Rotates q [T, q_heads, head_dim] and k [T, kv_heads, head_dim], and writes k and v [T,
-    kv_heads, head_dim] to the cache. Returns (rotated q, updated cache).
-
-    A fused op of rope and kv_write, used with attention that does not write the cache itself.
-    positions and slots are int32 [T]. Tokens with a negative slot are not written. The capability
-    `layouts` of an implementation lists its cache layouts; without it, all layouts.
-    """
-
-    def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: CacheArrays,
-        positions: jax.Array,
-        slots: jax.Array,
-        *,
-        spec: RopeSpec,
-        layout: KVLayout,
-    ) -> tuple[jax.Array, CacheArrays]: ...
-
-
-class SampleOp(Protocol):
-    """Samples one token of each row after the filters top_k, top_p and min_p. A sampler with the
-    capability `draws` calls it.
-
-    z: f32 [S, vocab], (logits - the row's max) / temperature, so that the max is 0; -inf is never
-    sampled. seeds: uint32 [S, 2]. top_k: int32 [S], 1 to vocab; vocab keeps all tokens. top_p: f32
-    [S]; 1 keeps all tokens. min_p: f32 [S]; 0 keeps all tokens. Returns int32 [S]: the kept token
-    with the largest z + sampling.gumbel_noise(seeds, id); the lowest id if several are equal.
-
-    The filters are applied in this order. top_k keeps the tokens whose z is at least the top_k-th
-    largest z. top_p sorts these by exp(z), equal ones by id, and keeps each token before which less
-    than the share top_p of the total of exp(z) lies; the border may be wrong by 1e-6 of the total.
-    min_p keeps tokens with exp(z) >= min_p. The first token with the largest z is always kept, and
-    a row with top_k 1 returns it whatever the noise is. Rows are independent.
-    """
-
-    def __call__(
-        self,
-        z: jax.Array,
-        seeds: jax.Array,
-        *,
-        top_k: jax.Array,
-        top_p: jax.Array,
-        min_p: jax.Array,
-    ) -> jax.Array: ...
 
 
 class Ops:

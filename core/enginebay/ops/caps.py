@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from enginebay.cache import KVLayout
 from enginebay.ops.spec import AttnSpec, Bucket
@@ -25,6 +26,19 @@ class Env:
 def always(_: object) -> bool:
     """Return True, for a predicate that allows every value."""
     return True
+
+
+@runtime_checkable
+class Interpretable(Protocol):
+    """An implementation of an op that can be interpreted on the host, slowly, for checks."""
+
+    def interpreted(self) -> Any:
+        """Return the interpreted implementation, which follows the same contract and supports the
+        platform "cpu". UnsupportedError, with the reason, when the interpreter is not installed.
+
+        If the interpreter can, it also finds errors that a device hides: races, reads out of
+        bounds, and reads of scratch memory that was not written.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,19 +78,6 @@ class Op(Generic[SignatureT]):
         batch = inspect.signature(self.signature.__call__).parameters.get("batch")
         return batch is not None and batch.kind is batch.KEYWORD_ONLY
 
-    def why_not_called(self, function: Callable[..., Any]) -> str | None:
-        """Return why a function cannot be called with the signature of the op, or None."""
-        _, *parameters = inspect.signature(self.signature.__call__).parameters.values()
-        by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        by_place = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        try:
-            inspect.signature(function).bind(*by_place, **dict.fromkeys(by_name))
-        except TypeError as error:
-            return f"{error}; calls are {self.name}{inspect.signature(self.signature.__call__)}"
-        except ValueError:  # a callable without a readable signature: the quick check calls it
-            pass
-        return None
-
 
 @dataclasses.dataclass(frozen=True)
 class Partition:

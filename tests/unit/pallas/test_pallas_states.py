@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from enginebay.ops.toolchains import KernelCompiler
 from enginebay.registry import load_registry
 from enginebay_pallas.compiler import compiler as tpu
 from enginebay_testing.cross_compile import DecodeShape, compile_decode_step
+from enginebay_testing.toolchains import KernelCompiler
 from enginebay_triton.compiler import compiler as gpu
 
 LFM2: dict[str, Any] = {

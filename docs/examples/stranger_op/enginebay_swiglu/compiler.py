@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from enginebay.ops.toolchains import CompileReport
+from enginebay_testing.toolchains import CompileReport
 
 
 class HostCompiler:
@@ -31,7 +31,7 @@ class HostCompiler:
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """Compile a program; see enginebay.ops.toolchains.KernelCompiler."""
+        """Compile a program; see enginebay_testing.toolchains.KernelCompiler."""
         began_s = time.perf_counter()
         program = jax.jit(function, donate_argnums=tuple(donated)).lower(*arguments).compile()
         memory = program.memory_analysis()

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from enginebay.ops.toolchains import CompileReport
+from enginebay_testing.toolchains import CompileReport
 
 
 class ToyCompiler:

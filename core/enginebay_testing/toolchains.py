@@ -1,28 +1,12 @@
-"""Contracts for checking a kernel on a machine without its device. Both are optional for a kernel:
-
-- An implementation with a method `interpreted()` can be interpreted on the host (`Interpretable`).
-- A declaration with the capability `compiler = "module:attribute"` names a `KernelCompiler`, which
-  compiles programs that call the kernel, for devices that this machine does not have.
+"""The contract of compilers that check a kernel on a machine without its device. A declaration of a
+kernel names its compiler in the capability `compiler = "module:attribute"`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-
-@runtime_checkable
-class Interpretable(Protocol):
-    """An implementation of an op that can be interpreted on the host, slowly, for checks."""
-
-    def interpreted(self) -> Any:
-        """Return the interpreted implementation, which follows the same contract and supports the
-        platform "cpu". UnsupportedError, with the reason, when the interpreter is not installed.
-
-        If the interpreter can, it also finds errors that a device hides: races, reads out of
-        bounds, and reads of scratch memory that was not written.
-        """
+from typing import Any, Protocol
 
 
 @dataclasses.dataclass(frozen=True)
