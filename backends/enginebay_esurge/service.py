@@ -11,11 +11,11 @@ from enginebay.background import Background
 from enginebay.compose.composition import Composed
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError
-from enginebay.llm.override import overridden
-from enginebay.loop.loop import EngineLoop, end_all, prompt_ids
+from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import TakeEvent, Ticket
 from enginebay.loop.observer import Observers
 from enginebay.types import Request
+from enginebay_byhand.block import overridden
 from enginebay_esurge.errors import BusyError, NotRunningError
 
 
@@ -60,7 +60,7 @@ class Service:
     @property
     def num_requests(self) -> tuple[int, int]:
         """(requests without a running completion, requests with a running completion)."""
-        waiting, running = ((), ()) if (loop := self._loop) is None else prompt_ids(loop)
+        waiting, running = ((), ()) if (loop := self._loop) is None else loop.prompt_ids()
         return len(waiting), len(running)
 
     def start(self) -> None:
@@ -137,18 +137,18 @@ class Service:
         with self.lock:
             return function() if self._loop is None else self._loop.call(function)
 
+    def end_all(self, error: EnginebayError) -> None:
+        """End every request with an error, between steps."""
+        if self._loop is not None:
+            self._loop.end_all(error)
+
     @contextlib.contextmanager
     def override(self, given: Mapping[str, Any], *, check: bool) -> Iterator[None]:
         """Run steps with other implementations while the block lasts, in any state; see
         `overridden`.
         """
         before = self.parts
-
-        def end(error: EnginebayError) -> None:
-            if self._loop is not None:
-                end_all(self._loop, error)
-
-        with overridden(before, self, end, given, check=check) as self.parts:
+        with overridden(before, self, given, check=check) as self.parts:
             try:
                 yield
             finally:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from enginebay.compose.by_hand import ByHand
+from enginebay.compose.by_hand import ByHand, EngineDriver
+from enginebay.compose.composition import Composed
 from enginebay.compose.plan import Plan
 from enginebay.registry import Registry
+from enginebay_byhand.block import overridden
 from enginebay_byhand.import_paths import with_import_paths
 from enginebay_byhand.override import overridden_plan
 
 
-class Functions(ByHand[Plan]):
+class Functions(ByHand[Plan, Composed]):
     """Applies functions, objects and import paths."""
 
     def with_paths(
         self, registry: Registry, paths: Sequence[tuple[str, str]], layout: str
     ) -> Registry:
         return with_import_paths(registry, paths, layout)
+
+    def block(
+        self, parts: Composed, driver: EngineDriver, given: Mapping[str, Any], *, check: bool
+    ) -> AbstractContextManager[Composed]:
+        return overridden(parts, driver, given, check=check)
 
     def overridden(self, plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
         return overridden_plan(plan, _by_op(given), check=check)

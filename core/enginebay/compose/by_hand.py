@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
+from enginebay.errors import EnginebayError
 from enginebay.registry import Registry
 
 PlanT = TypeVar("PlanT")
+ComposedT = TypeVar("ComposedT")
 
 
-class ByHand(ABC, Generic[PlanT]):
+class EngineDriver(Protocol):
+    """What drives an engine: a loop, or a service that starts a loop when it needs one."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function between steps, and return its result. StoppedError when the step before it
+        failed.
+        """
+
+    def end_all(self, error: EnginebayError) -> None:
+        """End every request with an error. Only called between steps."""
+
+
+class ByHand(ABC, Generic[PlanT, ComposedT]):
     """Supports unregistered implementations: functions passed to `LLM.override`, and import paths
     ("package.module:attribute") in place of the names of kernels.
 
-    A plugin registers an instance as kind "by_hand". PlanT is
-    `enginebay.compose.composition.Plan`.
+    A plugin registers an instance as kind "by_hand". PlanT and
+    ComposedT are Plan and Composed of `enginebay.compose.composition`.
     """
 
     @abstractmethod
@@ -29,13 +52,24 @@ class ByHand(ABC, Generic[PlanT]):
 
     @abstractmethod
     def overridden(self, plan: PlanT, given: Mapping[str, Any], *, check: bool) -> PlanT:
-        """Return `plan` with other implementations, for `LLM.override` and `Engine.swap`. `given`
-        maps an op to an implementation or to a dict of implementations by phase, or a setting such
-        as "attention.decode" to an implementation. With `check` they are checked.
+        """Return `plan` with other implementations, for `Engine.swap`. `given` maps an op to an
+        implementation or to a dict of implementations by phase, or a setting such as
+        "attention.decode" to an implementation. With `check` they are checked.
+        """
+
+    @abstractmethod
+    def block(
+        self, parts: ComposedT, driver: EngineDriver, given: Mapping[str, Any], *, check: bool
+    ) -> AbstractContextManager[ComposedT]:
+        """Run the engine's steps with other implementations while the block lasts, for
+        `LLM.override`. Yields the engine's parts with the changed plan.
+
+        RequestError while requests are running or waiting, and the errors of `overridden`; in all
+        these cases nothing changes.
         """
 
 
-def by_hand(registry: Registry) -> ByHand[Any]:
+def by_hand(registry: Registry) -> ByHand[Any, Any]:
     """Return the registered ByHand with the highest priority; UnsupportedError if none exists."""
     entry = registry.first(
         "by_hand",
@@ -43,5 +77,5 @@ def by_hand(registry: Registry) -> ByHand[Any]:
         "the name of a registered implementation",
         "List registered kernels with `enginebay plugins --kind kernel`, and pass a name.",
     )
-    found: ByHand[Any] = registry.load(entry)
+    found: ByHand[Any, Any] = registry.load(entry)
     return found

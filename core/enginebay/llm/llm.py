@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
+from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import Composed, Progress, build, make_plan
 from enginebay.compose.plan import Plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
@@ -19,13 +19,12 @@ from enginebay.engine import Engine
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.llm.abilities import Abilities
 from enginebay.llm.events import AsyncEvents, Events
-from enginebay.llm.override import overridden
 from enginebay.llm.prepare import Param, Params, Prepared, Preparer, check_streamable
 from enginebay.llm.priority import ChatTurn, Turn, Turns, split_turn
 from enginebay.llm.prompts import Prompt, Prompts, prompts_of
 from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
-from enginebay.loop.loop import EngineLoop, end_all, prompt_ids
+from enginebay.loop.loop import EngineLoop
 from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
 from enginebay.text import Tokenizer
@@ -178,9 +177,9 @@ class LLM:
         start of the block. Requests that have not ended when the block ends get StoppedError. After
         the block the former programs are used again, without compiling. Blocks may be nested.
         """
-        end = functools.partial(end_all, self._loop)
         before = self._parts
-        with overridden(before, self._loop, end, implementations, check=check) as self._parts:
+        hand = by_hand(before.plan.registry)
+        with hand.block(before, self._loop, implementations, check=check) as self._parts:
             try:
                 yield self
             finally:
@@ -333,7 +332,7 @@ class LLM:
         """The numbers of waiting and running requests, including requests of generate() and of
         streams.
         """
-        return self._requests.counts(prompt_ids(self._loop)[1])
+        return self._requests.counts(self._loop.prompt_ids()[1])
 
     def _queue(
         self, one: Prepared, events: Events | AsyncEvents, request_id: str | None, *, streams: bool

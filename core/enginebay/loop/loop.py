@@ -149,6 +149,19 @@ class EngineLoop:
         finally:
             result.cancel()  # an interrupted caller no longer wants the function to run
 
+    def prompt_ids(self) -> tuple[set[str], set[str]]:
+        """Ids of (waiting, running) prompts, as of now; a running prompt has at least one
+        completion with a row.
+        """
+        running = {one.request.parent_id for one in list(self._requests.running.values())}
+        waiting = {one.request.parent_id for one in list(self._requests.waiting.values())}
+        return waiting - running, running
+
+    def end_all(self, error: EnginebayError) -> None:
+        """End every request with an error. Only on the engine thread, see call()."""
+        for tracked in self._requests.everything:
+            self._steps.end(tracked, "error", error)
+
     def close(self) -> None:
         """End unfinished requests with StoppedError, and end the threads. A second call does
         nothing.
@@ -242,31 +255,12 @@ class EngineLoop:
                 tracked = self._requests.find(request_id)
                 if tracked is not None:
                     self._steps.end(tracked, "abort")
-            case LoopCall(function, result):
-                self._answer(function, result)
+            case LoopCall():
+                message.run(self._steps.commit_all)
             case Stop():
-                for tracked in self._requests.everything:
-                    why = StoppedError("the engine was closed before the request finished")
-                    self._steps.end(tracked, "error", why)
+                self.end_all(StoppedError("the engine was closed before the request finished"))
                 return False
         return True
-
-    def _answer(self, function: Callable[[], Any], result: Future[Any]) -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-        try:
-            self._steps.commit_all()
-        except BaseException:
-            result.set_exception(
-                StoppedError("a step failed before the call could run: call again")
-            )
-            raise  # _recover() handles the failed step
-        try:
-            result.set_result(function())
-        except Exception as error:  # noqa: BLE001  # the caller gets it
-            result.set_exception(error)
-        except BaseException as error:  # noqa: BLE001  # raised in the caller, it would end the caller's thread
-            result.set_exception(failure("a function that was run on the engine's thread", error))
 
     def _recover(self, error: BaseException) -> bool:
         """End the requests of the failed step with an error, and start again with new arrays.
@@ -308,18 +302,3 @@ class EngineLoop:
         self._requests.waiting.clear()
         self._requests.running.clear()
         self._inbox.refuse_all(cause)
-
-
-def end_all(loop: EngineLoop, error: EnginebayError) -> None:
-    """End every request of a loop with an error. Only on the loop's thread, see call()."""
-    for tracked in loop._requests.everything:
-        loop._steps.end(tracked, "error", error)
-
-
-def prompt_ids(loop: EngineLoop) -> tuple[set[str], set[str]]:
-    """Ids of (waiting, running) prompts, as of now; a running prompt has at least one completion
-    with a row. Any thread may call it.
-    """
-    running = {one.request.parent_id for one in list(loop._requests.running.values())}
-    waiting = {one.request.parent_id for one in list(loop._requests.waiting.values())}
-    return waiting - running, running

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from enginebay.blame import failure
 from enginebay.engine import TokenLogprobs
 from enginebay.errors import EnginebayError, StoppedError
 from enginebay.outputs import RequestMetrics
@@ -98,6 +99,27 @@ class LoopCall:
 
     function: Callable[[], Any]
     result: Future[Any]
+
+    def run(self, before: Callable[[], None]) -> None:
+        """Call `before` and then the function, unless the caller has gone. The caller gets the
+        result or the error; an error of `before` is raised here too.
+        """
+        if not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            before()
+        except BaseException:
+            self.result.set_exception(
+                StoppedError("a step failed before the call could run: call again")
+            )
+            raise  # the loop handles the failed step
+        try:
+            self.result.set_result(self.function())
+        except Exception as error:  # noqa: BLE001  # the caller gets it
+            self.result.set_exception(error)
+        except BaseException as error:  # noqa: BLE001  # raised in the caller, it would end the caller's thread
+            cause = failure("a function that was run on the engine's thread", error)
+            self.result.set_exception(cause)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,57 +1,32 @@
-"""Swapping the implementations of a running engine for a while."""
+"""The block of override(): a running engine computes with other implementations for a while."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from enginebay.compose.by_hand import by_hand
+from enginebay.compose.by_hand import EngineDriver
 from enginebay.compose.composition import Composed
-from enginebay.errors import EnginebayError, RequestError, StoppedError
-
-
-class EngineDriver(Protocol):
-    """What drives an engine: a loop, or a service that starts a loop when it needs one."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that have no row."""
-
-    @property
-    def num_running(self) -> int:
-        """Requests that have a row."""
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function between steps, and return its result. StoppedError when the step before it
-        failed.
-        """
-
-
-EndAll = Callable[[EnginebayError], None]
-"""Ends every request with the given error. Called between steps."""
+from enginebay.errors import RequestError, StoppedError
+from enginebay_byhand.override import overridden_plan
 
 
 @contextlib.contextmanager
 def overridden(
-    parts: Composed,
-    driver: EngineDriver,
-    end_all: EndAll,
-    given: Mapping[str, Any],
-    *,
-    check: bool = True,
+    parts: Composed, driver: EngineDriver, given: Mapping[str, Any], *, check: bool
 ) -> Iterator[Composed]:
     """Run the engine's steps with other implementations of ops while the block lasts. Yields the
     engine's parts with the changed plan.
 
-    RequestError while requests are running or waiting, and the errors of `ByHand.overridden`; in
+    RequestError while requests are running or waiting, and the errors of `overridden_plan`; in
     all these cases nothing changes. Requests that have not ended at the end of the block get
     StoppedError, so that no request is served partly by one implementation and partly by another.
     Inside the block programs may be compiled even with forbid_compiling. Blocks may be nested.
     """
     engine = parts.engine
-    plan = by_hand(parts.plan.registry).overridden(parts.plan, given, check=check)
+    plan = overridden_plan(parts.plan, given, check=check)
 
     def begin() -> tuple[Callable[[], None], bool]:
         count = driver.num_waiting + driver.num_running
@@ -68,7 +43,7 @@ def overridden(
     undo, forbidden = driver.call(begin)
 
     def end() -> None:
-        end_all(
+        driver.end_all(
             StoppedError(
                 "the block of override() in which the request ran has ended: send it again"
             )
