@@ -109,7 +109,7 @@ class Door:
         """Read the body.
 
         Raises ApiError 413 for a body that is too large, 408 for one that is too slow, and 415 for
-        a content type other than JSON.
+        a content type other than JSON, or for a compressed body.
         """
         settings = self._state.settings
         too_large = ApiError(
@@ -137,6 +137,7 @@ class Door:
             ) from None
         if scope["method"] == "POST":
             check_content_type(headers.get(b"content-type", b""))
+            check_encoding(headers.get(b"content-encoding", b""))
         return b"".join(parts)
 
 
@@ -154,6 +155,17 @@ def check_content_type(given: bytes) -> None:
             415,
             f"content type {shown}. Allowed: application/json. Pass the header "
             '"Content-Type: application/json".',
+            code="unsupported_media_type",
+        )
+
+
+def check_encoding(given: bytes) -> None:
+    """Raise ApiError 415 for a compressed body."""
+    if given.strip().lower() not in (b"", b"identity"):
+        raise ApiError(
+            415,
+            f"content encoding {given[:100].decode('latin-1')}. Allowed: none. Send the body "
+            "without compression, and without the header Content-Encoding.",
             code="unsupported_media_type",
         )
 

@@ -155,6 +155,14 @@ def _function(place: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
             param=f"tools.{place}",
         )
     assert isinstance(function, dict), "it was checked above"
+    kind = (parameters or {}).get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ApiError(
+            400,
+            f"tools.{place}.function.parameters.type = {shown(kind)}. Allowed: object, because the "
+            'arguments of a call are an object. Pass "object", or leave it out.',
+            param=f"tools.{place}.function.parameters.type",
+        )
     return function
 
 

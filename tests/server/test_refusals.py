@@ -4,6 +4,7 @@ runs.
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
@@ -127,6 +128,16 @@ def test_a_body_that_is_no_json_object_is_refused(
 ) -> None:
     answer = asker.post(COMPLETIONS, content=body, headers={"content-type": content_type})
     error_of(answer, status)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+def test_a_compressed_body_is_refused(asker: Asker, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    answer = asker.post(COMPLETIONS, content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert encoding in error_of(answer, 415)["message"]
+    plain = {**headers, "content-encoding": "identity"}
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    assert asker.post(COMPLETIONS, content=body, headers=plain).status_code == 200
 
 
 def test_the_error_of_a_stream_is_its_last_event(

@@ -190,6 +190,25 @@ def test_wrong_tools_are_refused(asker: Asker, fields: dict[str, Any], param: st
     assert error["param"] == param
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"type": "nonsense"}, "tools.0.function.parameters.type"),
+        ({"type": 5}, "tools.0.function.parameters.type"),
+        ({"type": ["string"]}, "tools.0.function.parameters.type"),
+        ({"type": "object", "properties": {"a": {"type": "nonsense"}}}, "json_schema"),
+        ({"type": "object", "required": 5}, "json_schema"),
+    ],
+)
+def test_a_demanded_tool_with_a_wrong_schema_is_refused(
+    asker: Asker, parameters: dict[str, Any], param: str, choice: Any
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = asker.refused(PATH, 400, messages=HELLO, tools=[tool], tool_choice=choice)
+    assert error["param"] == param
+
+
 def test_log_probabilities_of_parsed_tokens_are_all_there(parsing: Asker) -> None:
     body = says(f"<think>So.</think>{CALL}", tools=[NOW], logprobs=True)
     [choice] = parsing.ok(PATH, **body)["choices"]
