@@ -23,9 +23,17 @@ KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --wit
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
-QUICK := not slow and not matrix and not server and not browser
+QUICK := not slow and not matrix and not server and not browser and not clients
 DOCS_VENV := .venv-docs
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
+
+# Clients that the server is tested with, each in an environment of its own: they want other versions of the same libraries.
+CLIENTS_VENV := .venv-clients
+CLIENTS := langchain litellm llm lm-eval
+CLIENT_langchain := langchain-openai>=1
+CLIENT_litellm := litellm>=1.80 mcp
+CLIENT_llm := llm>=0.27
+CLIENT_lm-eval := lm-eval[api]>=0.4.10
 
 EVAL_VENV := .venv-eval
 EVAL_TESTS := tests/unit/test_lm_eval.py tests/unit/test_lm_eval_tasks.py
@@ -91,6 +99,10 @@ test-load: env-serve ## the slow tests of the HTTP server: 200 clients for minut
 .PHONY: test-outside
 test-outside: env-serve ## checks of our output by other programs: promtool and Prometheus, of Debian's package prometheus
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
+
+.PHONY: test-clients
+test-clients: env-clients ## LangChain, LiteLLM, llm and lm-eval against a running server
+	@$(PYTEST) -m clients tests/clients $(PYTEST_ARGS)
 
 .PHONY: zoo-kinds
 zoo-kinds: env-test ## faulty parts of every kind but kernels, and the check that finds each (KINDS="scheduler layout" plants two)
@@ -187,7 +199,7 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-serve env-browser env-dev env-parity env-kernels env-eval env-docs
+.PHONY: env env-test env-serve env-clients env-browser env-dev env-parity env-kernels env-eval env-docs
 env:
 	@$(SETUP)
 env-test:
@@ -196,6 +208,11 @@ env-browser:
 	@$(SETUP) --with axe-core-python serve,serve-test,test
 env-serve:
 	@$(SETUP) serve,serve-test,test
+env-clients: env-serve $(CLIENTS:%=$(CLIENTS_VENV)/%/.made)
+$(CLIENTS_VENV)/%/.made: Makefile
+	@$$(tools/setup_env.sh --find) -m venv $(CLIENTS_VENV)/$*
+	@$(CLIENTS_VENV)/$*/bin/python -m pip install -qq --disable-pip-version-check $(foreach one,$(CLIENT_$*),"$(one)")
+	@touch $@
 env-dev:
 	@$(SETUP) dev
 env-kernels:

@@ -61,6 +61,11 @@ PARTS = (
         "metrics as `promtool` reads them, and the dashboard's queries in Prometheus",
         ("promtool", "prometheus"),
     ),
+    Part(
+        "clients",
+        ("test-clients",),
+        "LangChain, LiteLLM, llm and lm-eval as clients of a server",
+    ),
     Part("browser", ("test-browser",), "the server's page in Chromium", ("chromium",)),
     Part("coverage", ("coverage",), "line coverage of `make test`"),
     Part("mutants", ("mutants",), "faults planted into ten modules, which their tests must find"),

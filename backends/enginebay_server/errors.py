@@ -83,6 +83,8 @@ class ApiError(Exception):
 
 
 FIELD = re.compile(r"([\w.]+) = ")
+TOO_LONG = re.compile(r"a prompt of \d+ tokens(?:\. Allowed: at most (?P<most>\d+))?")
+"""Matches the errors of a prompt that is longer than the context or the cache."""
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -93,18 +95,19 @@ def api_error(error: BaseException) -> ApiError:
         return error
     message = " ".join(str(error).split())
     if isinstance(error, InputError | UnsupportedError) and not isinstance(error, CompilationError):
-        named = FIELD.match(message)
-        return ApiError(400, message, param=named[1] if named else None, code=_code_of(message))
+        named, too_long = FIELD.match(message), TOO_LONG.match(message)
+        if too_long is None:
+            return ApiError(400, message, param=named[1] if named else None)
+        message += " The prompt is too long."  # clients look for these sentences
+        if too_long["most"]:
+            context = int(too_long["most"]) + 1
+            message += f" This model's maximum context length is {context} tokens."
+        return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, StoppedError):
         return ApiError(503, message, code="engine_stopped")
     if isinstance(error, EnginebayError):
         return ApiError(500, message, code="engine_error")
     return ApiError(500, f"the server failed: {error_line(error)}", code="internal_error")
-
-
-def _code_of(message: str) -> str | None:
-    """Return OpenAI's code for a prompt that is too long, which clients check; otherwise None."""
-    return "context_length_exceeded" if message.startswith("a prompt of ") else None
 
 
 def error_body(path: str, error: ApiError) -> bytes:

@@ -39,7 +39,7 @@ class DetokenizeBody(Body):
 
 
 def token_routes(state: AppState) -> APIRouter:
-    """/tokenize, /detokenize and /v1/count_tokens."""
+    """/tokenize, /detokenize, /tokenizer_info and /v1/count_tokens."""
     router = APIRouter()
 
     @router.post("/tokenize")
@@ -80,7 +80,31 @@ def token_routes(state: AppState) -> APIRouter:
         text = await in_thread(model.llm.tokenizer.decode, body.tokens)
         return as_json({"prompt": text}, headers)
 
+    @router.get("/tokenizer_info")
+    async def tokenizer_info(model: str | None = None) -> Response:
+        return as_json(tokenizer_record(state.models.find(model)))
+
     return router
+
+
+def tokenizer_record(model: ServedModel) -> dict[str, Any]:
+    """The special tokens of a model as texts, and its chat template; null where it has none."""
+    info = model.llm.plan.checkpoint.token_info
+    token_ids = {
+        "bos_token": info.bos_token_id,
+        "eos_token": next(iter(info.eos_token_ids), None),
+        "pad_token": info.pad_token_id,
+    }
+    texts = {
+        name: None if token_id is None else model.token_text(token_id)
+        for name, token_id in token_ids.items()
+    }
+    template = model.formats.chat.chat_template
+    return {
+        **texts,
+        "chat_template": template or None,
+        "model_max_length": model.llm.config.max_model_len,
+    }
 
 
 def body_token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:

@@ -80,6 +80,8 @@ def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(
 ) -> None:
     error = asker.refused(COMPLETIONS, 400, prompt=[5] * 300, stream=stream)
     assert error["code"] == "context_length_exceeded"
+    sentences = "The prompt is too long. This model's maximum context length is 256 tokens."
+    assert error["message"].endswith(sentences)
 
 
 def test_a_refused_prompt_ends_those_before_it(asker: Asker) -> None:

@@ -33,6 +33,17 @@ def test_an_id_beyond_the_vocabulary_is_refused(asker: Asker) -> None:
     assert asker.refused("/detokenize", 400, tokens=[10**6])["param"] == "tokens"
 
 
+def test_special_tokens_and_the_chat_template_are_texts(asker: Asker) -> None:
+    found = asker.get("/tokenizer_info").json()
+    info = asker.llm.plan.checkpoint.token_info
+    for name, token_id in (("bos_token", info.bos_token_id), ("pad_token", info.pad_token_id)):
+        ids = asker.ok("/tokenize", prompt=found[name], add_special_tokens=False)["tokens"]
+        assert ids == [token_id]
+    assert found["chat_template"] == asker.llm.tokenizer.inner.chat_template
+    assert found["model_max_length"] == 256
+    assert asker.get("/tokenizer_info?model=other").status_code == 404
+
+
 def test_models_are_listed(asker: Asker) -> None:
     [model] = asker.get("/v1/models").json()["data"]
     assert model == asker.get("/v1/models/demo").json()
