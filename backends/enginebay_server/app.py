@@ -29,6 +29,8 @@ from enginebay_server.served import ServedModel, ServedModels
 from enginebay_server.settings import ServerSettings
 from enginebay_server.short_way import ShortWay, routes_of
 from enginebay_server.state import AppState
+from enginebay_server.tracer import Tracer
+from enginebay_server.tracing import Tracing
 
 SHORT_PATHS = ("/v1/chat/completions", "/v1/completions")
 UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)")
@@ -46,14 +48,15 @@ def create_app(
     """Return an application that serves `models`. `own_routes` makes routes that replace those of
     the same paths.
 
-    The caller closes the LLMs of the models, and `app.state.server.responses`, when the application
-    has ended. `app.state.server` is the application's AppState. Two applications of one process
+    The caller closes the LLMs of the models, and `app.state.server`, the application's AppState,
+    when the application has ended. Two applications of one process
     share nothing, unless they are given the same models.
     """
     settings = settings or ServerSettings()
     limit = ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s)
     kept = open_store(settings.response_store, settings.max_responses, settings.response_ttl_s)
-    state = AppState(ServedModels(models), settings, limit, Metrics(models, limit), kept)
+    tracer = None if settings.traces_url is None else Tracer(settings.traces_url)
+    state = AppState(ServedModels(models), settings, limit, Metrics(models, limit), kept, tracer)
     app = FastAPI(
         title="enginebay",
         version=__version__,
@@ -81,7 +84,9 @@ def create_app(
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(ShortWay, routes=routes_of(generating, SHORT_PATHS), on_error=_on_error)
-    app.add_middleware(Door, state=state)  # added last, it is passed first
+    app.add_middleware(Door, state=state)  # requests pass the middleware that is added last first
+    if tracer is not None:
+        app.add_middleware(Tracing, tracer=tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -13,6 +13,7 @@ from enginebay.errors import InputError, UnsupportedError
 from enginebay_cli.options import add_engine_arguments, config_from
 from enginebay_server.keys import read_api_keys
 from enginebay_server.settings import ServerSettings, UnknownFields, Warmup
+from enginebay_server.traces_url import traces_url
 
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
@@ -62,6 +63,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
             metavar="NAME",
             help=f"format in which the model writes {what}; none: no parsing",
         )
+    _add_address(parser)
+    _add_limits(parser)
+    add_engine_arguments(parser)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("address")
     group.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
@@ -85,8 +92,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         default=[],
         help="origin of a web site whose pages may send requests; may be repeated",
     )
-    _add_limits(parser)
-    add_engine_arguments(parser)
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="receiver of OpenTelemetry traces by OTLP over HTTP, such as http://127.0.0.1:4318 "
+        "(default: as in OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
+    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +155,7 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
         cors_origins=tuple(args.cors_origin),
         warmup=args.warmup,
         response_store=args.response_store,
+        traces_url=traces_url(args.otlp_endpoint),
         **limits,
     )
 

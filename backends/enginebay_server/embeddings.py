@@ -6,12 +6,14 @@ import base64
 from typing import Any, Literal, cast
 
 import numpy as np
+from fastapi import Request
 
 from enginebay.llm.reading import in_thread
 from enginebay.types import Pooling
 from enginebay_server.bodies import Body, TokenId
 from enginebay_server.completions import check_prompts
 from enginebay_server.errors import ApiError
+from enginebay_server.request_span import request_span
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
 from enginebay_server.usage import Usage
@@ -31,8 +33,13 @@ class EmbeddingBody(Body):
     """Whether embeddings are divided by their Euclidean length (the default)."""
 
 
-async def embed(model: ServedModel, body: EmbeddingBody, state: AppState) -> dict[str, Any]:
+async def embed(
+    model: ServedModel, body: EmbeddingBody, state: AppState, request: Request
+) -> dict[str, Any]:
     """Return the body of the answer; ApiError or RequestError for a wrong input."""
+    span = request_span(request.scope)
+    if span is not None:
+        span.begin(model.name, None)
     given = body.input
     if isinstance(given, str) or (given and all(isinstance(one, int) for one in given)):
         given = cast("list[str] | list[list[int]]", [given])
@@ -62,6 +69,8 @@ async def embed(model: ServedModel, body: EmbeddingBody, state: AppState) -> dic
     finally:
         state.limit.leave()
     usage = Usage(sum(map(len, prompts)))
+    if span is not None:
+        span.count_prompt(usage.num_prompt)
     is_base64 = body.encoding_format == "base64"
     return {
         "object": "list",

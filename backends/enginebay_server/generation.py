@@ -19,6 +19,7 @@ from enginebay_server.door import Receive
 from enginebay_server.errors import ApiError
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import ModelMetrics
+from enginebay_server.request_span import RequestSpan
 
 Result = TypeVar("Result")
 
@@ -43,6 +44,7 @@ class Generation:
         self.model = metrics.model
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.handles: Sequence[RequestHandle] = ()
+        self.span: RequestSpan | None = None
         self._metrics = metrics
         self._num_open = 0
         self._last_s: dict[tuple[str, int], float] = {}
@@ -70,7 +72,8 @@ class Generation:
         self._num_open = sum(handle.num_completions for handle in self.handles)
 
     def _submit(self, make: Callable[[], Sequence[PromptJob]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
-        return [
+        jobs = make()
+        handles = [
             self.model.llm.submit(
                 job.prompt,
                 job.params,
@@ -79,8 +82,11 @@ class Generation:
                 stream=stream,
                 **job.turn,
             )
-            for index, job in enumerate(make())
+            for index, job in enumerate(jobs)
         ]
+        if self.span is not None:
+            self.span.submitted(jobs[0].params, handles, stream=stream)
+        return handles
 
     def place_of(self, event: Event) -> int:
         """Return the index of the job that an event belongs to."""
@@ -91,6 +97,8 @@ class Generation:
         closed, return [].
         """
         events = await self._events.get()
+        if self.span is not None:
+            self.span.see(events)
         now_s = time.monotonic()
         for event in events:
             if isinstance(event, StreamChunk):

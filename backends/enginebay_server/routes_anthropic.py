@@ -33,7 +33,7 @@ def anthropic_routes(state: AppState) -> APIRouter:
         chat = body.chat
         use = chat.tool_use
         params = chat_params(model, chat, settings, use)
-        generation = begin(state, model, "msg_")
+        generation = begin(state, request, model, "msg_")
 
         def make() -> Any:
             return chat_jobs(model, chat, params, use)

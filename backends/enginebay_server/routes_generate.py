@@ -34,7 +34,7 @@ def generate_routes(state: AppState) -> APIRouter:
         model = state.models.ready(body.model, settings.retry_after_s)
         use = body.tool_use
         params = chat_params(model, body, settings, use)
-        generation = begin(state, model, "chatcmpl-")
+        generation = begin(state, request, model, "chatcmpl-")
 
         def make() -> Any:
             return chat_jobs(model, body, params, use)
@@ -57,7 +57,7 @@ def generate_routes(state: AppState) -> APIRouter:
         check_stream(body)
         model = state.models.ready(body.model, settings.retry_after_s)
         params = completion_params(body, settings)
-        generation = begin(state, model, "cmpl-")
+        generation = begin(state, request, model, "cmpl-")
 
         def make() -> Any:
             return completion_jobs(body, params)
@@ -78,7 +78,7 @@ def generate_routes(state: AppState) -> APIRouter:
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         headers = check_unknown(body, settings)
         model = state.models.ready(body.model, settings.retry_after_s)
-        record = await in_time(state, request, embed(model, body, state))
+        record = await in_time(state, request, embed(model, body, state, request))
         return as_json(record, headers)
 
     return router

@@ -67,7 +67,7 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
     chat = body.as_chat(messages)
     use = chat.tool_use
     params = chat_params(model, chat, settings, use)
-    generation = begin(state, model, "resp_")
+    generation = begin(state, request, model, "resp_")
     records = ResponseRecords(generation.id, model, body)
 
     def make() -> Sequence[PromptJob]:

@@ -11,6 +11,7 @@ from fastapi import Request
 from enginebay.outputs import RequestOutput
 from enginebay_server.errors import ApiError
 from enginebay_server.generation import Generation, PromptJob, until_gone
+from enginebay_server.request_span import request_span
 from enginebay_server.served import ServedModel
 from enginebay_server.sse import EventStream, StreamWriter
 from enginebay_server.state import AppState
@@ -19,9 +20,13 @@ Result = TypeVar("Result")
 MakeJobs = Callable[[], Sequence[PromptJob]]
 
 
-def begin(state: AppState, model: ServedModel, prefix: str) -> Generation:
-    """Return a generation of a model; its id begins with `prefix`."""
-    return Generation(state.metrics.of[model.name], state.limit, prefix)
+def begin(state: AppState, request: Request, model: ServedModel, prefix: str) -> Generation:
+    """Return a generation of a model for a request; its id begins with `prefix`."""
+    generation = Generation(state.metrics.of[model.name], state.limit, prefix)
+    generation.span = request_span(request.scope)
+    if generation.span is not None:
+        generation.span.begin(model.name, generation.id)
+    return generation
 
 
 async def in_time(state: AppState, request: Request, work: Awaitable[Result]) -> Result:

@@ -131,7 +131,7 @@ def serve(
         ]
         app = create_app(models, settings)
         state: AppState = app.state.server
-        opened.callback(state.responses.close)
+        opened.callback(state.close)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -45,6 +45,8 @@ class ServerSettings:
     warmup: Warmup = "full"
     drain_timeout_s: float = 30.0
     """Seconds that accepted requests have to end after SIGTERM."""
+    traces_url: str | None = None
+    """Where spans are sent by OTLP over HTTP; None: nowhere."""
 
     def __post_init__(self) -> None:
         for name, lowest in (

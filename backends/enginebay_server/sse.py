@@ -81,7 +81,7 @@ class EventStream(Response):
         except TimeoutError:
             self._generation.close()
             error = ApiError(504, "the request took longer than the server allows")
-            last = self._writer.fail(error)
+            last = self._fail(error)
             with contextlib.suppress(TimeoutError):  # a client that does not read blocks this too
                 async with asyncio.timeout(LAST_WORDS_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -113,7 +113,13 @@ class EventStream(Response):
             return writer.end()
         except (ApiError, EnginebayError) as error:
             log.warning("request %s failed in its stream: %s", self._generation.id, error)
-            return b"".join(ready) + writer.fail(api_error(error))
+            return b"".join(ready) + self._fail(api_error(error))
         except Exception as error:  # the status was sent already, so an event reports the error
             log.exception("request %s failed in its stream", self._generation.id)
-            return b"".join(ready) + writer.fail(api_error(error))
+            return b"".join(ready) + self._fail(api_error(error))
+
+    def _fail(self, error: ApiError) -> bytes:
+        """Return the event of an error, which becomes that of the request's span too."""
+        if self._generation.span is not None:
+            self._generation.span.error = error
+        return self._writer.fail(error)

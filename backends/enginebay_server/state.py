@@ -9,6 +9,7 @@ from enginebay_server.metrics import Metrics
 from enginebay_server.response_store import ResponseStore
 from enginebay_server.served import ServedModels
 from enginebay_server.settings import ServerSettings
+from enginebay_server.tracer import Tracer
 
 
 @dataclasses.dataclass(slots=True)
@@ -20,10 +21,17 @@ class AppState:
     limit: ConcurrencyLimit
     metrics: Metrics
     responses: ResponseStore
+    tracer: Tracer | None = None
     is_draining: bool = False
     """Whether the server drains: it answers accepted requests and refuses new ones."""
     num_open: int = 0
     """Number of HTTP requests that were accepted and not yet answered."""
+
+    def close(self) -> None:
+        """Close the stored responses, and send the last spans."""
+        self.responses.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
     @property
     def is_alive(self) -> bool:
