@@ -141,7 +141,8 @@ class PromptText:
         reason: FinishReason | None = None
         if bool(np.asarray(state.is_sequence_finished)[0]):
             reason = "stop" if new and new[-1] in self._stop_ids else "length"
-        chunk = self._reader.feed(TokenEvent(new, reason))
+        self._reader.feed(TokenEvent(new, reason))
+        chunk = self._reader.read()
         return "" if chunk is None else chunk.delta_text
 
     def output(self) -> PromptOutput:

@@ -16,10 +16,13 @@ from enginebay.stopping import SequenceChecker
 from enginebay.text import StopChecker, Tokenizer
 from enginebay.types import FinishReason, Request
 
+Fed = tuple[int, int, FinishReason | None, RequestMetrics | None]
+"""The lengths of a completion's text and token_ids, its finish reason and metrics, at one time."""
+
 
 class CompletionReader:
     """Turns the events of one completion into text, and ends the completion when a stop text
-    appears. Belongs to the delivery thread until `done`.
+    appears. Belongs to the delivery thread until `done`, except read().
 
     `text`, `token_ids` and `logprobs` (None: not requested) hold everything so far;
     `prompt_logprobs` arrive with the first token. Text that may still become part of a stop text or
@@ -41,6 +44,8 @@ class CompletionReader:
         self.finish_reason: FinishReason | None = None
         self.metrics: RequestMetrics | None = None
         self.progress: RequestMetrics | None = None
+        self._fed: Fed = (0, 0, None, None)
+        self._read: Fed = self._fed
         self._hidden = frozenset(sampling.stop_token_ids)
         self._abort = abort
         self._detokenizer = tokenizer.decoder(
@@ -55,15 +60,15 @@ class CompletionReader:
 
     @property
     def done(self) -> bool:
-        """Whether the last chunk was returned."""
+        """Whether the completion has ended."""
         return self.finish_reason is not None
 
-    def feed(self, event: TokenEvent) -> StreamChunk | None:
-        """The chunk for an event without an error, or None when the event adds no text and no
-        tokens.
+    def feed(self, event: TokenEvent) -> bool:
+        """Add an event without an error. Returns whether there is something to read: the event adds
+        text or tokens, or it ends the completion.
         """
         if self.done:
-            return None
+            return False
         self.progress = event.metrics
         delta, token_ids = self._take(event)
         if not self.done and event.finish_reason is not None:
@@ -73,22 +78,32 @@ class CompletionReader:
             delta += self._finish()
         self.text += delta
         self.token_ids += token_ids
-        logprobs = self._take_logprobs(event, len(token_ids))
-        prompt_logprobs = None
+        self._take_logprobs(event, len(token_ids))
         if (found := event.prompt_logprobs) is not None:  # the prompt's first token has none
             self.prompt_logprobs = [None, *_best_first(found.token_ids, found.values)]
-            prompt_logprobs = tuple(self.prompt_logprobs)
-        if not delta and not token_ids and not self.done:
+        has_news = bool(delta or token_ids or self.done)
+        if has_news:  # one assignment, because another thread may read() at the same time
+            self._fed = (len(self.text), len(self.token_ids), self.finish_reason, self.metrics)
+        return has_news
+
+    def read(self) -> StreamChunk | None:
+        """Return one chunk with all that is new since the last call, or None. One thread at a time
+        may call this, while another calls feed().
+        """
+        (text_from, tokens_from, _, _), fed = self._read, self._fed
+        if fed is self._read:
             return None
+        self._read = text_to, tokens_to, finish_reason, metrics = fed
+        prompt = None if text_from + tokens_from else self.prompt_logprobs
         return StreamChunk(
             self.request.parent_id,
             self.request.index,
-            delta,
-            tuple(token_ids),
-            self.finish_reason,
-            self.metrics,
-            logprobs,
-            prompt_logprobs,
+            self.text[text_from:text_to],
+            tuple(self.token_ids[tokens_from:tokens_to]),
+            finish_reason,
+            metrics,
+            None if self.logprobs is None else tuple(self.logprobs[tokens_from:tokens_to]),
+            None if prompt is None else tuple(prompt),
         )
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
@@ -125,21 +140,12 @@ class CompletionReader:
                 )
         return text
 
-    def _take_logprobs(
-        self, event: TokenEvent, num_tokens: int
-    ) -> tuple[dict[int, float], ...] | None:
-        """Log-probabilities of the event's first `num_tokens` tokens; None when they were not
-        requested.
-        """
-        if self.logprobs is None:
-            return None
-        logprobs: tuple[dict[int, float], ...] = ()
-        if event.logprobs is not None:
+    def _take_logprobs(self, event: TokenEvent, num_tokens: int) -> None:
+        """Add the log-probabilities of the event's first `num_tokens` tokens, if requested."""
+        if self.logprobs is not None and event.logprobs is not None:
             ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
-            logprobs = _best_first(ids, values, by_id=self.request.sampling.returns_all)
+            self.logprobs += _best_first(ids, values, by_id=self.request.sampling.returns_all)
             self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
-        self.logprobs += logprobs
-        return logprobs
 
     def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
         """A stop text was found: abort the completion in the loop, and set its final metrics."""

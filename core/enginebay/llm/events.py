@@ -7,12 +7,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Protocol
 
 from enginebay.errors import EnginebayError
@@ -40,14 +39,17 @@ reason.
 
 
 class Source(Protocol):
-    """A request whose events are in an Inbound."""
+    """A request whose events an Inbound collects."""
+
+    def read(self) -> list[Event]:
+        """Return the events since the last call, with one chunk per completion."""
 
     def abandon(self) -> None:
         """End the request, if it has not ended: its reader is closed."""
 
 
 class Inbound:
-    """The unread events of one reader's requests. Any thread may call its methods.
+    """The requests of one reader that have unread events. Any thread may call its methods.
 
     Requests refer to this object and never to the reader. So a reader can be garbage-collected
     while its requests run, which ends them.
@@ -56,7 +58,8 @@ class Inbound:
     def __init__(self) -> None:
         self.is_closed = False
         self._open: dict[Source, None] = {}
-        self._unread: collections.deque[tuple[Source, Event]] = collections.deque()
+        self._unread: collections.deque[Source] = collections.deque()
+        self._lock = threading.Lock()
 
     @property
     def has_open(self) -> bool:
@@ -71,23 +74,24 @@ class Inbound:
         """Remove a request, which will have no more events."""
         self._open.pop(source, None)
 
-    def put(self, source: Source, *events: Event) -> None:
-        """Add events of a request, which the reader gets together. Events for a closed reader are
-        dropped.
-        """
+    def put(self, source: Source) -> None:
+        """A request has unread events. Those of a closed reader are never read."""
         if not self.is_closed:
-            self._unread.extend([(source, event) for event in events])
+            self._unread.append(source)
 
     def take(self) -> list[Event]:
-        """Remove and return all unread events. Chunks of one completion are joined into one."""
-        found: list[tuple[Source, Event]] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                found.append(self._unread.popleft())
-        for source, event in found:
-            if isinstance(event, RequestEnded):
-                self.remove(source)
-        return _merged(found)
+        """All unread events. Chunks of one completion are joined into one."""
+        sources: dict[Source, None] = {}
+        found: list[Event] = []
+        with self._lock:
+            with contextlib.suppress(IndexError):
+                while True:
+                    sources[self._unread.popleft()] = None
+            for source in sources:
+                found += (events := source.read())
+                if events and isinstance(events[-1], RequestEnded):
+                    self.remove(source)
+        return found
 
     def close(self) -> None:
         """End the requests that have not ended, and drop unread events."""
@@ -251,40 +255,3 @@ class LoopWakers:
 def _set_all(events: Iterable[asyncio.Event]) -> None:
     for event in events:
         event.set()
-
-
-def _merged(events: list[tuple[Source, Event]]) -> list[Event]:
-    """The same events with the chunks of each completion joined, at the position of its first
-    chunk.
-    """
-    if len(events) == 1:
-        return [events[0][1]]
-    runs: list[list[StreamChunk] | RequestEnded] = []
-    run_of: dict[Hashable, list[StreamChunk]] = {}
-    for source, event in events:
-        if isinstance(event, RequestEnded):
-            runs.append(event)
-        elif (run := run_of.get((source, event.index))) is not None:
-            run.append(event)
-        else:
-            run_of[source, event.index] = run = [event]
-            runs.append(run)
-    return [_joined(run) if isinstance(run, list) else run for run in runs]
-
-
-def _joined(run: list[StreamChunk]) -> StreamChunk:
-    """One chunk made of consecutive chunks of a completion."""
-    if len(run) == 1:
-        return run[0]
-    first, last = run[0], run[-1]
-    logprobs = [chunk.logprobs for chunk in run if chunk.logprobs is not None]
-    return StreamChunk(
-        first.request_id,
-        first.index,
-        "".join(chunk.delta_text for chunk in run),
-        tuple(itertools.chain.from_iterable(chunk.delta_token_ids for chunk in run)),
-        last.finish_reason,
-        last.metrics,
-        tuple(itertools.chain.from_iterable(logprobs)) if logprobs else None,
-        next((c.prompt_logprobs for c in run if c.prompt_logprobs is not None), None),
-    )

@@ -75,6 +75,7 @@ class Submission:
         self._inbound, self._wake = events.connect(requests.wakers)
         self._requests = requests
         self._streams = streams
+        self._ended: RequestEnded | None = None
         self._num_left = len(self.readers)
 
     @property
@@ -110,25 +111,35 @@ class Submission:
         """Receive an event of a completion from the loop. Returns what wakes the reader."""
         if reader.done or not self._num_left:
             return None
+        request_id = self.prepared.request_id
         if event.error is not None:
             self._num_left = 0
             reader.finish_reason = "error"
             self.abort()
-            return self._put(RequestEnded(self.prepared.request_id, error=event.error))
-        chunk = reader.feed(event)
-        new: list[Event] = [chunk] if chunk is not None and self._streams else []
-        if reader.done:
+            self._ended = RequestEnded(request_id, error=event.error)
+        elif not reader.feed(event):
+            return None
+        elif reader.done:
             self._num_left -= 1
             if not self._num_left:
-                output = output_of(self.prepared, self.readers)
-                new.append(RequestEnded(self.prepared.request_id, output))
-        return self._put(*new) if new else None
-
-    def _put(self, *events: Event) -> Wake:
+                self._ended = RequestEnded(request_id, output_of(self.prepared, self.readers))
         if not self._num_left:
             self._requests.forget(self)
-        self._inbound.put(self, *events)
+        elif not self._streams:
+            return None
+        self._inbound.put(self)
         return self._wake()
+
+    def read(self) -> list[Event]:
+        """Return the events since the last call: a chunk of each completion that has news, and the
+        end. One thread at a time may call this.
+        """
+        ended = self._ended  # before the chunks: after the end no chunk has news
+        if ended is not None:
+            self._ended = None
+        chunks = (reader.read() for reader in self.readers if self._streams)
+        news: list[Event] = [chunk for chunk in chunks if chunk is not None]
+        return news if ended is None else [*news, ended]
 
 
 class Requests:
