@@ -10,9 +10,9 @@ import jax
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.executor.parts import EngineParts, weight_bytes
-from enginebay.memory import ACCOUNT
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools, make_pools
+from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.geometry import Geometry, PoolSizes
 from enginebay_stepping.memory import shape_bytes, workspace_bytes
 

@@ -14,7 +14,6 @@ import numpy as np
 from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError
-from enginebay.memory import MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
@@ -275,6 +274,23 @@ AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]
 """The shapes that attention gets from one compiled step: the bucket, and the layout of each cache
 group by name.
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """The bytes that an engine will use on each device, planned before it allocates any. The device
+    has `device_bytes` in all.
+    """
+
+    weights_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    device_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the engine will use in all."""
+        return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
 
 class Engine(ABC):

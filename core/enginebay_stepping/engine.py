@@ -29,10 +29,10 @@ from enginebay.executor.commands import (
 )
 from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.memory import ACCOUNT
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import RowTable
+from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.assemble import (
     SentTables,
     decode_command,

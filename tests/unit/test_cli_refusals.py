@@ -82,7 +82,7 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("generate", "--attention", "xlaa"), ("'xlaa'",)),
         (
             ("generate", "--attention", "decod=xla"),
-            ("unknown phase 'decod'", "Did you mean 'decode'"),
+            ("kernels.attention.decod", "Did you mean 'decode'"),
         ),
         (
             ("generate", "--kernel", "atention=xla"),
