@@ -17,7 +17,7 @@ from enginebay.cache_shape import CacheShape
 from enginebay.cache_state import StateLayout
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
-from enginebay.compose.resolve import NamedFact, pick
+from enginebay.compose.resolve import pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
 from enginebay.engine import AttentionProblem
@@ -25,6 +25,7 @@ from enginebay.executor import columns
 from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model
 from enginebay.ops.caps import Caps, Env
+from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
 from enginebay.registry import Registry
 from enginebay_executor.binding import bind
@@ -206,7 +207,7 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
 
 def _with_a_sampler(registry: Registry, config: EngineConfig) -> EngineConfig:
     found = (e for e in registry.entries if e.kind == "sampler" and e.state == "ready")
-    facts = [NamedFact(e.name, e.priority, built_in=e.built_in) for e in found]
+    facts = [Candidate(e.name, e.priority, built_in=e.built_in) for e in found]
     name = pick("sampler", config.sampler.name, facts).chosen
     return config.model_copy(update={"sampler": Choice(name=name, options=config.sampler.options)})
 

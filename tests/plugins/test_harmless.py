@@ -203,7 +203,7 @@ def test_platforms_that_raise_are_left_out_and_refused_when_asked_for(
     monkeypatch.setenv("ENGINEBAY_PLUGINS", "sinking,xla")
     registry = load_registry()
     platforms = make_platforms(registry)
-    assert "leaving" not in platforms
+    assert "leaving" not in {one.name for one in platforms if one.impl is not None}
     assert pick_platform(registry, EngineConfig(), platforms).name == "cpu"
     for name, reason in (("asked", "RuntimeError: no driver"), ("leaving", "SystemExit: 3")):
         with pytest.raises(UnsupportedError, match=reason):

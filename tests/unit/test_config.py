@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from enginebay.compose.resolve import Facts, NamedFact, pick, resolve
+from enginebay.compose.resolve import Facts, pick, resolve
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.config_sections import Choice, KernelChoice
 from enginebay.errors import ConfigError, InputError
+from enginebay.ops.select import Candidate
 from enginebay_cli.options import add_engine_arguments, config_from
 
 TOML = """
@@ -171,7 +172,7 @@ def test_an_axis_can_be_kept_whole_again() -> None:
         ({"max_model_len": 1}, "max_model_len"),
         ({"dtype": "int4"}, "dtype"),
         ({"mesh": {"tensor": 0}}, "mesh"),
-        ({"axis_rules": {"head": "tensor"}}, "expert, not head"),
+        ({"axis_rules": {"head": "tensor"}}, "vocab, expert. Did you mean 'heads'"),
         ({"engine": 3}, "engine"),
         ({"engine": {"name": "x", "options": {}, "page": 1}}, "engine.page"),
         ({"kernels": {"attention": {"decoding": "xla"}}}, "kernels.attention.decoding"),
@@ -285,10 +286,10 @@ def test_the_schema_describes_every_field() -> None:
 
 
 FACTS = Facts(
-    platforms=[NamedFact("cpu", 0), NamedFact("cuda", 10, "no such device")],
-    engines=[NamedFact("a", 1), NamedFact("b", 1), NamedFact("c", 0)],
-    schedulers=[NamedFact("fcfs", 5), NamedFact("gone", 9, "its plugin is broken")],
-    samplers=[NamedFact("standard")],
+    platforms=[Candidate("cpu", 0), Candidate("cuda", 10, unavailable="no such device")],
+    engines=[Candidate("a", 1), Candidate("b", 1), Candidate("c", 0)],
+    schedulers=[Candidate("fcfs", 5), Candidate("gone", 9, unavailable="its plugin is broken")],
+    samplers=[Candidate("standard", 0)],
     default_dtype="bfloat16",
     model_max_len=8192,
     weight_bytes=500 << 20,

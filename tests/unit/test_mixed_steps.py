@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.compose.resolve import Facts, NamedFact, resolve
+from enginebay.compose.resolve import Facts, resolve
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, StepPlan
 from enginebay.errors import ConfigError
+from enginebay.ops.select import Candidate
 from tests.brief import TINY
 from tests.unit.test_embed import SIZES
 
@@ -89,11 +90,11 @@ def test_tokens_are_the_same_in_one_program_and_in_two(
 
 
 def test_auto_is_the_platforms_choice_where_the_engine_can() -> None:
-    parts = [NamedFact("only")]
+    parts = [Candidate("only", 0)]
     facts = Facts(parts, parts, parts, parts, "float32", 64, 1)
-    able = dataclasses.replace(facts, engines=[NamedFact("only", mixes=True)])
+    able = dataclasses.replace(facts, mixing=["only"])
     prefers = dataclasses.replace(able, prefers_mixed_steps=True)
-    cannot = dataclasses.replace(prefers, engines=parts)
+    cannot = dataclasses.replace(prefers, mixing=())
     auto, on = EngineConfig(), EngineConfig(mixed_steps="on")
     off = EngineConfig(mixed_steps="off")
     chosen = [resolve(auto, each)[0].mixed_steps for each in (facts, able, prefers, cannot)]

@@ -13,9 +13,9 @@ from enginebay.compose.by_hand import by_hand
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.plan import Plan
-from enginebay.compose.platforms import make_platforms, pick_platform, why_not_platform
+from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
-from enginebay.compose.resolve import Facts, NamedFact, resolve
+from enginebay.compose.resolve import Facts, resolve
 from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.compose.weights import choose_weight_format
@@ -26,6 +26,7 @@ from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.executor.sharding import make_placement
 from enginebay.model import Checkpoint, ModelFamily, with_cache_dtypes
+from enginebay.ops.select import Candidate, choose
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
@@ -78,10 +79,7 @@ def make_plan(
     model.info = with_cache_dtypes(model.info, {g: t for g, t in kv_dtypes.items() if t != AUTO})
     here = platform.env().platform
     facts = Facts(
-        platforms=[
-            NamedFact(n, p.priority, why_not_platform(p), registry.find("platform", n).built_in)
-            for n, p in platforms.items()
-        ],
+        platforms=platforms,
         engines=_facts(registry, "engine", here),
         schedulers=_facts(registry, "scheduler", here),
         samplers=_facts(registry, "sampler", here),
@@ -89,6 +87,7 @@ def make_plan(
         model_max_len=model.info.max_model_len,
         model_auto_len=model.info.auto_max_model_len,
         weight_bytes=weight_bytes(model, placement, weight_format),
+        mixing=[e.name for e in registry.entries if e.capability("mixed_steps")],
         prefers_mixed_steps=platform.mixed_steps,
     )
     settled, reasons = resolve(config, facts)
@@ -227,11 +226,7 @@ def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> Non
     chosen["executor"] = Choice(name=config.executor)
     for kind, choice in (chosen | drafts).items():
         entry = registry.find(kind, choice.name)
-        reason = entry.why_not_on(platform)
-        if reason is not None:
-            able = _names(registry, kind, lambda e: e.why_not_on(platform) is None)
-            given, todo = f"{kind} = {entry.name!r}: {reason}", "Choose one of these, or auto."
-            raise UnsupportedError(given, able or "none of the installed ones", todo)
+        choose(kind, entry.name, _facts(registry, kind, platform))
         registry.options(entry, choice.options)
     if drafts and not registry.find("engine", engine).capability("verifies"):
         able = _names(registry, "engine", lambda e: bool(e.capability("verifies")))
@@ -263,16 +258,10 @@ def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) 
     return target(*before, made) if made is not None else target(*before)
 
 
-def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
-    """Return the facts for choosing among the parts of a kind on a platform."""
+def _facts(registry: Registry, kind: str, platform: str) -> list[Candidate]:
+    """Return the candidates among the parts of a kind on a platform."""
     return [
-        NamedFact(
-            e.name,
-            e.priority,
-            e.why_not_on(platform),
-            e.built_in,
-            bool(e.capability("mixed_steps")),
-        )
+        Candidate(e.name, e.priority, None, e.why_not_on(platform), built_in=e.built_in)
         for e in registry.entries
         if e.kind == kind
     ]

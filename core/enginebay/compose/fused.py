@@ -39,7 +39,7 @@ def choose_fused(
     if wanted == AUTO and all(candidate.unavailable for candidate in candidates):
         refused = tuple((c.name, c.unavailable or "") for c in candidates)
         return None, Reason(setting, COMPOSED, "no implementation can serve", refused)
-    found, reason = choose(setting, wanted, candidates, lambda _: None)
+    found, reason = choose(setting, wanted, candidates)
     better = [part for part in parts if _goes_before(part.chosen, found)]
     if wanted == AUTO and better:
         names = ", ".join(f"{part.chosen.name} of {part.op}" for part in better)

@@ -192,7 +192,7 @@ def choose_plain(
     wanted = _wanted(config, op)
     where: Any = {"is_sharded": is_sharded, "layout": layout, "quantization": quantization}
     able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
-    return choose(f"kernels.{op}", wanted, able, lambda _: None)
+    return choose(f"kernels.{op}", wanted, able)
 
 
 def _choose_plain(

@@ -6,8 +6,9 @@ import logging
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
-from enginebay.errors import PluginError, UnsupportedError, error_line
+from enginebay.errors import error_line
 from enginebay.importing import guarded
+from enginebay.ops.select import Candidate, choose
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
 
@@ -19,70 +20,33 @@ def find_platform(registry: Registry, config: EngineConfig) -> Platform:
     return pick_platform(registry, config, make_platforms(registry))
 
 
-def make_platforms(registry: Registry) -> dict[str, Platform]:
-    """Make all registered platforms. A platform that fails is logged and left out; choosing it by
-    name raises its error.
-    """
-    found: dict[str, Platform] = {}
-    for entry in registry.entries:
-        if entry.kind == "platform" and entry.state == "ready":
-            try:
-                found[entry.name] = _make_platform(registry, entry)
-            except PluginError as error:  # one broken plugin never takes the host down
-                log.warning("%s", error)
-    return found
+def make_platforms(registry: Registry) -> list[Candidate]:
+    """Make all registered platforms. A platform that fails or has no device has the reason."""
+    return [_make_platform(registry, e) for e in registry.entries if e.kind == "platform"]
 
 
-def _make_platform(registry: Registry, entry: Entry) -> Platform:
-    """Make the platform of an entry; PluginError when this fails."""
-    target = registry.load(entry)
-    try:
-        with guarded(f"plugin {entry.package!r}"):
-            platform: Platform = target()
-    except Exception as error:
-        raise PluginError(
-            f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
-            f"{error_line(error)}",
-            "a platform that can be made without arguments",
-            "Fix the plugin, or choose another platform with --platform.",
-        ) from error
-    return platform
+def _make_platform(registry: Registry, entry: Entry) -> Candidate:
+    reason: str | None = entry.reason
+    if not reason:
+        try:
+            target = registry.load(entry)
+            with guarded(f"plugin {entry.package!r}"):
+                platform: Platform = target()
+                reason = platform.why_not()
+            return Candidate(
+                entry.name, platform.priority, platform, reason, built_in=entry.built_in
+            )
+        except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
+            reason = error_line(error)
+            log.warning("platform %r of plugin %r: %s", entry.name, entry.package, reason)
+    return Candidate(entry.name, 0, unavailable=reason, built_in=entry.built_in)
 
 
-def why_not_platform(platform: Platform) -> str | None:
-    """Return why a platform cannot be used, or None. An error that its code raises is a reason."""
-    try:
-        return platform.why_not()
-    except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
-        return error_line(error)
-
-
-def pick_platform(
-    registry: Registry, config: EngineConfig, platforms: dict[str, Platform]
-) -> Platform:
+def pick_platform(registry: Registry, config: EngineConfig, platforms: list[Candidate]) -> Platform:
     """Return the platform among `platforms` that a configuration chooses. UnsupportedError when it
     has no device.
     """
-    if config.platform == AUTO:
-        able = {name: p for name, p in platforms.items() if why_not_platform(p) is None}
-        if not able:
-            raise UnsupportedError(
-                "no platform has a device",
-                ", ".join(platforms) or "none is installed",
-                "Install a plugin whose platform supports this machine.",
-            )
-        best = max(
-            able, key=lambda name: (able[name].priority, registry.find("platform", name).built_in)
-        )
-        return able[best]
-    entry = registry.find("platform", config.platform)
-    platform = platforms.get(config.platform) or _make_platform(registry, entry)
-    reason = why_not_platform(platform)
-    if reason is not None:
-        able_names = [n for n, p in platforms.items() if why_not_platform(p) is None]
-        raise UnsupportedError(
-            f"platform = {config.platform!r}: {reason}",
-            ", ".join(able_names) or "none here",
-            "Choose one of these, or auto.",
-        )
+    if config.platform != AUTO:
+        registry.find("platform", config.platform)
+    platform: Platform = choose("platform", config.platform, platforms)[0].impl
     return platform

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
-from enginebay.ops.select import behind
+from enginebay.ops.select import Candidate, choose
 
 MAX_AUTO_MODEL_LEN = 4096
 FEW_DRAFTS, MANY_DRAFTS, SMALL_MODEL_BYTES = 7, 15, 64 << 20
@@ -18,53 +18,39 @@ tokens, so that many drafts pay; the cost of a step of a large model grows with 
 
 
 @dataclasses.dataclass(frozen=True)
-class NamedFact:
-    """The facts about a registered part that `pick` uses."""
-
-    name: str
-    priority: int = 0
-    refused: str | None = None
-    built_in: bool = False
-    mixes: bool = False
-    """For an engine: whether it declares the capability mixed_steps."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Facts:
     """Everything that `resolve` depends on, except for the configuration."""
 
-    platforms: Sequence[NamedFact]
-    engines: Sequence[NamedFact]
-    schedulers: Sequence[NamedFact]
-    samplers: Sequence[NamedFact]
+    platforms: Sequence[Candidate]
+    engines: Sequence[Candidate]
+    schedulers: Sequence[Candidate]
+    samplers: Sequence[Candidate]
     default_dtype: str
     model_max_len: int
     weight_bytes: int
     model_auto_len: int | None = None
     """Limit of max_model_len when the configuration does not set it; None: model_max_len."""
+    mixing: Sequence[str] = ()
+    """Names of the engines with the capability mixed_steps."""
     prefers_mixed_steps: bool = False
     """Platform.mixed_steps of the chosen platform."""
 
 
-def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
+def pick(setting: str, wanted: str, facts: Sequence[Candidate]) -> Reason:
     """Return the name to use: `wanted`, or for "auto" the part with the highest priority that is
     not refused; for equal priorities a built-in part, then the first by name. ConfigError when
     every part is refused.
     """
     if wanted != AUTO:
         return Reason(setting, wanted, "chosen by name")
-    able = sorted(
-        (f for f in facts if f.refused is None), key=lambda f: (-f.priority, not f.built_in, f.name)
-    )
-    refused = tuple((f.name, f.refused) for f in facts if f.refused is not None)
-    if not able:
+    if all(fact.unavailable for fact in facts):
+        refused = "; ".join(f"{fact.name}: {fact.unavailable}" for fact in facts)
         raise ConfigError(
-            f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})",
+            f"{setting} = 'auto' finds nothing ({refused})",
             f"an installed {setting} that can be used here",
             f"Install a plugin that registers one, or see `enginebay plugins --kind {setting}`.",
         )
-    passed = tuple((f.name, behind(f, able[0])) for f in able[1:])
-    return Reason(setting, able[0].name, f"highest priority ({able[0].priority})", refused + passed)
+    return choose(setting, AUTO, facts)[1]
 
 
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
@@ -134,12 +120,11 @@ def _proposer(config: EngineConfig) -> Reason:
 
 
 def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
-    mixing = [fact.name for fact in facts.engines if fact.mixes]
-    able = engine in mixing
+    able = engine in facts.mixing
     if config.mixed_steps == "on" and not able:
         raise ConfigError(
             f"mixed_steps = 'on' with engine {engine!r}",
-            f"engines that declare mixed_steps: {', '.join(mixing) or 'none'}",
+            f"engines that declare mixed_steps: {', '.join(facts.mixing) or 'none'}",
             "Choose one of these engines with --engine, or leave mixed_steps out.",
         )
     if config.mixed_steps != AUTO:

@@ -37,7 +37,7 @@ def choose(
     setting: str,
     wanted: str,
     candidates: Sequence[Candidate],
-    why_not: Callable[[Any], str | None],
+    why_not: Callable[[Any], str | None] | None = None,
     faster: Callable[[Sequence[Any]], tuple[Any, str] | None] | None = None,
 ) -> tuple[Candidate, Reason]:
     """Return the candidate to use for `setting`, and the reason.
@@ -46,6 +46,7 @@ def choose(
     here: an explicit choice never falls back to another one. UnknownNameError for a name that no
     candidate has. "auto" takes the usable candidate with the highest priority; for equal
     priorities a built-in one, then the first by name. The Reason lists all other candidates.
+    `why_not` returns why an implementation cannot be used, for a candidate without such a reason.
     `faster` may choose another usable candidate: it gets their implementations in this order, and
     returns one of them with the reason, or None.
     """
@@ -55,9 +56,7 @@ def choose(
         names = [candidate.name for candidate in candidates]
         raise unknown_name(setting, wanted, names, "`enginebay plugins` lists what is installed.")
     ranked = sorted(candidates, key=lambda c: (-c.priority, not c.built_in, c.name))
-    reasons = [
-        (candidate, candidate.unavailable or why_not(candidate.impl)) for candidate in ranked
-    ]
+    reasons = [(c, c.unavailable or (why_not and why_not(c.impl))) for c in ranked]
     able = [candidate for candidate, reason in reasons if reason is None]
     if wanted != AUTO:
         refused = [f"{c.name}: {reason}" for c, reason in reasons if c.name == wanted]
