@@ -1,5 +1,5 @@
-"""Registers the model families, the quantisation int8, and checkpoints in the format of Hugging
-Face.
+"""Registers the model families, the quantisation int8, checkpoints in the format of Hugging Face,
+and what their generation_config.json sets.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ def register_models(register: Register) -> None:
             summary=f"{', '.join(architectures)} in flax.nnx",
             capabilities={"architectures": architectures},
         )
+
+
+@hookimpl
+def register_revisions(register: Register) -> None:
+    """Register generation_config."""
+    register(
+        "generation_config",
+        "enginebay_models.generation_config:with_sampling_defaults",
+        summary="defaults of sampling parameters that a checkpoint sets",
+    )
 
 
 @hookimpl

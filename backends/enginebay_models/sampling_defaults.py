@@ -10,6 +10,8 @@ from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import SamplingParams
 from enginebay_models.checkpoint import read_json
 
+GENERATION_FILE = "generation_config.json"
+
 FIELD_OF = {
     one.name: field
     for field, one in declared(SamplingParams, FromCheckpoint).items()
@@ -27,7 +29,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
     with `do_sample: true`, and its default is then 1.0; without `do_sample: true` sampling is
     greedy. CheckpointError for a value that SamplingParams refuses.
     """
-    path = folder / "generation_config.json"
+    path = folder / GENERATION_FILE
     if not path.is_file():
         return {}
     generation = read_json(path)

@@ -16,7 +16,6 @@ from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
-from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.compose.weights import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig
@@ -97,17 +96,12 @@ def make_plan(
         registry, settled, platform.env(), model.info, placement, platform.default_layout, steps
     )
     processors = choose_processors(registry, settled)
-    greedy_only = bool(registry.find("sampler", settled.sampler.name).capability("greedy_only"))
-    defaults = choose_sampling_defaults(
-        settled, checkpoint, processors.entries, greedy_only=greedy_only
-    )
-    reasons += (processors.reason, defaults.reason, *kernels.reasons)
-    return _revised(
-        Plan(
-            registry, settled, reasons, platform, checkpoint, model, placement,
-            kernels, processors, weight_format, sampling_defaults=defaults
-        )
+    reasons += (processors.reason, *kernels.reasons)
+    plan = Plan(
+        registry, settled, reasons, platform, checkpoint, model, placement,
+        kernels, processors, weight_format,
     )  # fmt: skip
+    return _revised(plan)
 
 
 def _revised(plan: Plan) -> Plan:
