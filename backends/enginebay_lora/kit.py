@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.ops.caps import Env
-from enginebay.ops.op import CheckSetting, QuickCase
+from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_lora.ops import lora_oracle
 from enginebay_testing import oracle
 from enginebay_testing.covering import DTYPES, OpAxes

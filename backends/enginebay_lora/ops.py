@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.cost import Cost
 from enginebay.ops.op import Op
+from enginebay_bench.cost import Cost
 
 
 class LoraOp(Protocol):

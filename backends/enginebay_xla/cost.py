@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.cost import Cost
 from enginebay.ops.spec import AttnBatch, RopeSpec
+from enginebay_bench.cost import Cost
 
 
 def _bytes(array: Any) -> float:

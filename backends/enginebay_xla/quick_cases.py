@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from enginebay.cache import KVLayout
-from enginebay.ops.op import CheckSetting, QuickCase
 from enginebay.ops.spec import Bucket, RopeSpec
+from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_numerics.batches import derive_batch
 
 ROPE_SPECS = {

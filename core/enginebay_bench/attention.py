@@ -15,8 +15,8 @@ import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.compose.ops import ATTENTION
-from enginebay.ops.cost import Cost
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_bench.cost import Cost
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,

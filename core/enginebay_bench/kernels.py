@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.cost import Cost
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunableOp
+from enginebay_bench.cost import Cost
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.cost import Cost
+from enginebay_bench.cost import Cost
 
 REPEATS = 5
 STREAM_BYTES = 256 << 20

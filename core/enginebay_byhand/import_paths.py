@@ -21,10 +21,11 @@ from enginebay.config_sections import PHASES
 from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
-from enginebay.ops.op import CheckSetting, Op
+from enginebay.ops.op import Op
 from enginebay.ops.select import is_import_path
 from enginebay.ops.spec import Mode
 from enginebay.registry import Entry, Registry
+from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_checked
 from enginebay_byhand.simple import adapt_attention
 

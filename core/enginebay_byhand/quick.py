@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from enginebay.errors import IncorrectError, UnsupportedError, error_line
-from enginebay.ops.op import CheckSetting, Op, QuickCase
+from enginebay.ops.op import Op
 from enginebay.registry import import_target
+from enginebay_byhand.cases import CheckSetting, QuickCase
 
 
 def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch: str) -> int:

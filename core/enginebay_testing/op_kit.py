@@ -16,10 +16,11 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.errors import IncorrectError
 from enginebay.ops.caps import Env
-from enginebay.ops.op import CheckSetting, Op
+from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay.registry import Registry, import_target
+from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
 from enginebay_testing.oracle import EPS

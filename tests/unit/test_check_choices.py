@@ -15,8 +15,8 @@ import pytest
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
-from enginebay.ops.cost import Cost
 from enginebay.registry import Registry, load_registry
+from enginebay_bench.cost import Cost
 from enginebay_bench.kernels import Figure
 from enginebay_bench.problem import Parity
 from enginebay_bench.timing import Timing

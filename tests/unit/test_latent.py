@@ -24,8 +24,8 @@ from enginebay.errors import (
 )
 from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
-from enginebay.ops.op import CheckSetting
 from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_models.deepseek_v2 import family
 from enginebay_models.experts import ExpertsConfig

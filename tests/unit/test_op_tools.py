@@ -11,8 +11,8 @@ import pytest
 
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
-from enginebay.ops.cost import Cost
 from enginebay.registry import Registry
+from enginebay_bench.cost import Cost
 from enginebay_bench.problem import bench_of, call_problem, cost_of
 from enginebay_bench.shapes import LAYERS, Shape
 from enginebay_testing.exact import OpCall, errors, exact_results

@@ -15,8 +15,9 @@ from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.errors import IncorrectError
 from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
-from enginebay.ops.op import CheckSetting, Op
+from enginebay.ops.op import Op
 from enginebay.weights import NamedWeight, QuantizedArray
+from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_executor.partition import partitioned
 from enginebay_models.int8 import Int8

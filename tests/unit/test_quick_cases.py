@@ -12,9 +12,9 @@ import pytest
 from enginebay.compose.ops import usable_ops
 from enginebay.errors import IncorrectError, UnsupportedError
 from enginebay.ops.caps import Env
-from enginebay.ops.op import CheckSetting
 from enginebay.ops.spec import AttnSpec
 from enginebay.registry import load_registry
+from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.kv_write import kv_write

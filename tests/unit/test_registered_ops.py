@@ -21,8 +21,9 @@ from enginebay.config import Reason, make_config
 from enginebay.errors import IncorrectError, InputError, UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.bound import Ops
-from enginebay.ops.op import CheckSetting, Op, QuickCase
+from enginebay.ops.op import Op
 from enginebay.registry import Entry, Registry, load_registry
+from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_byhand.override import overridden_plan
 from enginebay_executor.binding import bound_ops
 from enginebay_xla.norm import rms_norm

@@ -11,10 +11,10 @@ import pytest
 
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
-from enginebay.ops.cost import Cost
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_bench.attention import attention_cost
+from enginebay_bench.cost import Cost
 from enginebay_xla.cost import linear_cost
 from enginebay_xla.layout import HndLayout
 

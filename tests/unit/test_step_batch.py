@@ -19,10 +19,11 @@ from enginebay.executor.sharding import make_placement
 from enginebay.hooks import Declaration
 from enginebay.model import Model, ModelCache, ModelFamily, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
-from enginebay.ops.op import CheckSetting, Op, Partition, QuickCase
+from enginebay.ops.op import Op, Partition
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.weights import WeightSpec
+from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_executor.local import runner_of
 from enginebay_executor.partition import partitioned
 from enginebay_models.blocks import Mlp

@@ -2,6 +2,6 @@
 
 `op` has the record of an op, `spec` the static description of a problem and the batch of a step,
 `caps` the capabilities of an implementation, `select` the choice among implementations, `bound` the
-ops that a model calls, `tuning` the configurations of kernels, `shadow` the results of shadow mode,
-and `cost` the ideal cost of a call.
+ops that a model calls, `tuning` the configurations of kernels, and `shadow` the results of shadow
+mode.
 """

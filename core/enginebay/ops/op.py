@@ -1,5 +1,5 @@
 """Op, the record of an op that a plugin registers and that models use to call it; how calls are
-split over devices; and the cases of quick checks.
+split over devices.
 """
 
 from __future__ import annotations
@@ -7,14 +7,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import jax
-
-from enginebay.cache import KVLayout
-from enginebay.ops.caps import Env, always
-from enginebay.ops.spec import AttnSpec, Mode
 
 SignatureT = TypeVar("SignatureT")
 
@@ -30,9 +26,9 @@ class Op(Generic[SignatureT]):
     the step; models do not pass it.
 
     reference: the implementation in plain JAX. quick_cases: a function that takes a CheckSetting
-    and returns QuickCases; an unregistered implementation runs them before it is used. tolerance:
-    dtype -> max difference from the reference, relative to the largest number of the same row
-    (first axis); results of other dtypes must be equal.
+    and returns QuickCases (both in `enginebay_byhand.cases`); an unregistered implementation runs
+    them before it is used. tolerance: dtype -> max difference from the reference, relative to the
+    largest number of the same row (first axis); results of other dtypes must be equal.
 
     made_of: for a fused op, the names of the ops that it replaces, none of which is fused. With
     "auto", a kernel of the fused op is used only if no kernel that it replaces has a higher
@@ -50,7 +46,7 @@ class Op(Generic[SignatureT]):
 
     The other fields are for tools. oracle: a function of the op's arguments as NumPy arrays that
     returns float64 results; without it the reference runs in float64. cost: a function of the op's
-    arguments, as arrays or shapes, that returns the Cost of the call; without it the cost is
+    arguments, as arrays or shapes, that returns the `enginebay_bench.cost.Cost` of the call; without it the cost is
     reading the arguments and writing the results. kit: an `enginebay_testing.op_kit.OpKit`, with
     which `enginebay check` checks implementations, and compiles them for devices that this machine
     does not have; without it `check` runs the quick cases. bench: an
@@ -124,36 +120,3 @@ class Shards:
     def index(self) -> jax.Array:
         """The index of this device among them."""
         return jax.lax.axis_index(self.axes)
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckSetting:
-    """The setting in which an implementation is checked: the device, the model's attention specs on
-    one shard, the cache layout and page size, the phases and the dtype.
-    """
-
-    env: Env
-    specs: Sequence[AttnSpec]
-    layout_type: type[KVLayout]
-    dtype: str
-    phases: Sequence[Mode] = ("decode", "prefill", "mixed")
-    page_size: int = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class QuickCase:
-    """One problem of an op, for the quick check.
-
-    run: a function (implementation, *inputs) -> arrays by name; it is traced. Where the reference
-    has a NaN, the implementation must have one, too: a case puts NaN into the places that must not
-    be written. exact: names of the results that must be equal. serves: a function (implementation)
-    -> whether the implementation claims to support the case. place: a function (result, row) that
-    names a row of a result in messages; None: "CASE: RESULT[ROW]".
-    """
-
-    name: str
-    run: Callable[..., Mapping[str, jax.Array]]
-    inputs: tuple[Any, ...]
-    exact: frozenset[str] = frozenset()
-    serves: Callable[[Any], bool] = always
-    place: Callable[[str, int], str] | None = None

@@ -67,7 +67,7 @@ def choose(
     else:
         refused = [f"{c.name}: {reason}" for c, reason in reasons]
         if able:
-            first, why = able[0], f"highest priority ({able[0].priority}) of those that can"
+            first, why = able[0], f"highest priority of those that can ({able[0].priority})"
             better = faster([candidate.impl for candidate in able]) if faster is not None else None
             if better is not None:
                 first, why = next(c for c in able if c.impl is better[0]), better[1]

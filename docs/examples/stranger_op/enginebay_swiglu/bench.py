@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.ops.cost import Cost
+from enginebay_bench.cost import Cost
 from enginebay_bench.problem import BenchSetting, OpBench, Problem, call_problem, noise
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
 from enginebay_swiglu.op import SWIGLU

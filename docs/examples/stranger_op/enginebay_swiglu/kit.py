@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.ops.caps import Env
-from enginebay.ops.op import CheckSetting, QuickCase
+from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_swiglu.op import SWIGLU
 from enginebay_testing.covering import DTYPES, OpAxes
 from enginebay_testing.exact import OpCall, within_tolerance
