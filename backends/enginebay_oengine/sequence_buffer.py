@@ -314,7 +314,7 @@ class SequenceBuffer:
     def swap_states(self, i1: int, i2: int) -> None:
         """Swap two taken rows, with all columns. AssertionError when one of them is free."""
         self.request(i1), self.request(i2)
-        self.table.exchange(i1, i2)
+        exchange_rows(self.table, i1, i2)
 
     def condense(self, empty_req_indices: Sequence[int]) -> None:
         """Move the last requests into free rows, lowest first, so that rows 0..num_reqs-1 are
@@ -326,8 +326,24 @@ class SequenceBuffer:
         taken = self.taken_rows
         holes = sorted(set(range(len(taken))) - set(taken.tolist()))
         for hole, last in zip(holes, taken[::-1], strict=False):
-            self.table.exchange(hole, int(last))
+            exchange_rows(self.table, hole, int(last))
 
     def clear(self) -> None:
         """Free all rows; the capacity stays."""
         self.table.clear()
+
+
+def exchange_rows(table: RowTable, i1: int, i2: int) -> None:
+    """Exchange all data of two rows, taken or free."""
+    width = max(table.num_tokens[i1], table.num_tokens[i2])
+    pair, other = [i1, i2], [i2, i1]
+    table.token_ids[pair, :width] = table.token_ids[other, :width]
+    for column in table.columns:
+        column[pair] = column[other]
+    for pages in table.page_tables:
+        pages.page_ids[pair] = pages.page_ids[other]
+        pages.num_pages[pair] = pages.num_pages[other]
+    table.requests[i1], table.requests[i2] = table.requests[i2], table.requests[i1]
+    for row in pair:
+        if (moved := table.requests[row]) is not None:
+            table.row_by_id[moved.request_id] = row

@@ -8,6 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from enginebay.compose.candidates import candidates, interpreted_names
+from enginebay.compose.kernels import wanted_kernel
+from enginebay.config import EngineConfig, Reason
+from enginebay.ops.caps import Env
+from enginebay.ops.select import Candidate, choose
+from enginebay.registry import Registry
 from enginebay.sampler import DeviceParams, Sampler, SamplingState
 from enginebay_testing import sampling_oracle as oracle
 from enginebay_testing.sampling_oracle import OracleParams, device_params
@@ -199,3 +205,12 @@ def check_equal(got: np.ndarray, wanted: np.ndarray, case: str) -> None:
     assert not wrong.size, (
         f"{case}: rows {wrong[:8]} got tokens {got[wrong[:8]]}, expected {wanted[wrong[:8]]}"
     )
+
+
+def choose_plain(
+    registry: Registry, config: EngineConfig, env: Env, op: str
+) -> tuple[Candidate, Reason]:
+    """Choose an implementation of an op without phases, alone, as a plan chooses it."""
+    wanted = wanted_kernel(config, op)
+    able = candidates(registry, op, env, interpret=interpreted_names(config, wanted))
+    return choose(f"kernels.{op}", wanted, able)

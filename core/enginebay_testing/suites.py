@@ -208,7 +208,7 @@ def _proposer(registry: Registry, entry: Entry, platform: Platform) -> list[Chec
 
 def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.compose.composition import make_sampler
-    from enginebay.compose.kernels import choose_plain
+    from enginebay_testing.sampler_runs import choose_plain
     from enginebay_testing.samplers import sampler_checks
 
     assert entry.declaration is not None, "parts that are not broken are declared"

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from enginebay.compose.composition import make_sampler
-from enginebay.compose.kernels import choose_plain
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
 from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
 from enginebay.registry import load_registry
 from enginebay_numerics.sampling import gumbel_noise
+from enginebay_testing.sampler_runs import choose_plain
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_xla import sample as xla
 from enginebay_xla.kit import sample as sample_op

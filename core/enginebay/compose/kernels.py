@@ -148,7 +148,7 @@ def choose_kernels(
         specs,
         shards > 1,
     )
-    writers = {op: _wanted(config, op) for op in ops[ATTENTION].calls[1:]}
+    writers = {op: wanted_kernel(config, op) for op in ops[ATTENTION].calls[1:]}
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}
     refuse_unused(named, ops, chosen.attention)
     return chosen
@@ -176,25 +176,6 @@ def refuse_unused(
         raise UnsupportedError(given, allowed, todo)
 
 
-def choose_plain(
-    registry: Registry,
-    config: EngineConfig,
-    env: Env,
-    op: str,
-    *,
-    is_sharded: bool = False,
-    layout: str | None = None,
-    quantization: str = NO_QUANTIZATION,
-) -> tuple[Candidate, Reason]:
-    """Choose an implementation of an op that has no phases and is not fused. `quantization` is the
-    method of the weights that the op receives.
-    """
-    wanted = _wanted(config, op)
-    where: Any = {"is_sharded": is_sharded, "layout": layout, "quantization": quantization}
-    able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
-    return choose(f"kernels.{op}", wanted, able)
-
-
 def _choose_plain(
     registry: Registry,
     config: EngineConfig,
@@ -207,39 +188,40 @@ def _choose_plain(
     """Choose every op without phases. A fused op is left out if its parts compute it."""
     plain: dict[str, Candidate] = {}
     reasons = []
-
-    def needs_compiler(op: str) -> bool:
-        # The partition rule of an op can split any kernel, but only kernels chosen by name use it:
-        # "auto" takes none whose speed was not measured when split.
-        return is_sharded and not (ops[op].partition and _wanted(config, op) != AUTO)
-
-    for op in (op for op, record in ops.items() if not record.made_of and op != ATTENTION):
-        method = config.quantization if ops[op].reads_weights else NO_QUANTIZATION
-        where: Any = {"is_sharded": needs_compiler(op), "layout": layout}
-        try:
-            plain[op], why = choose_plain(registry, config, env, op, quantization=method, **where)
-        except UnsupportedError as error:
-            if _wanted(config, op) != AUTO or registry.find("op", op).built_in:
-                raise
-            why = Reason(f"kernels.{op}", NONE, str(error))
-        reasons.append(why)
-    for op in (op for op, record in ops.items() if record.made_of):
-        wanted = _wanted(config, op)
-        where = {"is_sharded": needs_compiler(op), "layout": layout}
-        able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
+    others = [(name, op) for name, op in ops.items() if name != ATTENTION]
+    for name, op in sorted(others, key=lambda pair: bool(pair[1].made_of)):  # fused ops last
+        wanted, setting = wanted_kernel(config, name), f"kernels.{name}"
+        able = candidates(
+            registry,
+            name,
+            env,
+            # The partition rule of an op can split any kernel, but only kernels chosen by name use
+            # it: "auto" takes none whose speed was not measured when split.
+            is_sharded=is_sharded and not (op.partition and wanted != AUTO),
+            layout=layout,
+            quantization=config.quantization if op.reads_weights else NO_QUANTIZATION,
+            interpret=interpreted_names(config, wanted),
+        )
         parts = [
-            FusedPart(part, plain[part], is_named=_wanted(config, part) != AUTO)
-            for part in ops[op].made_of
+            FusedPart(part, plain[part], is_named=wanted_kernel(config, part) != AUTO)
+            for part in op.made_of
             if part in plain
         ]
-        found, why = choose_fused(f"kernels.{op}", wanted, able, parts)
+        found: Candidate | None
+        try:
+            choosing = choose_fused(setting, wanted, able, parts) if op.made_of else None
+            found, why = choosing or choose(setting, wanted, able)
+        except UnsupportedError as error:
+            if op.made_of or wanted != AUTO or registry.find("op", name).built_in:
+                raise
+            found, why = None, Reason(setting, NONE, str(error))
         reasons.append(why)
         if found is not None:
-            plain[op] = found
+            plain[name] = found
     return plain, reasons
 
 
-def _wanted(config: EngineConfig, op: str) -> str:
+def wanted_kernel(config: EngineConfig, op: str) -> str:
     """Return the configured name for an op without phases."""
     choice = config.kernels.get(op, KernelChoice())
     if len(set(choice.model_dump().values())) > 1:

@@ -52,9 +52,3 @@ class PageTable:
         """Remove all pages of a row."""
         self.page_ids[row] = 0
         self.num_pages[row] = 0
-
-    def exchange(self, i1: int, i2: int) -> None:
-        """Exchange the pages of two rows."""
-        pair, other = [i1, i2], [i2, i1]
-        self.page_ids[pair] = self.page_ids[other]
-        self.num_pages[pair] = self.num_pages[other]

@@ -56,9 +56,9 @@ class RowTable:
             PageTable(max_num_reqs, -(-max_model_len // size), size) for size in page_sizes
         )
         self.requests: list[Request | None] = [None] * max_num_reqs
-        self._rows: dict[str, int] = {}
+        self.row_by_id: dict[str, int] = {}
         # Like token_ids and pages, these columns move with a row and are reset when it is freed.
-        self._columns = (
+        self.columns = (
             self.num_tokens,
             self.num_prompt_tokens,
             self.num_computed_tokens,
@@ -69,16 +69,16 @@ class RowTable:
     @property
     def num_reqs(self) -> int:
         """Number of rows that hold a request."""
-        return len(self._rows)
+        return len(self.row_by_id)
 
     @property
     def taken_rows(self) -> np.ndarray:
         """Indices of the rows that hold a request, int32, in ascending order."""
-        return np.asarray(sorted(self._rows.values()), np.int32)
+        return np.asarray(sorted(self.row_by_id.values()), np.int32)
 
     def row_of(self, req_id: str) -> int | None:
         """Return the row of a request, or None."""
-        return self._rows.get(req_id)
+        return self.row_by_id.get(req_id)
 
     def request(self, row: int) -> Request:
         """Return the request in a row. AssertionError when the row is free or out of range."""
@@ -95,7 +95,7 @@ class RowTable:
         """
         row = self._free_row(request.request_id, req_index)
         self.requests[row] = request
-        self._rows[request.request_id] = row
+        self.row_by_id[request.request_id] = row
         num_tokens = min(len(request.prompt_token_ids), self.max_model_len)
         self.token_ids[row, :num_tokens] = request.prompt_token_ids[:num_tokens]
         self.num_tokens[row] = self.num_prompt_tokens[row] = num_tokens
@@ -141,38 +141,24 @@ class RowTable:
         """Free the row of a request and reset its columns. Returns the row, or None for an unknown
         id.
         """
-        row = self._rows.pop(req_id, None)
+        row = self.row_by_id.pop(req_id, None)
         if row is not None:
             self.token_ids[row, : self.num_tokens[row]] = 0
-            for column in self._columns:
+            for column in self.columns:
                 column[row] = 0
             for pages in self.page_tables:
                 pages.reset(row)
             self.requests[row] = None
         return row
 
-    def exchange(self, i1: int, i2: int) -> None:
-        """Exchange all data of two rows, taken or free."""
-        width = max(self.num_tokens[i1], self.num_tokens[i2])
-        pair, other = [i1, i2], [i2, i1]
-        self.token_ids[pair, :width] = self.token_ids[other, :width]
-        for column in self._columns:
-            column[pair] = column[other]
-        for pages in self.page_tables:
-            pages.exchange(i1, i2)
-        self.requests[i1], self.requests[i2] = self.requests[i2], self.requests[i1]
-        for row in pair:
-            if (moved := self.requests[row]) is not None:
-                self._rows[moved.request_id] = row
-
     def clear(self) -> None:
         """Free all rows."""
-        for req_id in list(self._rows):
+        for req_id in list(self.row_by_id):
             self.remove_request(req_id)
 
     def _free_row(self, req_id: str, req_index: int | None) -> int:
-        if req_id in self._rows:
-            todo = f"It is in row {self._rows[req_id]}: remove it first."
+        if req_id in self.row_by_id:
+            todo = f"It is in row {self.row_by_id[req_id]}: remove it first."
             raise InputError(f"request id {req_id!r}", "an id that is not in the table", todo)
         default = "Leave req_index out for the lowest free row."
         if req_index is None:
