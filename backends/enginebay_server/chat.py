@@ -126,7 +126,7 @@ class ChatAnswer:
 
     def record(self, output: RequestOutput) -> dict[str, Any]:
         """Return the body of the answer."""
-        usage = Usage()
+        usage = Usage(since_s=self._generation.usage_since_s)
         usage.add_output(output)
         return {
             "id": self._generation.id,
@@ -166,7 +166,7 @@ class ChatStream(StreamWriter):
         self._model = generation.model
         self._body = body
         self._params = params
-        self._usage = Usage(generation.num_prompt_tokens)
+        self._usage = Usage(generation.num_prompt_tokens, since_s=generation.usage_since_s)
         head = {
             "id": generation.id,
             "object": "chat.completion.chunk",

@@ -127,7 +127,7 @@ class CompletionAnswer:
 
     def record(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the body of the answer."""
-        usage = Usage()
+        usage = Usage(since_s=self._generation.usage_since_s)
         choices: list[dict[str, Any]] = []
         for place, output in enumerate(outputs):
             usage.add_output(output)
@@ -195,7 +195,7 @@ class CompletionStream(StreamWriter):
         self._model = generation.model
         self._body = body
         self._params = params
-        self._usage = Usage(generation.num_prompt_tokens)
+        self._usage = Usage(generation.num_prompt_tokens, since_s=generation.usage_since_s)
         head = {
             "id": generation.id,
             "object": "text_completion",

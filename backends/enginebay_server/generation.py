@@ -45,6 +45,8 @@ class Generation:
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.handles: Sequence[RequestHandle] = ()
         self.span: RequestSpan | None = None
+        self.usage_since_s: float | None = None
+        """The value of Usage.since_s for this generation's answer."""
         self._metrics = metrics
         self._num_open = 0
         self._last_s: dict[tuple[str, int], float] = {}

@@ -9,6 +9,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from enginebay import __version__
+from enginebay.errors import UnsupportedError
+from enginebay_server.errors import ApiError
 from enginebay_server.parsing.choose import REASONING, TOOLS
 from enginebay_server.routes_generate import as_json
 from enginebay_server.served import ServedModel
@@ -49,8 +51,12 @@ def inform_routes(state: AppState) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        """Figures in Prometheus' text format."""
-        return Response(await state.metrics.text(), media_type="text/plain; version=0.0.4")
+        """Figures in Prometheus' text format; 501 without prometheus_client."""
+        try:
+            text = await state.metrics.text()
+        except UnsupportedError as error:
+            raise ApiError(501, str(error), code="not_installed") from None
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     @router.get("/explain")
     async def explain() -> Response:
@@ -97,5 +103,8 @@ def explained(model: ServedModel) -> dict[str, Any]:
             {"setting": kind, "chosen": one.name, "why": one.why, "refused": []}
             for kind, one in parsers.items()
         ],
+        "compiling": "a program is compiled when a request needs it"
+        if model.warmup == "lazy"
+        else "every program is compiled before requests are answered",
         "memory": dataclasses.asdict(model.llm.engine.memory),
     }

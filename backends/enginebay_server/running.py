@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ def begin(state: AppState, request: Request, model: ServedModel, prefix: str) ->
     generation.span = request_span(request.scope)
     if generation.span is not None:
         generation.span.begin(model.name, generation.id)
+    if state.settings.usage_times:
+        generation.usage_since_s = time.monotonic()
     return generation
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import signal
 import socket
@@ -14,15 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
 from enginebay.llm import LLM
+from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.show import progress
 from enginebay_server.app import create_app
+from enginebay_server.response_store import open_store
 from enginebay_server.served import ServedModel
-from enginebay_server.settings import ServerSettings
+from enginebay_server.settings import MAX_SECONDS, ServerSettings
 from enginebay_server.state import AppState
 
 log = logging.getLogger("enginebay.server")
@@ -42,34 +46,48 @@ class Address:
     tls_key: str | None = None
     keep_alive_s: int = 60
 
-    def open(self) -> socket.socket:
-        """Return a bound socket that does not listen yet; InputError if the address is in use."""
+    def __post_init__(self) -> None:
+        """InputError for a port or a time outside its range."""
+        if not 0 <= self.keep_alive_s <= MAX_SECONDS:
+            raise InputError(
+                f"--keep-alive {self.keep_alive_s}",
+                f"0 to {MAX_SECONDS} seconds",
+                "Pass --keep-alive 60, or 0 to close each connection after its answer.",
+            )
         if not 0 <= self.port <= 65535:
             raise InputError(
                 f"--port {self.port}",
                 "0 to 65535",
                 "Pass --port 8000, or --port 0 for any free port.",
             )
+
+    def open(self) -> socket.socket:
+        """Return a bound socket that does not listen yet; InputError if the address is in use."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
             opened = socket.socket(found[0], socket.SOCK_STREAM)
         except OSError as error:
-            raise InputError(
-                f"--host {self.host}: {error.strerror}",
-                "an address of this machine",
-                "Pass --host 127.0.0.1, or --host 0.0.0.0 for all addresses.",
-            ) from None
+            raise self._wrong_host(error) from None
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             opened.bind(found[4])
         except OSError as error:
             opened.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise self._wrong_host(error) from None
             raise InputError(
                 f"--port {self.port} at {self.host}, which cannot be opened ({error.strerror})",
                 "a port that is free, or 0 for any that is",
                 "Pass another --port, or end what uses it.",
             ) from None
         return opened
+
+    def _wrong_host(self, error: OSError) -> InputError:
+        return InputError(
+            f"--host {self.host or repr('')}: {error.strerror}",
+            "an address of this machine",
+            "Pass --host 127.0.0.1, or --host 0.0.0.0 for all addresses.",
+        )
 
     def check_tls(self) -> None:
         """Raise InputError unless both files are missing, or both are given and match."""
@@ -79,7 +97,7 @@ class Address:
             return
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                self.tls_cert, self.tls_key
+                self.tls_cert, self.tls_key, password=self._refuse_password
             )
         except (OSError, ssl.SSLError) as error:
             raise InputError(
@@ -87,6 +105,29 @@ class Address:
                 "a certificate chain and its private key in PEM",
                 "Pass two files that belong together.",
             ) from None
+
+    def _refuse_password(self) -> str:
+        raise InputError(
+            f"--tls-key {self.tls_key}, which is encrypted",
+            "a private key without a password",
+            "Decrypt it: openssl pkey -in KEY -out NEW.",
+        )
+
+    def config(self, app: ASGIApp, log_level: str | None = None) -> uvicorn.Config:
+        """Return the settings of a uvicorn server for an application at this address."""
+        return uvicorn.Config(
+            app,
+            log_config=None,
+            log_level=log_level,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=self.keep_alive_s,
+            timeout_graceful_shutdown=int(LAST_WORDS_S),
+            ssl_certfile=self.tls_cert,
+            ssl_keyfile=self.tls_key,
+            server_header=False,
+        )
 
     def url(self, opened: socket.socket) -> str:
         """Return the URL of the socket for clients."""
@@ -110,12 +151,14 @@ def serve(
     settings: ServerSettings,
     chats: Chats | None = None,
 ) -> int:
-    """Load the models, and answer requests until SIGTERM or Ctrl-C. Returns the exit code.
+    """Load the models, and answer requests until SIGTERM or Ctrl-C. Returns the exit code: 0 after
+    SIGTERM, 130 after Ctrl-C.
 
-    `configs` has the names for clients. The address is opened before a model is loaded, so that a
-    wrong address fails at once.
+    `configs` has the names for clients. The address and the store of responses are opened before a
+    model is loaded, so that a wrong one fails at once.
     """
     address.check_tls()
+    open_store(settings.response_store, settings.max_responses, settings.response_ttl_s).close()
     with contextlib.ExitStack() as opened:
         at = opened.enter_context(address.open())
         chats = chats or Chats()
@@ -132,28 +175,15 @@ def serve(
         app = create_app(models, settings)
         state: AppState = app.state.server
         opened.callback(state.close)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=address.keep_alive_s,
-                timeout_graceful_shutdown=int(LAST_WORDS_S),
-                ssl_certfile=address.tls_cert,
-                ssl_keyfile=address.tls_key,
-                server_header=False,
-            )
-        )
+        server = uvicorn.Server(address.config(app))
         thread = start_warmup(models, settings)
         where = f"serving {', '.join(configs)} at {address.url(at)}/v1"
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(run_until_drained(server, at, state, where))
+            number = runner.run(run_until_drained(server, at, state, where))
         for model in models:
             model.llm.close()  # this also ends a running compilation
         thread.join()
-    return 0
+    return INTERRUPTED if number == signal.SIGINT else 0
 
 
 def load_model(config: EngineConfig) -> LLM:
@@ -185,13 +215,15 @@ def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> thr
 
 async def run_until_drained(
     server: uvicorn.Server, at: socket.socket, state: AppState, where: str
-) -> None:
-    """Answer requests until the first SIGTERM or Ctrl-C, then finish the accepted ones.
+) -> int | None:
+    """Answer requests until the first SIGTERM or Ctrl-C, then finish the accepted ones. Returns the
+    signal's number; None if `server` was ended without a signal.
 
     A second signal ends the accepted requests too. `where` is printed when the server listens.
     """
-    ending = asyncio.Event()
-    with handling(asyncio.get_running_loop(), server, ending):
+    loop = asyncio.get_running_loop()
+    ending: asyncio.Future[int] = loop.create_future()
+    with handling(loop, server, ending):
         serving = asyncio.create_task(server.serve(sockets=[at]))
         draining = asyncio.create_task(drain(server, state, ending))
         while not server.started and not serving.done():
@@ -201,23 +233,28 @@ async def run_until_drained(
             await serving
         finally:
             draining.cancel()
+    return ending.result() if ending.done() else None
 
 
 @contextlib.contextmanager
 def handling(
-    loop: asyncio.AbstractEventLoop, server: uvicorn.Server, ending: asyncio.Event
+    loop: asyncio.AbstractEventLoop, server: uvicorn.Server, ending: asyncio.Future[int]
 ) -> Iterator[None]:
-    """Within the block signals set `ending`; uvicorn asks for its handler when it starts. Threads
-    other than the main one get no signals.
+    """Within the block the first signal's number becomes the result of `ending`; uvicorn asks for
+    its handler when it starts. Threads other than the main one get no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def on_signal(_: int, __: FrameType | None) -> None:
-        if ending.is_set():
+    def end(number: int) -> None:
+        if not ending.done():
+            ending.set_result(number)
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if ending.done():
             server.should_exit = server.force_exit = True
-        loop.call_soon_threadsafe(ending.set)
+        loop.call_soon_threadsafe(end, number)
 
     server.handle_exit = on_signal  # type: ignore[method-assign,assignment]
     before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -228,12 +265,12 @@ def handling(
             signal.signal(one, handler)
 
 
-async def drain(server: uvicorn.Server, state: AppState, ending: asyncio.Event) -> None:
+async def drain(server: uvicorn.Server, state: AppState, ending: asyncio.Future[int]) -> None:
     """Wait for `ending`, then refuse new requests and wait for the accepted ones.
 
     Requests that take longer than the drain timeout end with an error for their clients.
     """
-    await ending.wait()
+    await asyncio.wait([ending])
     state.is_draining = True
     log.warning("ending: %d requests are under way", state.num_open)
     with contextlib.suppress(TimeoutError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Literal
 
 from enginebay.errors import ConfigError
@@ -10,6 +11,29 @@ from enginebay.types import MAX_LOGPROBS
 
 UnknownFields = Literal["refuse", "ignore"]
 Warmup = Literal["full", "lazy"]
+
+MAX_SECONDS = 31_536_000
+"""Max value of each setting in seconds: a year."""
+
+MAX_COUNT = 2**63 - 1
+
+RANGES: dict[str, tuple[float, float]] = {
+    "max_body_bytes": (1, MAX_COUNT),
+    "max_prompts": (1, MAX_COUNT),
+    "max_n": (1, MAX_COUNT),
+    "max_logprobs": (0, MAX_LOGPROBS),
+    "max_concurrency": (1, MAX_COUNT),
+    "max_queue": (0, MAX_COUNT),
+    "max_responses": (1, MAX_COUNT),
+    "response_ttl_s": (0, MAX_SECONDS),
+    "retry_after_s": (1, MAX_SECONDS),
+    "request_timeout_s": (0.001, MAX_SECONDS),
+    "body_timeout_s": (0.001, MAX_SECONDS),
+    "drain_timeout_s": (0, MAX_SECONDS),
+}
+"""The lowest and the highest value of each number."""
+
+ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +71,23 @@ class ServerSettings:
     """Seconds that accepted requests have to end after SIGTERM."""
     traces_url: str | None = None
     """Where spans are sent by OTLP over HTTP; None: nowhere."""
+    usage_times: bool = False
+    """Whether `usage` of chats and completions also has processing_time and tokens_per_second."""
 
     def __post_init__(self) -> None:
-        for name, lowest in (
-            ("max_body_bytes", 1),
-            ("max_prompts", 1),
-            ("max_n", 1),
-            ("max_logprobs", 0),
-            ("max_concurrency", 1),
-            ("max_queue", 0),
-            ("max_responses", 1),
-            ("response_ttl_s", 0),
-            ("retry_after_s", 1),
-            ("request_timeout_s", 0.001),
-            ("body_timeout_s", 0.001),
-            ("drain_timeout_s", 0),
-        ):
+        for name, (lowest, highest) in RANGES.items():
             value = getattr(self, name)
-            if not value >= lowest:
-                raise ConfigError(f"{name} = {value}", f"{lowest} or more", "Pass a larger value.")
-        if self.max_logprobs > MAX_LOGPROBS:
-            raise ConfigError(
-                f"max_logprobs = {self.max_logprobs}",
-                f"0 to {MAX_LOGPROBS}",
-                f"Pass --max-logprobs {MAX_LOGPROBS}.",
-            )
+            if not lowest <= value <= highest:
+                flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+                raise ConfigError(
+                    f"{name} = {value}",
+                    f"{lowest} or more" if highest == MAX_COUNT else f"{lowest} to {highest}",
+                    f"Pass {flag} {lowest if value < lowest else highest}.",
+                )
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins with {origin!r}",
+                    "the address of a web site without a path, or * for every site",
+                    "Pass --cors-origin https://site.example.",
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 from enginebay.outputs import RequestMetrics, RequestOutput, StreamChunk
@@ -15,6 +16,8 @@ class Usage:
     num_prompt: int = 0
     num_cached: int = 0
     num_new: int = 0
+    since_s: float | None = None
+    """The time of time.monotonic() when the request came, if its record has times."""
 
     def add(self, chunk: StreamChunk) -> None:
         """Count the tokens of a chunk."""
@@ -36,9 +39,13 @@ class Usage:
     @property
     def record(self) -> dict[str, Any]:
         """The field `usage` of OpenAI's answers."""
-        return {
+        record: dict[str, Any] = {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_new,
             "total_tokens": self.num_prompt + self.num_new,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
+        if self.since_s is not None:
+            seconds = max(time.monotonic() - self.since_s, 1e-9)
+            record |= {"processing_time": seconds, "tokens_per_second": self.num_new / seconds}
+        return record

@@ -23,7 +23,7 @@ from enginebay_server.metrics import Metrics, check_installed
 from enginebay_server.routes_generate import as_json
 from enginebay_server.routes_inform import model_record, probe
 from enginebay_server.served import ServedModel
-from enginebay_server.serving import LAST_WORDS_S, Address, run_until_drained
+from enginebay_server.serving import Address, run_until_drained
 from enginebay_server.settings import ServerSettings
 from enginebay_server.state import AppState
 from enginebay_vinference.errors import MissingSettingError
@@ -76,7 +76,9 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
         self.oai_like_processor = oai_like_processor
         models = [served_model(name, one) for name, one in self.inference_map.items()]
         settings = ServerSettings(
-            max_concurrency=max_workers if allow_parallel_workload else 1, warmup="lazy"
+            max_concurrency=max_workers if allow_parallel_workload else 1,
+            warmup="lazy",
+            usage_times=True,
         )
         self.app = create_app(models, settings, self._routes)
         self._state: AppState = self.app.state.server
@@ -106,19 +108,7 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
         with contextlib.ExitStack() as opened:
             at = opened.enter_context(address.open())
             url = address.url(at)
-            config = uvicorn.Config(
-                self.app,
-                log_config=None,
-                log_level=log_level,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=address.keep_alive_s,
-                timeout_graceful_shutdown=int(LAST_WORDS_S),
-                ssl_certfile=ssl_certfile,
-                ssl_keyfile=ssl_keyfile,
-                server_header=False,
-            )
+            config = address.config(self.app, log_level)
             self._server = uvicorn.Server(config)
             where = f"serving {', '.join(self.inference_map)} at {url}/v1"
             if metrics_port != -1:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import json
 import random
 import re
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -145,30 +146,48 @@ async def nothing_left(url: str) -> None:
     assert set(figures_of(text, "kv_cache_usage_perc").values()) == {0.0}
 
 
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large the tests of one server are."""
+
+    command: Sequence[str]
+    num_clients: int
+    seconds: float
+    num_leaving: int
+    answer_s: float
+
+
+SHORT = Size(FEW_SIZES, 32, 3, 64, WAIT_S)
+LONG_RUN = Size(COMMAND, 200, 180, 200, 5)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[SHORT, pytest.param(LONG_RUN, marks=pytest.mark.slow)],
+    ids=["short", "long"],
+)
+def size(request: pytest.FixtureRequest) -> Size:
+    found: Size = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    """A server whose programs are all compiled, started by the command of the parameter."""
-    with ServerProcess(*LIVE, command=request.param) as made:
+def server(size: Size) -> Iterator[ServerProcess]:
+    """A server whose programs are all compiled."""
+    with ServerProcess(*LIVE, command=size.command) as made:
         made.wait_for("ready")
         yield made
 
 
-@pytest.mark.parametrize(
-    ("server", "num_clients", "seconds"),
-    [(FEW_SIZES, 32, 3), pytest.param(COMMAND, 200, 180, marks=pytest.mark.slow)],
-    indirect=["server"],
-    ids=["short", "long"],
-)
-def test_no_token_is_lost_or_mixed_and_nothing_is_left(
-    server: ServerProcess, num_clients: int, seconds: float
-) -> None:
+def test_no_token_is_lost_or_mixed_and_nothing_is_left(server: ServerProcess, size: Size) -> None:
+    num_clients = size.num_clients
     resident: list[float] = []
 
     async def run() -> Load:
         load = Load(server.url)
         await load.run_alone()
         for number in range(ROUNDS):
-            load.end_s = time.monotonic() + seconds / ROUNDS
+            load.end_s = time.monotonic() + size.seconds / ROUNDS
             clients = [load.client(number * num_clients + one) for one in range(num_clients)]
             await asyncio.gather(*clients)
             await nothing_left(server.url)
@@ -181,14 +200,8 @@ def test_no_token_is_lost_or_mixed_and_nothing_is_left(
     assert max(resident) - max(resident[: ROUNDS // 2]) < MAX_GROWTH_MIB, resident
 
 
-@pytest.mark.parametrize(
-    ("server", "num_clients", "answer_s"),
-    [(FEW_SIZES, 64, WAIT_S), pytest.param(COMMAND, 200, 5, marks=pytest.mark.slow)],
-    indirect=["server"],
-    ids=["short", "long"],
-)
 def test_a_request_is_answered_after_many_clients_gave_up(
-    server: ServerProcess, num_clients: int, answer_s: float
+    server: ServerProcess, size: Size
 ) -> None:
     """Every client leaves 0.5 s after its request."""
 
@@ -203,11 +216,11 @@ def test_a_request_is_answered_after_many_clients_gave_up(
                 return False
 
     async def run() -> None:
-        are_whole = await asyncio.gather(*map(give_up, range(num_clients)))
-        async with asyncio.timeout(answer_s):
+        are_whole = await asyncio.gather(*map(give_up, range(size.num_leaving)))
+        async with asyncio.timeout(size.answer_s):
             answer = await ask(server.url, COMPLETIONS, {"prompt": "One day", "max_tokens": 5})
         assert answer.status == 200
-        assert sum(are_whole) < num_clients / 2, "the clients left too late to show anything"
+        assert sum(are_whole) < size.num_leaving / 2, "the clients left too late to show anything"
         await nothing_left(server.url)
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -128,6 +129,8 @@ def test_a_server_is_ready_when_every_program_is_compiled() -> None:
         embedding = httpx.post(f"{server.url}/v1/embeddings", json={"input": "One"}, timeout=60)
         assert embedding.status_code == 400
         assert "embeddings = true" in embedding.text
+        server.send(signal.SIGINT)
+        assert server.exit_code() == 130
 
 
 def test_without_the_extra_one_line_says_how_to_install_it(

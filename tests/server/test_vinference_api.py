@@ -128,11 +128,17 @@ def test_chats_are_answered_whole_and_streamed(asker: Asker) -> None:
     assert choice["finish_reason"] == "length"
     assert usage["completion_tokens"] == 6
     assert usage["total_tokens"] == usage["prompt_tokens"] + 6
+    assert usage["tokens_per_second"] == pytest.approx(6 / usage["processing_time"])
     events = asker.events(CHAT, **body)  # which checks [DONE]
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert events[-1]["choices"][0]["finish_reason"] == "length"
     assert reasons_of(events) == ["length"]
     assert text_of(events) == choice["message"]["content"]
+    last = asker.events(CHAT, **body, stream_options={"include_usage": True})[-1]
+    assert last["usage"].keys() == usage.keys()
+    for path, more in ((CHAT, body), ("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})):
+        plain = Asker(asker.llm).ok(path, **more)
+        assert "processing_time" not in plain["usage"], "OpenAI's answers have no such field"
 
 
 # holds V52

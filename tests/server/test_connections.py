@@ -1,0 +1,126 @@
+"""Connections as uvicorn keeps them: how long, over TLS, and what counts as a client that left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from enginebay_server.serving import Address, run_until_drained
+from tests.server.asking import Asker
+from tests.server.wire import Answer, ask, connected
+
+COMPLETIONS = "/v1/completions"
+BODY: dict[str, Any] = {"prompt": "One day", "max_tokens": 1}
+LONG: dict[str, Any] = {"prompt": "One day", "max_tokens": 200, "ignore_eos": True}
+WAIT_S = 60
+
+
+@contextlib.contextmanager
+def listening(asker: Asker, **address: Any) -> Iterator[str]:
+    """The URL at which a thread serves the application of `asker`."""
+    at = Address(port=0, **address)
+    server = uvicorn.Server(at.config(asker.app))
+    with at.open() as opened:
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+                runner.run(run_until_drained(server, opened, asker.state, "listening"))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield at.url(opened)
+        finally:
+            server.should_exit = True
+            thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_connection_is_kept_for_its_time_and_then_closed(asker: Asker) -> None:
+    async def run(url: str) -> None:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            for _ in range(3):
+                connection.send(COMPLETIONS, BODY)
+                answer = await connection.answer()
+                assert (answer.status, answer.is_whole) == (200, True)
+            assert await connection.reader.read() == b"", "the server closes it after a second"
+
+    with listening(asker, keep_alive_s=1) as url:
+        asyncio.run(run(url))
+
+
+def test_without_keep_alive_each_connection_has_one_answer(asker: Asker) -> None:
+    async def run(url: str) -> None:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            connection.send(COMPLETIONS, BODY)
+            assert (await connection.answer()).status == 200
+            assert await connection.reader.read() == b""
+
+    with listening(asker, keep_alive_s=0) as url:
+        asyncio.run(run(url))
+
+
+def test_a_client_that_closes_its_sending_side_has_left(asker: Asker) -> None:
+    async def run(url: str) -> None:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            connection.send(COMPLETIONS, LONG)
+            while not asker.llm.counts().running:
+                await asyncio.sleep(0.005)
+            connection.writer.write_eof()
+            assert not (await connection.answer()).is_whole
+            while asker.llm.counts().running or asker.state.num_open:
+                await asyncio.sleep(0.005)
+
+    with listening(asker) as url:
+        asyncio.run(run(url))
+    assert asker.state.metrics.of["demo"].num_ended["abort"] == 1
+
+
+def test_a_body_that_stops_in_the_middle_is_refused_and_its_connection_closed(
+    asker: Asker,
+) -> None:
+    hasty = Asker(asker.llm, body_timeout_s=0.3)
+
+    async def run(url: str) -> Answer:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            head = "POST /v1/completions HTTP/1.1\r\nhost: server\r\ncontent-length: 100"
+            connection.writer.write(f'{head}\r\n\r\n{{"prompt"'.encode())
+            answer = await connection.answer()
+            assert await connection.reader.read() == b""
+            return answer
+
+    with listening(hasty) as url:
+        answer = asyncio.run(run(url))
+    assert answer.status == 408
+    assert answer.headers["connection"] == "close"
+    assert hasty.state.num_open == 0
+
+
+def test_answers_come_over_tls(asker: Asker, tmp_path: Path) -> None:
+    import httpx
+
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {cert} -days 2 "
+        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1",
+        shell=True, check=True, capture_output=True, timeout=WAIT_S,
+    )  # fmt: skip
+    trust = ssl.create_default_context(cafile=str(cert))
+    with listening(asker, tls_cert=str(cert), tls_key=str(key)) as url:
+        assert url.startswith("https://")
+        answer = httpx.post(f"{url}{COMPLETIONS}", json=BODY, verify=trust)
+        assert answer.status_code == 200
+        plain = asyncio.run(ask(url.replace("https", "http"), "/health"))
+        assert plain.status is None
