@@ -12,12 +12,11 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.engine import RowPlan
-from enginebay.executor import columns
 from enginebay.llm.segments import Array
 from enginebay.ops.spec import Bucket
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine.page_manager import POOL
-from enginebay_stepping.assemble import fill_columns, sorted_for_attention
+from enginebay_stepping.assemble import empty_plan, fill_columns, sorted_for_attention
 from enginebay_stepping.geometry import Geometry
 
 
@@ -95,7 +94,7 @@ def prefill_part(chunks: Sequence[PromptChunk], geometry: Geometry, num_rows: in
     chunks = [chunks[i] for i in sorted_for_attention([chunk.plan for chunk in chunks])]
     token_ids = np.zeros(bucket.tokens, np.int32)
     token_ids[:num_tokens] = np.concatenate([chunk.token_ids for chunk in chunks])
-    ints, floats = columns.empty_plan(bucket.seqs, num_rows)
+    ints, floats = empty_plan(bucket.seqs, num_rows)
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     for place, chunk in enumerate(chunks):
         fill_columns(ints[place], floats[place], chunk.plan, chunk.request)

@@ -15,7 +15,7 @@ from enginebay.errors import InternalError
 from enginebay.executor import columns
 from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.row_columns import write_row
+from enginebay.row_columns import neutral_columns, write_row
 from enginebay.rows import RowTable
 from enginebay.types import Request, StepVariant
 
@@ -73,7 +73,7 @@ def prefill_command(
     """The Step that prefills `rows` with the program `key`."""
     bucket, order = key.bucket, sorted_for_attention(rows)
     token_ids = np.zeros(bucket.tokens, np.int32)
-    ints, floats = columns.empty_plan(bucket.seqs, table.max_num_reqs)
+    ints, floats = empty_plan(bucket.seqs, table.max_num_reqs)
     targets = np.full(bucket.tokens * key.full_vocab, -1, np.int32)
     embeds = np.zeros((bucket.tokens * key.embeds, hidden_size), np.float32)
     spans = [(0, 0)] * len(rows)
@@ -142,6 +142,18 @@ def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
         return StepNeeds(variant)
     used = (table.request(int(row)).sampling.processors for row in rows)
     return StepNeeds(variant, frozenset(one.name for processors in used for one in processors))
+
+
+def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of padding, int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS] of
+    `columns`, with row id `num_rows`.
+    """
+    floats, values = neutral_columns(size)
+    ints = np.zeros((size, columns.NUM_INT_COLUMNS), np.int32)
+    ints[:, columns.ROW], ints[:, columns.NUM_LOGPROBS] = num_rows, -1
+    ints[:, columns.STOP_IDS :] = -1
+    ints[:, columns.PARAMS : columns.STOP_IDS] = values
+    return ints, floats
 
 
 def fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, request: Request) -> None:

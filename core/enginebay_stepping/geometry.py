@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import AttentionProblem, Demand
-from enginebay.executor.keys import StepKey
+from enginebay.executor.keys import StepKey, draft_rows
 from enginebay.executor.parts import StepFacts, make_layouts
 from enginebay.ops.spec import Bucket
 from enginebay_stepping.buckets import BucketSizes, bucket_sizes, smallest_fit
@@ -92,7 +92,22 @@ class Geometry:
         self, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool
     ) -> list[AttentionProblem]:
         """The attention problems of these steps, over a cache of these layouts."""
-        return [key.attention(layouts, by_rows=drafts_are_rows) for key in self.all_steps()]
+        return [_attention(key, layouts, by_rows=drafts_are_rows) for key in self.all_steps()]
+
+
+def _attention(key: StepKey, layouts: Mapping[str, KVLayout], *, by_rows: bool) -> AttentionProblem:
+    """The bucket and the layouts that a step's attention sees: those of the compact copy, if the
+    step makes one. `by_rows`: a verify step sees each draft as a row.
+    """
+    if key.kind == "verify" and by_rows:
+        return draft_rows(key.bucket), layouts
+    if key.kind != "compact":
+        return key.bucket, layouts
+    rows, length = key.bucket.seqs, key.bucket.max_kv_len
+    small = {
+        name: layout.resized(num_pages=rows, page_size=length) for name, layout in layouts.items()
+    }
+    return dataclasses.replace(key.bucket, rows_are_pages=True, pages_per_seq=1), small
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from enginebay.engine import MemoryPlan
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MAX_VERIFIED_ROWS
-from enginebay.weights import QuantizedArray
+from enginebay.weights import QuantizedArray, stored_bytes
 from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
 
 
@@ -27,12 +27,16 @@ def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
 
 def shape_bytes(parts: EngineParts, shapes: Shapes) -> int:
     """Bytes on each device of a cache of these sizes."""
-    layouts, groups = parts.layouts(shapes), parts.model.info.cache_groups
-    return sum(
-        group.num_layers * parts.placement.cache_bytes(layouts[group.name])
-        for group in groups
-        if group.name in layouts
-    )
+    layouts, num_shards = parts.layouts(shapes), parts.placement.num_shards
+    total = 0
+    for group in parts.model.info.cache_groups:
+        if (layout := layouts.get(group.name)) is not None:
+            axes = layout.logical_axes()
+            total += group.num_layers * sum(
+                stored_bytes(s.shape, s.dtype) // math.prod(map(num_shards, axes[name]))
+                for name, s in layout.shapes().items()
+            )
+    return total
 
 
 def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:

@@ -45,6 +45,7 @@ from enginebay.row_columns import write_row
 from enginebay.rows import RowTable
 from enginebay_executor import device
 from enginebay.executor import columns
+from enginebay_stepping.assemble import empty_plan
 from enginebay.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
@@ -61,7 +62,7 @@ params = sampling_from(parser.parse_args(["--top-a", "0.75", "--temperature", "1
 request = Request("r", np.asarray([5], np.int32), FrozenSampling(1, params), (0, 0), 0.0)
 table = RowTable(2, 8, 8, 10, [4])
 row = table.add_request(request)
-ints, floats = columns.empty_plan(1, 2)
+ints, floats = empty_plan(1, 2)
 write_row(floats[0], ints[0, columns.PARAMS : columns.STOP_IDS], request.sampling.params)
 rows = device.rows_from_plan(ints, floats, np.zeros((1, 8), np.int32))
 rows = jax.tree.map(jnp.asarray, rows)

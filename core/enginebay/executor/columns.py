@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from enginebay.row_columns import FLOATS, INTS, neutral_columns
+from enginebay.row_columns import FLOATS, INTS
 from enginebay.types import MAX_STOP_TOKENS
 
 (
@@ -27,14 +25,3 @@ ends in this step.
 STOP_IDS = PARAMS + len(INTS)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
 NUM_FLOAT_COLUMNS = len(FLOATS)
-
-
-def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of padding, int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS], with row
-    id `num_rows`.
-    """
-    floats, values = neutral_columns(size)
-    ints = np.zeros((size, NUM_INT_COLUMNS), np.int32)
-    ints[:, ROW], ints[:, NUM_LOGPROBS], ints[:, STOP_IDS:] = num_rows, -1, -1
-    ints[:, PARAMS:STOP_IDS] = values
-    return ints, floats

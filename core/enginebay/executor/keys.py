@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
-from enginebay.cache import KVLayout
-from enginebay.engine import AttentionProblem
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 
@@ -57,20 +53,3 @@ class StepKey:
         full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
         pools = ", hidden states" * self.pools + ", embeddings" * self.embeds
         return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{variant}{full_vocab}{pools}"
-
-    def attention(
-        self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
-    ) -> AttentionProblem:
-        """The bucket and the layouts that its attention sees: those of the compact copy, if it
-        makes one. `by_rows`: a verify step sees each draft as a row.
-        """
-        if self.kind != "compact":
-            return draft_rows(
-                self.bucket
-            ) if by_rows and self.kind == "verify" else self.bucket, layouts
-        rows, length = self.bucket.seqs, self.bucket.max_kv_len
-        small = {
-            name: layout.resized(num_pages=rows, page_size=length)
-            for name, layout in layouts.items()
-        }
-        return replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small

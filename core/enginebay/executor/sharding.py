@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -12,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from enginebay.cache import CacheLayout
 from enginebay.errors import ConfigError
-from enginebay.weights import WeightSpec, stored_bytes
+from enginebay.weights import WeightSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +54,6 @@ class Placement:
     def cache(self, layout: CacheLayout) -> dict[str, Sharding]:
         """The sharding of each array of one cache layer."""
         return {name: self.sharding(axes) for name, axes in layout.logical_axes().items()}
-
-    def cache_bytes(self, layout: CacheLayout) -> int:
-        """Bytes of one cache layer on each device."""
-        axes = layout.logical_axes()
-        return sum(
-            stored_bytes(s.shape, s.dtype) // math.prod(map(self.num_shards, axes[name]))
-            for name, s in layout.shapes().items()
-        )
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
