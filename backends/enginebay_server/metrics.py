@@ -16,6 +16,7 @@ from enginebay.errors import UnsupportedError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay.ops.spec import Bucket, Mode
 from enginebay.types import FinishReason
+from enginebay_server.decode_rate import ROOFLINE, DecodeRate
 from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.page_map import PageMap
@@ -40,7 +41,8 @@ class EngineObserver(Observer):
     another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decodes: DecodeRate) -> None:
+        self.decodes = decodes
         self.num_preempted = self.num_new_tokens = self.num_prompt = self.num_cached = 0
         self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
         self.num_steps: Counter[Bucket] = Counter()
@@ -79,6 +81,7 @@ class EngineObserver(Observer):
         self.num_draft_tokens += execution.num_draft_tokens
         self.num_accepted += execution.num_accepted_tokens
         self.iteration_tokens.observe(execution.num_new_tokens)
+        self.decodes.add(execution)
         bucket = execution.bucket
         if bucket is not None:
             self.num_steps[bucket] += 1
@@ -115,7 +118,7 @@ class ModelMetrics:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.engine = EngineObserver()
+        self.engine = EngineObserver(DecodeRate(model.llm.plan))
         self.inter_token = Histogram(
             "inter_token_latency_seconds", "Between tokens of a stream.", STEP_SECONDS
         )
@@ -138,6 +141,16 @@ class ModelMetrics:
         return min(1.0, max(0.0, 1 - free / self._capacity))
 
     @property
+    def achieved_gigabytes_per_s(self) -> float:
+        """The rate at which the last minute's decode steps read, see DecodeRate."""
+        return self.engine.decodes.bytes_per_s / 1e9
+
+    @property
+    def roofline_gigabytes_per_s(self) -> float:
+        """The measured read rate of the memory; 0 before it was measured."""
+        return (ROOFLINE.known(self.model.llm.plan) or 0.0) / 1e9
+
+    @property
     def gauges(self) -> dict[tuple[str, str], float]:
         """Current values by (name, description)."""
         counts = self.model.llm.counts()
@@ -148,7 +161,21 @@ class ModelMetrics:
                 "kv_cache_usage_perc",
                 "Part of the cache that requests hold, 0 to 1.",
             ): self.cache_usage,
+            (
+                "decode_achieved_gigabytes_per_second",
+                "Weights and cache that the last minute's decode steps read on each device.",
+            ): self.achieved_gigabytes_per_s,
+            (
+                "memory_roofline_gigabytes_per_second",
+                "The measured rate of reads from memory of one device; 0 before it was measured.",
+            ): self.roofline_gigabytes_per_s,
         }
+
+    async def measure(self) -> None:
+        """Measure the memory's rate once, while no request runs."""
+        model, plan = self.model, self.model.llm.plan
+        if model.is_ready and ROOFLINE.known(plan) is None and not model.llm.counts().running:
+            await asyncio.to_thread(ROOFLINE.measure, plan)
 
     def pages_by_state(self) -> Mapping[str, Mapping[str, int]]:
         """Return the number of pages in each state by cache group, as of the latest read of
@@ -196,6 +223,7 @@ class Metrics:
     async def text(self) -> bytes:
         """All figures, in Prometheus' text format. UnsupportedError without prometheus_client."""
         check_installed()
+        await asyncio.gather(*(one.measure() for one in self.of.values()))
         await asyncio.gather(*(one.pages.read() for one in self.of.values()))
         registry = CollectorRegistry()
         registry.register(self)

@@ -11,9 +11,8 @@ from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
 from enginebay_server.errors import ApiError
-from enginebay_server.page_map import PageMap
+from enginebay_server.metrics import ModelMetrics
 from enginebay_server.routes_generate import as_json
-from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
 from enginebay_server.watch import Watch
 
@@ -33,7 +32,7 @@ POLICY = (
 def page_routes(state: AppState) -> APIRouter:
     """/ui, its files, and /ui/data."""
     router = APIRouter(include_in_schema=False)
-    views = [ModelView(model) for model in state.models]
+    views = [ModelView(state.metrics.of[model.name]) for model in state.models]
     folder = importlib.resources.files("enginebay_server") / "ui"
 
     @router.get("/ui")
@@ -66,17 +65,18 @@ def page_routes(state: AppState) -> APIRouter:
 class ModelView:
     """What the page shows of one model."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, metrics: ModelMetrics) -> None:
+        self._metrics = metrics
+        self._model = metrics.model
         self._watch = Watch()
-        self._pages = PageMap(model)
-        model.llm.loop.observers.add(self._watch)
+        metrics.model.llm.loop.observers.add(self._watch)
 
     async def figures(self, since: int) -> dict[str, Any]:
         """Return counts as of now, the records from the number `since` on, and the map of pages."""
-        llm = self._model.llm
+        llm, metrics = self._model.llm, self._metrics
         number, records = self._watch.since(since)
-        pages = await self._pages.read()
+        await metrics.measure()
+        pages = await metrics.pages.read()
         counts = llm.counts()
         return {
             "name": self._model.name,
@@ -86,6 +86,8 @@ class ModelView:
             "running": counts.running,
             "waiting": counts.waiting,
             "compiled": llm.engine.compilations.count,
+            "gigabytes_per_s": metrics.achieved_gigabytes_per_s,
+            "roofline_gigabytes_per_s": metrics.roofline_gigabytes_per_s,
             "next": number,
             "records": records,
             "pages": pages and {name: each.tolist() for name, each in pages.items()},

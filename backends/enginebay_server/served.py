@@ -12,6 +12,7 @@ from typing import Literal
 from enginebay.config_sections import AUTO
 from enginebay.errors import EnginebayError, nearest, shown
 from enginebay.llm import LLM
+from enginebay_server.decode_rate import ROOFLINE
 from enginebay_server.errors import ApiError
 from enginebay_server.parsing.choose import choose_formats, model_chat
 
@@ -78,7 +79,9 @@ class ServedModel:
         return found
 
     def compile_all(self) -> None:
-        """Compile every program on the caller's thread. Updates `warmup` and `progress`."""
+        """Compile every program on the caller's thread, and measure the memory for the metrics.
+        Updates `warmup` and `progress`.
+        """
         self.warmup = "compiling"
 
         def report(_: str, done: int, total: int) -> None:
@@ -90,6 +93,7 @@ class ServedModel:
             self.warmup, self.failure = "failed", error
             log.warning("the programs of %s were not compiled: %s", self.name, error)
             return
+        ROOFLINE.measure(self.llm.plan)
         self.warmup = "ready"
 
     def compile_in_background(self) -> threading.Thread:

@@ -72,6 +72,16 @@ def measure_roofline(
     within minutes. So reports use the better of one measurement before and one after their own.
     """
     with jax.default_device(device):
+        bytes_per_s = measure_reads(device, options, stream_bytes)
+        flops = {dtype: _product_rate(dtype, matrix or MATRIX, options) for dtype in dtypes}
+        return Roofline(bytes_per_s, flops, _launch_s(options))
+
+
+def measure_reads(
+    device: jax.Device, options: Mapping[str, Any], stream_bytes: int | None = None
+) -> float:
+    """Measure the bytes per second that sums over a large array read. Takes less than a second."""
+    with jax.default_device(device):
         rows = max(1, (stream_bytes or STREAM_BYTES) // (4 * 16384))
         array = jnp.ones((rows, 16384), jnp.float32)
         vector = jnp.ones((16384,), jnp.float32)
@@ -80,9 +90,7 @@ def measure_roofline(
             lambda a: a @ vector,
         )
         seconds = [_best(jax.jit(read, compiler_options=dict(options)), array) for read in reads]
-        del array
-        flops = {dtype: _product_rate(dtype, matrix or MATRIX, options) for dtype in dtypes}
-        return Roofline(rows * 16384 * 4 / min(seconds), flops, _launch_s(options))
+        return rows * 16384 * 4 / min(seconds)
 
 
 def _product_rate(dtype: str, size: int, options: Mapping[str, Any]) -> float:

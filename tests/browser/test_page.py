@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.resources
 import importlib.util
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,17 +27,40 @@ pytestmark = [
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "assets"
 SIZES = ("--max-model-len", "512", "--max-num-seqs", "8")
+PARSERS = ("--tool-parser", "hermes", "--reasoning-parser", "think")
+KEY = "a-key-of-this-test"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "set_age",
+        "parameters": {
+            "type": "object",
+            "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["age"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    """The page of a server with the demo model twice, under two names."""
-    names = ("--served-model-name", "one", "--served-model-name", "two")
-    profile = tmp_path_factory.mktemp("profile")
-    with ServerProcess(*names, "--warmup", "lazy", *SIZES, models=("demo", "demo")) as server:
+    """The page of a server with a key and the demo model twice, under two names."""
+    names = ("--served-model-name", "one", "--served-model-name", "two", *PARSERS)
+    profile, environment = tmp_path_factory.mktemp("profile"), {"ENGINEBAY_API_KEY": KEY}
+    with ServerProcess(
+        *names, "--warmup", "lazy", *SIZES, models=("demo", "demo"), environment=environment
+    ) as server:
         with chromium(profile) as tab:
             tab.open(f"{server.url}/ui/")
-            tab.until("document.getElementById('state').textContent.startsWith('ready')")
+            state = "document.getElementById('state').textContent"
+            tab.until(f"{state} === 'this server needs an API key'")
+            tab.value("document.getElementById('key').focus()")
+            tab.type(KEY)
+            tab.press("Enter")
+            tab.until(f"{state}.startsWith('ready')")
+            assert [one for one in tab.errors if "401" not in one] == []
+            tab.errors.clear()
             yield tab
         assert not tab.errors
 
@@ -53,6 +78,11 @@ def choose(tab: Tab, name: str, value: str) -> None:
     tab.value(f"document.getElementById({name!r}).value = {value!r}")
 
 
+def facts(tab: Tab) -> str:
+    """The line below the last answer."""
+    return str(tab.value("[...document.querySelectorAll('.facts')].at(-1).innerText"))
+
+
 def test_an_answer_streams(tab: Tab) -> None:
     watch = """
         window.lengths = new Set();
@@ -64,6 +94,74 @@ def test_an_answer_streams(tab: Tab) -> None:
     say(tab, "Tell me a story about a duck.")
     assert tab.value("window.lengths.size") > 10
     assert tab.value("document.querySelector('.facts').innerText").startswith("length · 128 tokens")
+
+
+def test_everything_comes_from_the_server(tab: Tab) -> None:
+    hosts = tab.value(
+        "[...new Set(performance.getEntriesByType('resource').map(one => new URL(one.name).origin))]"
+    )
+    assert hosts == [tab.value("location.origin")]
+
+
+def test_a_tool_call_is_shown_apart(tab: Tab) -> None:
+    choose(tab, "tools", json.dumps([TOOL]))
+    choose(tab, "tool_choice", "required")
+    say(tab, "How old are you?")
+    shown = tab.value("document.querySelector('.call').innerText")
+    assert re.fullmatch(r'set_age\(\{"age": ?\d\}\)', shown)
+    choose(tab, "tools", "no JSON")
+    say(tab, "And now?")
+    error = "[...document.querySelectorAll('.turn.error')].at(-1).innerText"
+    assert tab.value(error).startswith("The tools are not JSON")
+    choose(tab, "tools", "")
+    tab.value("document.getElementById('message').value = ''")
+
+
+def test_reasoning_is_shown_apart(tab: Tab) -> None:
+    """The request is changed on its way, so that the demo model writes reasoning."""
+    tab.value("""
+        window.plainFetch = window.fetch;
+        window.fetch = (address, options) => {
+            if (!String(address).includes("completions")) return plainFetch(address, options);
+            const body = {...JSON.parse(options.body), guided_regex: "<think>so</think>yes"};
+            return plainFetch(address, {...options, body: JSON.stringify(body)});
+        };
+    """)
+    say(tab, "Think!")
+    tab.value("window.fetch = window.plainFetch")
+    assert tab.value("[...document.querySelectorAll('.thought')].at(-1).innerText") == "so"
+    assert tab.value("[...document.querySelectorAll('.text')].at(-1).innerText") == "yes"
+
+
+def test_sampling_is_that_of_the_controls(tab: Tab) -> None:
+    tab.value("document.getElementById('clear').click()")
+    choose(tab, "max_tokens", "5")
+    choose(tab, "temperature", "2")
+    texts = []
+    for seed in ("7", "7", "8"):
+        choose(tab, "seed", seed)
+        say(tab, "Once upon a time")
+        assert facts(tab).startswith("length · 5 tokens")
+        texts.append(tab.value("document.querySelector('.text').innerText"))
+        tab.value("document.getElementById('clear').click()")
+    assert texts[0] == texts[1] != texts[2]
+    choose(tab, "max_tokens", "128")
+    choose(tab, "temperature", "0")
+    choose(tab, "seed", "")
+
+
+def test_an_answer_is_stopped_with_the_keyboard(tab: Tab) -> None:
+    choose(tab, "max_tokens", "400")
+    tab.value("document.getElementById('message').focus()")
+    tab.type("Tell me a long story.")
+    tab.press("Enter")
+    tab.until("[...document.querySelectorAll('.text')].at(-1)?.innerText.length > 5")
+    tab.value("document.getElementById('stop').focus()")
+    tab.press("Enter")
+    tab.until("!document.getElementById('go').disabled")
+    assert facts(tab).startswith("stopped")
+    choose(tab, "max_tokens", "128")
+    tab.value("document.getElementById('clear').click()")
 
 
 def test_two_models_answer_side_by_side(tab: Tab) -> None:
@@ -95,7 +193,62 @@ def test_plots_move(tab: Tab) -> None:
     before = tab.value(ink)
     tab.until(f"{ink} !== {before}")
     assert "kept" in tab.value("document.getElementById('now-pages').textContent")
+    rates = tab.value("document.getElementById('now-reads').textContent").split(" of ")
+    assert all(float(rate) > 0.05 for rate in rates)
+    assert len(rates) == 2
     tab.picture(PICTURES / "page_live.png")
+
+
+def test_latency_percentiles_are_those_of_the_requests_before(tab: Tab) -> None:
+    lines = tab.value("""import('./plots.js').then(({ percentileLines }) => percentileLines(
+        [...Array(10).keys()].map((place) => [20 + place, 100 * (place + 1)])
+    ).map((line) => Object.fromEntries(line.points)))""")
+    last = [line["20"] for line in lines]
+    assert last == [600, 1000, 1000]
+    assert [line["26"] for line in lines] == [900, 1000, 1000]
+    assert "4" not in lines[0], "no request ended in the 15 s before"
+
+
+def test_steps_and_pages_are_drawn_in_their_colours(tab: Tab) -> None:
+    """A model of invented figures, drawn into the canvases of the page."""
+    tab.value("document.getElementById('tab-live').click()")
+    found = tab.value("""import('./plots.js').then(({ Plots }) => {
+        const now = Date.now() / 1000, plots = new Plots();
+        const step = {rows: 2, tokens: 2, prompt_tokens: 0};
+        const records = [
+            {kind: "prefill", at: now - 8, s: 1, ...step},
+            {kind: "decode", at: now - 6, s: 1, ...step},
+            {kind: "preempt", at: now - 4, s: 0, rows: 1},
+        ];
+        const figures = {name: "x", running: 1, waiting: 0, max_num_seqs: 2, compiled: 3,
+            gigabytes_per_s: 12, roofline_gigabytes_per_s: 30};
+        plots.add([{...figures, compiled: 1, records: [], pages: null}]);
+        plots.add([{...figures, records, pages: {full: [0, 0, -1, 1, 2]}}]);
+        plots.draw("x");
+        const pixel = (id, x, y) => [...document.getElementById(id).getContext("2d")
+            .getImageData(x, y, 1, 1).data].slice(0, 3).join();
+        const width = document.getElementById("steps").width;
+        const named = (name) => {
+            const line = document.createElement("canvas").getContext("2d");
+            line.fillStyle = getComputedStyle(document.documentElement)
+                .getPropertyValue("--" + name);
+            line.fillRect(0, 0, 1, 1);
+            return [...line.getImageData(0, 0, 1, 1).data].slice(0, 3).join();
+        };
+        const at = (ago) => Math.round(width * (1 - ago / 10));
+        return {
+            steps: [[at(7.5), 40], [at(5.5), 40], [at(4), 60], [at(0.5), 8]]
+                .map(([x, y]) => pixel("steps", x, y)),
+            wanted: ["prefill", "decode", "preempt", "compile"].map(named),
+            pages: [3, 17, 31, 45].map((x) => pixel("pages", x, 3)),
+            holders: ["fill", "kept", "decode", "shared"].map(named),
+            told: ["now-pages", "now-rows", "now-reads"]
+                .map((id) => document.getElementById(id).textContent),
+        };
+    })""")
+    assert found["steps"] == found["wanted"]
+    assert found["pages"] == found["holders"]
+    assert found["told"] == ["2 used, 1 of them shared, 1 kept", "1 of 2 run, 0 wait", "12.0 of 30.0"]
 
 
 def test_the_parts_have_their_reasons(tab: Tab) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 if TYPE_CHECKING:
     from enginebay import LLM
+    from enginebay.cache import Lease
     from tests.server.asking import Asker
 
 
@@ -59,6 +61,34 @@ def test_figures_have_the_holders_of_pages(asker: Asker) -> None:
     pages = asker.get("/ui/data").json()["models"][0]["pages"]
     assert list(pages) == ["full"]
     assert all(holders <= 0 for holders in pages["full"])  # nothing runs; prefixes are kept
+
+
+def test_a_page_that_two_rows_share_has_two_holders(asker: Asker) -> None:
+    ledger, prompt = asker.llm.engine.ledger, np.arange(20, 20 + 100, dtype=np.int32)
+
+    def hold() -> tuple[Lease, Lease]:
+        first = ledger.admit(0, prompt, 110)
+        assert first is not None
+        ledger.commit(first, prompt)
+        second = ledger.admit(1, prompt, 110)
+        assert second is not None
+        return first, second
+
+    leases = asker.llm.run_on_engine(hold)
+    pages = asker.get("/ui/data").json()["models"][0]["pages"]["full"]
+    asker.llm.run_on_engine(lambda: [ledger.release(lease) for lease in leases])
+    first, second = (set(lease.pages["full"]) - {0} for lease in leases)
+    assert first & second
+    assert {page for page, holders in enumerate(pages) if holders == 2} == first & second
+    assert {page for page, holders in enumerate(pages) if holders == 1} == first ^ second
+
+
+def test_figures_have_the_rate_of_reads_and_its_limit(asker: Asker) -> None:
+    asker.ok("/v1/completions", model="demo", prompt="Once upon a time", max_tokens=5)
+    model = asker.get("/ui/data").json()["models"][0]
+    metrics = asker.state.metrics.of["demo"]
+    assert model["gigabytes_per_s"] == metrics.achieved_gigabytes_per_s > 0
+    assert model["roofline_gigabytes_per_s"] == metrics.roofline_gigabytes_per_s > 0.1
 
 
 def test_page_needs_no_key_and_its_figures_do(llm: LLM) -> None:

@@ -135,7 +135,10 @@ export class Chat {
       seed: number("seed"),
     };
     const tools = $("tools").value.trim();
-    if (tools) options.tools = JSON.parse(tools);
+    if (tools) {
+      options.tools = JSON.parse(tools);
+      options.tool_choice = $("tool_choice").value || undefined;
+    }
     return options;
   }
 

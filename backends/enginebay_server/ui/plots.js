@@ -3,6 +3,8 @@
 const SPAN_S = 60;
 const STEPS_SPAN_S = 10;
 const MAX_RECORDS = 5000;
+const WINDOW_S = 15; // a percentile at a time is that of the requests of this many seconds before it
+const PERCENTILES = [[50, "decode"], [90, "compile"], [99, "preempt"]];
 const $ = (id) => document.getElementById(id);
 
 function colour(name) {
@@ -49,7 +51,18 @@ export function percentile(values, share) {
 
 function inWords(values) {
   if (!values.length) return "";
-  return [50, 90, 99].map((p) => `p${p} ${percentile(values, p / 100).toFixed(0)}`).join(", ");
+  return PERCENTILES.map(([p]) => `p${p} ${percentile(values, p / 100).toFixed(0)}`).join(", ");
+}
+
+// Lines of the percentiles over the last minute; times without a request before them are left out.
+export function percentileLines(points) {
+  const agos = Array.from({ length: SPAN_S + 1 }, (_, place) => SPAN_S - place);
+  const before = (ago) => points.filter(([at]) => at >= ago && at < ago + WINDOW_S).map((point) => point[1]);
+  const windows = agos.map((ago) => [ago, before(ago)]).filter(([, values]) => values.length);
+  return PERCENTILES.map(([p, name]) => ({
+    points: windows.map(([ago, values]) => [ago, percentile(values, p / 100)]),
+    colour: name,
+  }));
 }
 
 export class Plots {
@@ -66,7 +79,7 @@ export class Plots {
       }
       one.records.push(...model.records);
       one.records.splice(0, one.records.length - MAX_RECORDS);
-      one.samples.push({ at: now, running: model.running, waiting: model.waiting });
+      one.samples.push({ at: now, waiting: model.waiting, reads: model.gigabytes_per_s });
       one.samples = one.samples.filter((sample) => now - sample.at <= SPAN_S);
       one.compiles = one.compiles.filter((compile) => now - compile.at <= SPAN_S);
       one.latest = model;
@@ -85,6 +98,7 @@ export class Plots {
     this.drawTimes("first", ends.map((end) => [now - end.at - end.s, 1000 * end.first_s]));
     const several = ends.filter((end) => end.tokens > 1);
     this.drawTimes("each", several.map((end) => [now - end.at - end.s, (1000 * (end.s - end.first_s)) / (end.tokens - 1)]));
+    this.drawReads(one, now);
     this.drawSteps(one, recent, now);
     this.drawPages(one.latest.pages);
   }
@@ -110,8 +124,16 @@ export class Plots {
   }
 
   drawTimes(id, points) {
-    lines(id, [{ points, colour: "prefill", dots: true }], " ms");
+    lines(id, [{ points, colour: "prefill", dots: true }, ...percentileLines(points)], " ms");
     $(`now-${id}`).textContent = inWords(points.map((point) => point[1]));
+  }
+
+  drawReads(one, now) {
+    const { gigabytes_per_s: rate, roofline_gigabytes_per_s: roofline } = one.latest;
+    const reads = one.samples.map((sample) => [now - sample.at, sample.reads]);
+    const limit = roofline ? [{ points: [[SPAN_S, roofline], [0, roofline]], colour: "soft" }] : [];
+    lines("reads", [{ points: reads, colour: "decode" }, ...limit]);
+    $("now-reads").textContent = roofline ? `${rate.toFixed(1)} of ${roofline.toFixed(1)}` : rate.toFixed(1);
   }
 
   drawSteps(one, recent, now) {

@@ -75,6 +75,12 @@ class Execution:
     """Tokens of `bucket` in all passes of the step. What exceeds `num_tokens` is padding. 0 for a
     verify step and without a bucket.
     """
+    num_passes: int = 0
+    """Passes of the model that a decode ran: fewer than `plan.num_steps` when all rows ended
+    early. 0 for a prefill and for a verify step.
+    """
+    plan: StepPlan | None = None
+    """The step as it was launched."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,10 +205,8 @@ class Observers:
         began_s, self._last_read_s = max(self._last_read_s, step.launched_s), now_s
         if math.isnan(step.launched_s):
             return
-        counts = [
-            0 if tracked.finished else int((row >= 0).sum())
-            for tracked, row in zip(step.rows, tokens, strict=True)
-        ]
+        made = (tokens >= 0).sum(axis=1).tolist()
+        counts = [0 if one.finished else n for one, n in zip(step.rows, made, strict=True)]
         verified = [
             (drafts, new) for drafts, new in zip(num_drafts, counts, strict=False) if drafts and new
         ]
@@ -220,6 +224,8 @@ class Observers:
             bucket=bucket,
             num_tokens=_num_tokens(plan),
             num_bucket_tokens=bucket.tokens * num_passes if bucket else 0,
+            num_passes=max(made) if plan.is_decode and num_passes else 0,
+            plan=plan,
         )
         self._report(lambda observer: observer.executed(execution))
 
