@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from enginebay_esurge.dashboard import DATASOURCE_UID, write_provisioning
@@ -37,12 +37,11 @@ class Grafana:
     def __init__(
         self, settings: MonitoringSettings, source_url: str, *, speculates: bool = False
     ) -> None:
-        """Start a server that reads from source_url. RuntimeError, and nothing is left, when no
-        server is installed, or it does not start.
+        """Start a server that reads from source_url, after check_installed. RuntimeError, and
+        nothing is left, when it does not start.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="esurge-grafana-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stop_command: Sequence[str] = ()
+        self._server = contextlib.ExitStack()
         try:
             self._start(settings, source_url, speculates=speculates)
         except BaseException:
@@ -52,24 +51,10 @@ class Grafana:
 
     def close(self) -> None:
         """Stop the server, and remove its folder."""
-        if self._stop_command and self._process is not None:
-            # If the command fails, the container's client is ended below.
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(
-                    self._stop_command, capture_output=True, check=False, timeout=4 * STOP_S
-                )
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, settings: MonitoringSettings, source_url: str, *, speculates: bool) -> None:
-        _check_free(settings.grafana_port)
         provisioning = write_provisioning(
             self._folder,
             name=settings.grafana_datasource_name,
@@ -79,30 +64,31 @@ class Grafana:
         )
         variables = _variables(settings, self._folder, provisioning)
         command = _local_command()
+        stop_command: Sequence[str] = ()
         if command is not None:
             for name in ("data", "logs", "plugins"):
                 (self._folder / name).mkdir(mode=0o700)
                 variables[f"GF_PATHS_{name.upper()}"] = str(self._folder / name)
-        elif settings.grafana_use_docker:
-            docker = shutil.which("docker")
-            if docker is None:
-                raise RuntimeError("neither grafana-server nor docker is on PATH")
-            container = f"esurge-grafana-{uuid.uuid4().hex[:12]}"
-            self._stop_command = (docker, "stop", "--time", str(int(STOP_S)), container)
-            command = _docker_command(docker, container, settings, self._folder, variables)
         else:
+            docker = shutil.which("docker")
+            assert docker is not None, "check_installed found it"
+            container = f"esurge-grafana-{uuid.uuid4().hex[:12]}"
+            stop_command = (docker, "stop", "--time", str(int(STOP_S)), container)
+            command = _docker_command(docker, container, settings, self._folder, variables)
+        port, output = settings.grafana_port, self._folder / "output.txt"
+        self._server.enter_context(
+            running("Grafana", command, port, output, variables=variables, stop=stop_command)
+        )
+
+
+def check_installed(settings: MonitoringSettings) -> None:
+    """Raise RuntimeError when neither a server nor a requested container can be started."""
+    if _local_command() is None:
+        if not settings.grafana_use_docker:
             raise RuntimeError("grafana-server is not on PATH, and grafana_use_docker is False")
-        output = self._folder / "output.txt"
-        with output.open("wb") as file:
-            self._process = subprocess.Popen(
-                command,
-                env=os.environ | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C at the terminal must not end the server
-            )
-        _wait_until_it_answers(self._process, settings.grafana_port, output)
+        if shutil.which("docker") is None:
+            raise RuntimeError("neither grafana-server nor docker is on PATH")
+    _check_free(settings.grafana_port)
 
 
 def _variables(settings: MonitoringSettings, folder: Path, provisioning: Path) -> dict[str, str]:
@@ -164,12 +150,52 @@ def _check_free(port: int) -> None:
             raise RuntimeError(f"port {port} cannot be opened ({error})") from error
 
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
+@contextlib.contextmanager
+def running(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    output: Path,
+    *,
+    variables: Mapping[str, str] | None = None,
+    stop: Sequence[str] = (),
+) -> Iterator[None]:
+    """Run a server that answers at `port` until the block ends. Its output goes to a file; `stop`
+    is a command that ends it. RuntimeError when it ends or does not answer.
+    """
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | (variables or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C at the terminal must not end the server
+        )
+    try:
+        _wait_until_it_answers(name, process, port, output)
+        yield
+    finally:
+        if stop:
+            # If the command fails, the container's client is ended below.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(stop, capture_output=True, check=False, timeout=4 * STOP_S)
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_it_answers(
+    name: str, process: subprocess.Popen[bytes], port: int, output: Path
+) -> None:
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s:
         if process.poll() is not None:
             said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RuntimeError(f"Grafana ended with code {process.returncode}: {''.join(said)}")
+            raise RuntimeError(f"{name} ended with code {process.returncode}: {''.join(said)}")
         connection = http.client.HTTPConnection(HERE, port, timeout=1)
         try:
             connection.request("GET", "/api/health")
@@ -180,4 +206,4 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: 
             return
         finally:
             connection.close()
-    raise RuntimeError(f"Grafana did not answer within {START_S:.0f} s")
+    raise RuntimeError(f"{name} did not answer within {START_S:.0f} s")

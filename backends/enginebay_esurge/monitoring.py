@@ -14,7 +14,8 @@ import jax
 
 from enginebay.compose.plan import Plan
 from enginebay.loop.observer import Observer
-from enginebay_esurge.grafana import HERE, Grafana
+from enginebay_esurge.grafana import HERE, Grafana, check_installed
+from enginebay_esurge.local_prometheus import local_prometheus
 from enginebay_esurge.monitoring_settings import MonitoringSettings
 from enginebay_esurge.observing import History
 from enginebay_esurge.outputs import RequestOutput
@@ -158,23 +159,38 @@ def start_grafana(
     *,
     speculates: bool = False,
 ) -> str | None:
-    """Return the URL of a Grafana that reads from the configured data source, or else from the
-    exporter. None without a source, or when Grafana does not start.
+    """Return the URL of a Grafana that reads from the configured data source, or else from a
+    Prometheus server of its own that scrapes the exporter. None without a source, or when Grafana
+    does not start.
 
-    The dashboard has an additional panel for an engine that `speculates`.
+    The dashboard has an additional panel for an engine that `speculates`. Without a Prometheus
+    server the data source is the exporter, which answers no queries.
     """
-    source = settings.grafana_datasource_url or (
-        metrics_url and metrics_url.removesuffix("/metrics")
-    )
-    if source is None:
+    source, trouble = settings.grafana_datasource_url, ""
+    if source is None and metrics_url is None:
         log.warning(
             "no Grafana: it has no data source. Enable Prometheus, or pass grafana_datasource_url"
         )
         return None
-    try:
-        grafana = Grafana(settings, source, speculates=speculates)
-    except (RuntimeError, OSError) as error:
-        log.warning("no Grafana: %s", error)
-        return None
-    stack.callback(grafana.close)
-    return grafana.url
+    with contextlib.ExitStack() as own:
+        try:
+            check_installed(settings)
+            if source is None:
+                assert metrics_url is not None, "checked above"
+                try:
+                    source = own.enter_context(local_prometheus(metrics_url))
+                except (RuntimeError, OSError) as error:
+                    source, trouble = metrics_url.removesuffix("/metrics"), str(error)
+            grafana = Grafana(settings, source, speculates=speculates)
+        except (RuntimeError, OSError) as error:
+            log.warning("no Grafana: %s", error)
+            return None
+        own.callback(grafana.close)
+        if trouble:
+            log.warning(
+                "Grafana has no data: %s. Install Prometheus, or pass grafana_datasource_url, the "
+                "address of a Prometheus server that scrapes the exporter",
+                trouble,
+            )
+        stack.enter_context(own.pop_all())
+        return grafana.url

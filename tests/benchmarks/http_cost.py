@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import uvicorn
@@ -44,7 +44,11 @@ NUM_STREAMS = 32
 FEW, MANY = 4, 132
 PROMPT_LEN = 32
 LIMITS_US = {"token": 50.0, "request": 500.0}
-SIZES = {"max_model_len": 512, "max_num_seqs": NUM_STREAMS, "max_num_batched_tokens": 2048}
+SIZES: dict[str, Any] = {
+    "max_model_len": 512,
+    "max_num_seqs": NUM_STREAMS,
+    "max_num_batched_tokens": 2048,
+}
 
 
 def main() -> int:

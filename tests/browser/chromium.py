@@ -16,7 +16,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-LIMIT_S = 180.0
+LIMIT_S = 90.0
 
 
 def find_chromium() -> str | None:

@@ -97,10 +97,10 @@ def test_an_answer_streams(tab: Tab) -> None:
 
 
 def test_everything_comes_from_the_server(tab: Tab) -> None:
-    hosts = tab.value(
-        "[...new Set(performance.getEntriesByType('resource').map(one => new URL(one.name).origin))]"
-    )
-    assert hosts == [tab.value("location.origin")]
+    names = tab.value("performance.getEntriesByType('resource').map(one => one.name)")
+    assert len(names) > 3
+    origin = tab.value("location.origin")
+    assert all(name.startswith(f"{origin}/") for name in names)
 
 
 def test_a_tool_call_is_shown_apart(tab: Tab) -> None:
@@ -109,11 +109,18 @@ def test_a_tool_call_is_shown_apart(tab: Tab) -> None:
     say(tab, "How old are you?")
     shown = tab.value("document.querySelector('.call').innerText")
     assert re.fullmatch(r'set_age\(\{"age": ?\d\}\)', shown)
-    choose(tab, "tools", "no JSON")
-    say(tab, "And now?")
-    error = "[...document.querySelectorAll('.turn.error')].at(-1).innerText"
-    assert tab.value(error).startswith("The tools are not JSON")
     choose(tab, "tools", "")
+
+
+def test_tools_that_are_no_json_are_not_sent(tab: Tab) -> None:
+    choose(tab, "tools", "no JSON")
+    tab.value("document.getElementById('message').focus()")
+    tab.type("Hello!")
+    tab.press("Enter")
+    error = tab.value("[...document.querySelectorAll('.turn.error')].at(-1).innerText")
+    choose(tab, "tools", "")
+    assert error.startswith("The tools are not JSON")
+    assert tab.value("document.getElementById('message').value") == "Hello!"
     tab.value("document.getElementById('message').value = ''")
 
 
@@ -238,17 +245,19 @@ def test_steps_and_pages_are_drawn_in_their_colours(tab: Tab) -> None:
         const at = (ago) => Math.round(width * (1 - ago / 10));
         return {
             steps: [[at(7.5), 40], [at(5.5), 40], [at(4), 60], [at(0.5), 8]]
-                .map(([x, y]) => pixel("steps", x, y)),
+                .map(([x, y]) => [-2, -1, 0, 1].map((more) => pixel("steps", x + more, y))),
             wanted: ["prefill", "decode", "preempt", "compile"].map(named),
             pages: [3, 17, 31, 45].map((x) => pixel("pages", x, 3)),
             holders: ["fill", "kept", "decode", "shared"].map(named),
-            told: ["now-pages", "now-rows", "now-reads"]
+            texts: ["now-pages", "now-rows", "now-reads"]
                 .map((id) => document.getElementById(id).textContent),
         };
     })""")
-    assert found["steps"] == found["wanted"]
+    for near, wanted in zip(found["steps"], found["wanted"], strict=True):
+        assert wanted in near
     assert found["pages"] == found["holders"]
-    assert found["told"] == ["2 used, 1 of them shared, 1 kept", "1 of 2 run, 0 wait", "12.0 of 30.0"]
+    pages = "2 used, 1 of them shared, 1 kept"
+    assert found["texts"] == [pages, "1 of 2 run, 0 wait", "12.0 of 30.0"]
 
 
 def test_the_parts_have_their_reasons(tab: Tab) -> None:

@@ -141,7 +141,7 @@ export class Plots {
     const x = (at) => width * (1 - (now - at) / STEPS_SPAN_S);
     const bar = (kind, at, seconds, top, tall) => {
       context.fillStyle = colour(kind);
-      context.fillRect(x(at), top, Math.max(1, (width * seconds) / STEPS_SPAN_S), tall);
+      context.fillRect(Math.floor(x(at)), top, Math.max(1, Math.ceil((width * seconds) / STEPS_SPAN_S)), tall);
     };
     for (const record of recent) {
       if (now - record.at - record.s > STEPS_SPAN_S || record.kind === "end") continue;

@@ -51,3 +51,23 @@ def test_metrics_are_those_of_the_updates_and_steps(engine: eSurge) -> None:  # 
         seen["esurge_cache_pages_total"]
         == engine.engine.ledger.groups["full"].store.pool.num_usable
     )
+
+
+def test_the_server_counts_the_same_requests_from_the_same_reports(engine: eSurge) -> None:
+    """The exporter of eSurge and the observer of `enginebay serve` are observers of one loop."""
+    from enginebay_server.decode_rate import DecodeRate
+    from enginebay_server.metrics import EngineObserver
+
+    observer = EngineObserver(DecodeRate(engine.plan))
+    engine.audience.add(observer)
+    url = engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
+    engine.generate([[i] * 30 for i in range(10, 14)], LONG)
+    engine.run_on_engine(lambda: None)
+    seen = scrape(url)
+    engine.audience.remove(observer)
+    engine.stop_monitoring()
+    assert seen["esurge_tokens_generated_total"] == observer.num_new_tokens > 0
+    assert seen["esurge_preempted_requests_total"] == observer.num_preempted > 0
+    rate = observer.num_cached / observer.num_prompt
+    assert seen["esurge_cache_hit_rate"] == pytest.approx(rate)
+    assert seen["esurge_request_duration_seconds_count"] == sum(observer.latency._counts) == 4

@@ -36,7 +36,8 @@ if "stop" in sys.argv:
     sys.exit()
 if {fails}:
     sys.exit("the database is locked")
-address = ("127.0.0.1", int(os.environ["GF_SERVER_HTTP_PORT"]))
+ports = [one.rpartition(":")[2] for one in sys.argv if one.startswith("--web.listen-address=")]
+address = ("127.0.0.1", int(ports[0] if ports else os.environ["GF_SERVER_HTTP_PORT"]))
 http.server.HTTPServer(address, http.server.SimpleHTTPRequestHandler).serve_forever()
 """
 
@@ -133,6 +134,40 @@ def test_a_local_server_is_started_provisioned_and_ended(
     monitored.stop_monitoring()
     assert not is_alive(process_id)
     assert not folders(tmp_path)
+
+
+def test_the_default_data_source_is_a_prometheus_that_scrapes_the_exporter(
+    monitored: eSurge, install: Install, tmp_path: Path
+) -> None:  # holds S14
+    notes, programs = install("grafana-server"), install("prometheus")
+    urls = monitored.start_monitoring(prometheus_port=0, grafana_port=free_port())
+    [(_, variables, _)] = read(notes)
+    provisioning = Path(variables["GF_PATHS_PROVISIONING"])
+    [source] = yaml.safe_load((provisioning / "datasources" / "esurge.yaml").read_text())[
+        "datasources"
+    ]
+    [(command, _, process_id)] = read(programs)
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in command[1:])
+    assert source["url"] == f"http://{flags['web.listen-address']}"
+    assert flags["web.listen-address"].startswith("127.0.0.1:")
+    config = yaml.safe_load(Path(flags["config.file"]).read_text())
+    [job] = config["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    assert f"http://{target}{job['metrics_path']}" == urls["prometheus"]
+    monitored.stop_monitoring()
+    assert not is_alive(process_id)
+    assert not list(tmp_path.glob("esurge-*"))
+
+
+def test_without_prometheus_a_warning_says_why_the_dashboard_is_empty(
+    monitored: eSurge, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:  # holds S14
+    install("grafana-server")
+    with caplog.at_level(logging.WARNING, "enginebay.esurge"):
+        assert "grafana" in monitored.start_monitoring(prometheus_port=0, grafana_port=free_port())
+    [record] = caplog.records
+    assert "prometheus is not on PATH" in record.message
+    assert "grafana_datasource_url" in record.message
 
 
 def check_dashboard(dashboard: dict[str, Any], uid: str, url: str) -> None:
