@@ -29,11 +29,12 @@ KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit
 
 # Clients that the server is tested with, each in an environment of its own: they want other versions of the same libraries.
 CLIENTS_VENV := .venv-clients
-CLIENTS := langchain litellm llm lm-eval
+CLIENTS := langchain litellm llm lm-eval schemathesis
 CLIENT_langchain := langchain-openai>=1
 CLIENT_litellm := litellm>=1.80 mcp
 CLIENT_llm := llm>=0.27
 CLIENT_lm-eval := lm-eval[api]>=0.4.10
+CLIENT_schemathesis := schemathesis>=4.30
 
 EVAL_VENV := .venv-eval
 EVAL_TESTS := tests/unit/test_lm_eval.py tests/unit/test_lm_eval_tasks.py
@@ -101,7 +102,7 @@ test-outside: env-serve ## checks of our output by other programs: promtool and 
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
 
 .PHONY: test-clients
-test-clients: env-clients ## LangChain, LiteLLM, llm and lm-eval against a running server
+test-clients: env-clients ## LangChain, LiteLLM, llm, lm-eval and schemathesis against a running server
 	@$(PYTEST) -m clients tests/clients $(PYTEST_ARGS)
 
 .PHONY: zoo-kinds

@@ -64,7 +64,7 @@ PARTS = (
     Part(
         "clients",
         ("test-clients",),
-        "LangChain, LiteLLM, llm and lm-eval as clients of a server",
+        "LangChain, LiteLLM, llm, lm-eval and schemathesis as clients of a server",
     ),
     Part("browser", ("test-browser",), "the server's page in Chromium", ("chromium",)),
     Part("coverage", ("coverage",), "line coverage of `make test`"),

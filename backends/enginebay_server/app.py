@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from enginebay import __version__
 from enginebay.errors import EnginebayError
+from enginebay_server.document import openapi_document
 from enginebay_server.door import Door
 from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.limits import ConcurrencyLimit
@@ -57,13 +58,12 @@ def create_app(
     kept = open_store(settings.response_store, settings.max_responses, settings.response_ttl_s)
     tracer = None if settings.traces_url is None else Tracer(settings.traces_url)
     state = AppState(ServedModels(models), settings, limit, Metrics(models, limit), kept, tracer)
-    app = FastAPI(
-        title="enginebay",
-        version=__version__,
-        summary="OpenAI's API over models that enginebay serves",
-        docs_url=None,  # the pages need scripts from other hosts
-        redoc_url=None,
+    # The pages of the document need scripts from other hosts.
+    app = FastAPI(docs_url=None, redoc_url=None)
+    document = functools.cache(
+        lambda: openapi_document(app.routes, list(state.models.by_name), settings)
     )
+    app.openapi = document  # type: ignore[method-assign]
     app.state.server = state
     generating = generate_routes(state)
     app.include_router(generating)
@@ -84,7 +84,9 @@ def create_app(
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(ShortWay, routes=routes_of(generating, SHORT_PATHS), on_error=_on_error)
-    app.add_middleware(Door, state=state)  # requests pass the middleware that is added last first
+    app.add_middleware(
+        Door, state=state, takes_json=json_paths(app)
+    )  # requests pass the middleware that is added last first
     if tracer is not None:
         app.add_middleware(Tracing, tracer=tracer)
     if settings.cors_origins:
@@ -95,6 +97,21 @@ def create_app(
             allow_headers=["*"],
         )
     return app
+
+
+def json_paths(app: FastAPI) -> frozenset[str]:
+    """Return the paths that take a POST."""
+    return frozenset(path for path, methods in app.openapi()["paths"].items() if "post" in methods)
+
+
+def methods_of(app: FastAPI, path: str) -> set[str]:
+    """Return the methods that a path of the document takes."""
+    return {
+        method.upper()
+        for template, methods in app.openapi()["paths"].items()
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
+        for method in methods
+    }
 
 
 def as_response(request: Request, error: ApiError) -> Response:
@@ -114,7 +131,10 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
         404: f"{what}: this path does not exist. /openapi.json lists all paths.",
         405: f"{what}: this path needs another method. /openapi.json lists the methods.",
     }.get(error.status_code, str(error.detail))
-    return as_response(request, ApiError(error.status_code, message))
+    response = as_response(request, ApiError(error.status_code, message))
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(sorted(methods_of(request.app, request.url.path)))
+    return response
 
 
 async def _on_invalid(request: Request, error: RequestValidationError) -> Response:

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Container, Mapping, MutableMapping
 from typing import Any
 
 from enginebay_server.errors import ApiError, error_body
@@ -42,9 +42,11 @@ class Door:
     It reads the whole body, so that routes wait only for the engine, or for the client to leave.
     """
 
-    def __init__(self, app: App, state: AppState) -> None:
+    def __init__(self, app: App, state: AppState, takes_json: Container[str]) -> None:
+        """`takes_json` has the paths that take a POST, whose body must be JSON."""
         self._app = app
         self._state = state
+        self._takes_json = takes_json
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,7 +137,7 @@ class Door:
             raise ApiError(
                 408, f"a body that took more than {settings.body_timeout_s:g} s"
             ) from None
-        if scope["method"] == "POST":
+        if scope["method"] == "POST" and scope["path"] in self._takes_json:
             check_content_type(headers.get(b"content-type", b""))
             check_encoding(headers.get(b"content-encoding", b""))
         return b"".join(parts)

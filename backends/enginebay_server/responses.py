@@ -40,7 +40,7 @@ class ResponsesBody(Body):
     metadata: dict[str, str] | None = None
     user: str | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     """Accepted, because clients always send it, and ignored: nothing is encrypted."""
 
@@ -60,6 +60,13 @@ class ResponsesBody(Body):
                 "input without a message. Allowed: a text, or a list with one message or more. "
                 "Pass an input with a message.",
                 param="input",
+            )
+        if self.background:
+            raise ApiError(
+                400,
+                "background = true. Allowed: false, because answers are made while the client "
+                "waits. Leave it out.",
+                param="background",
             )
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatBody(

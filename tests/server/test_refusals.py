@@ -98,7 +98,15 @@ def test_an_unknown_model_is_not_found(asker: Asker) -> None:
 
 def test_unknown_paths_and_methods_have_errors_of_the_same_form(asker: Asker) -> None:
     assert "/v1/nothing" in error_of(asker.get("/v1/nothing"), 404)["message"]
-    error_of(asker.get(CHAT), 405)
+    for method, path, allowed in (
+        ("GET", CHAT, "POST"),
+        ("POST", "/version", "GET"),
+        ("PUT", "/v1/responses/resp_1", "DELETE, GET"),
+        ("TRACE", "/v1/models/demo", "GET"),
+    ):
+        answer = asker.all((method, path, {}))[0]
+        error_of(answer, 405)
+        assert answer.headers["allow"] == allowed
 
 
 def test_unknown_fields_are_named_where_they_are_ignored(asker: Asker) -> None:

@@ -103,3 +103,26 @@ def test_a_warm_up_is_followed_to_its_end(asker: Asker, monkeypatch: pytest.Monk
     asker.model.compile_all()
     assert asker.get("/readiness").json()["models"]["demo"]["error"] == "no memory is left"
     assert "no memory is left" in asker.refused("/v1/completions", 503, prompt="a")["message"]
+
+
+def test_the_document_has_the_errors_models_and_keys_of_this_server(asker: Asker) -> None:
+    open_, guarded = (
+        one.get("/openapi.json", headers={"x-api-key": "key-of-the-reader"}).json()
+        for one in (asker, Asker(asker.llm, api_keys=("key-of-the-reader",)))
+    )
+    chat = open_["paths"]["/v1/chat/completions"]["post"]
+    assert set(chat["responses"]) == {
+        "200", "400", "404", "408", "413", "415", "429", "500", "503", "504",
+    }  # fmt: skip
+    assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    body = open_["components"]["schemas"]["ChatBody"]
+    assert body["properties"]["model"]["enum"] == ["demo", None]
+    assert body["additionalProperties"] is False
+    assert "metadata" in body["properties"]
+    [example] = chat["requestBody"]["content"]["application/json"]["examples"].values()
+    assert asker.ok("/v1/chat/completions", **example["value"])
+    assert "HTTPValidationError" not in open_["components"]["schemas"]
+    assert "security" not in chat
+    assert "401" in guarded["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert guarded["paths"]["/version"]["get"]["security"] == [{"bearer": []}, {"key": []}]
+    assert "security" not in guarded["paths"]["/health"]["get"]
