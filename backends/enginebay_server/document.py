@@ -30,6 +30,7 @@ BODY_ERRORS = {
     404: "an unknown model, or an unknown response",
     415: "the body is no JSON, or compressed",
 }
+NO_METRICS = {501: "prometheus_client is not installed"}
 LATER = {429: "too many requests wait", 504: "the answer took too long"}
 MISSING = {404: "it is not known here"}
 
@@ -162,6 +163,8 @@ def _responses(path: str, method: str, settings: ServerSettings) -> Record:
     errors = DOOR | (BODY_ERRORS if method == "post" else {})
     if path in GENERATING:
         errors |= LATER
+    if path == "/metrics":
+        errors |= NO_METRICS
     if "{" in path or path == "/tokenizer_info":
         errors |= MISSING
     if settings.api_keys and path not in PROBES:

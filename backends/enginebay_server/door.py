@@ -110,8 +110,9 @@ class Door:
     ) -> bytes:
         """Read the body.
 
-        Raises ApiError 413 for a body that is too large, 408 for one that is too slow, and 415 for
-        a content type other than JSON, or for a compressed body.
+        Raises ApiError 413 for a body that is too large, 408 for one that is too slow, 499 when the
+        client leaves before its end, and 415 for a content type other than JSON, or a compressed
+        body.
         """
         settings = self._state.settings
         too_large = ApiError(
@@ -126,7 +127,10 @@ class Door:
         parts, size = [], 0
         try:
             async with asyncio.timeout(settings.body_timeout_s):
-                while (message := await receive())["type"] == "http.request":
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(499, "the client left before its body was complete")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > settings.max_body_bytes:

@@ -30,15 +30,15 @@ class RawClient:
             "client": ("127.0.0.1", 1),
             "server": ("server", 80),
         }
-        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._messages.put_nowait({"type": "http.request", "body": data, "more_body": False})
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.messages.put_nowait({"type": "http.request", "body": data, "more_body": False})
         self.status: int | None = None
         self.body = b""
         self.has_body = asyncio.Event()
         self.reads = asyncio.Event()
         """Cleared, the client takes nothing more after its first bytes."""
         self.reads.set()
-        self.task = asyncio.ensure_future(app(self.scope, self._messages.get, self._send))
+        self.task = asyncio.ensure_future(app(self.scope, self.messages.get, self._send))
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -50,4 +50,4 @@ class RawClient:
 
     def leave(self) -> None:
         """Close the connection."""
-        self._messages.put_nowait({"type": "http.disconnect"})
+        self.messages.put_nowait({"type": "http.disconnect"})
