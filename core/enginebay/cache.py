@@ -99,7 +99,7 @@ class KVLayout(CacheLayout):
     v_prefix_dim: int | None = None
     """None: values are stored in arrays of their own, as wide as keys. A number: values are the
     first `v_prefix_dim` columns of their keys (as in latent attention) and no array stores them;
-    the layer then has one KV head, of which every device holds all.
+    the layer then has one KV head, and every device holds the whole head.
     """
 
     offset_axis: ClassVar[int]
@@ -236,7 +236,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Free the lease's space. InternalError when it was released before."""
+        """Free the lease's space. Raises InternalError when the lease was released before."""
 
     @abstractmethod
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
@@ -284,8 +284,9 @@ class Ledger(ABC):
         """Prepare the row to continue after `num_tokens` tokens, which the caller writes into the
         cache before the next step.
 
-        Returns int32 page ids by group, for groups where the caller must write to other pages than
-        the lease's own (it must not write to pages that the row shares).
+        Returns int32 page ids by group: the pages that the caller writes to. They differ from the
+        lease's pages where the row shares a page, which must not be written. In a group that is
+        not returned, the caller writes to the lease's pages.
         """
         return {}
 
@@ -302,8 +303,8 @@ class Ledger(ABC):
         """Return the position at which the next prefill chunk must end at the latest.
 
         The row's prompt has `num_tokens` tokens; other rows may fork it after `fork_at` tokens. A
-        ledger with recurrent states returns a position where it keeps a copy of the state once
-        these tokens are committed.
+        ledger that keeps copies of recurrent states returns the next position at which it copies
+        the state, because a state exists only at the end of a chunk.
         """
         return num_tokens
 

@@ -138,7 +138,7 @@ class EngineConfig(Validated):
         16, ge=1, le=256, description="max tokens that a row gets in one compiled call"
     )
     stream_chunk_tokens: int = Field(
-        1, ge=1, le=256, description="most tokens in a chunk of a stream, while few requests stream"
+        1, ge=1, le=256, description="max tokens in a chunk of a stream, while few requests stream"
     )
     overlap_execution: bool = Field(
         True,

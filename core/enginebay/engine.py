@@ -369,8 +369,8 @@ class Engine(ABC):
     def make_arrays(self) -> None:
         """Load the weights and allocate the cache, unless they exist already.
 
-        UnsupportedError when `memory` does not fit the device beside the other engines of this
-        process.
+        Raises UnsupportedError when `memory` does not fit the device together with the other
+        engines of this process.
         """
 
     def close(self) -> None:  # noqa: B027  # an engine may hold nothing

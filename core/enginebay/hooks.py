@@ -150,9 +150,9 @@ class Hooks:
 
     @hookspec
     def register_kernels(self, register: Register) -> None:
-        """Register kernels: implementations of an op. Target: a callable or class that
-        `enginebay.ops.bound` describes for the op `op`; the plugin that registered another op
-        documents its form.
+        """Register kernels: implementations of the op `op`. Target: an implementation with the
+        signature of the op's record (`Op.signature`); for the op "attention", an
+        `enginebay.ops.bound.AttentionImpl`.
         """
 
     @hookspec
@@ -231,13 +231,13 @@ class Hooks:
 
     @hookspec
     def register_tool_parsers(self, register: Register) -> None:
-        """Formats in which models write tool calls. Target: an
+        """Register formats in which models write tool calls. Target: an
         `enginebay_server.parsing.contract.OutputFormat`.
         """
 
     @hookspec
     def register_reasoning_parsers(self, register: Register) -> None:
-        """Formats in which models write reasoning. Target: an
+        """Register formats in which models write reasoning. Target: an
         `enginebay_server.parsing.contract.OutputFormat`.
         """
 

@@ -165,8 +165,8 @@ class ModelFamily(ABC):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        """Make the model of a checkpoint. CheckpointError, which names the field, for a
-        configuration that the family does not support.
+        """Make the model of a checkpoint. Raises CheckpointError for a configuration that the
+        family does not support; the error names the field.
 
         config: the values of config.json. dtype: the dtype of the computation. num_shards: number
         of devices that share the KV heads; with fewer KV heads than devices each head is repeated,

@@ -72,8 +72,8 @@ class LogitsProcessor(ABC):
     - The result is finite or -inf. A logit of -inf stays -inf. If some token was possible before,
       some token is possible afterwards.
     - With `keeps_argmax`, the first token with the highest logit stays the same.
-    - The computation ends for any field values: rows that do not use the processor have arbitrary
-      ones.
+    - The computation ends whatever the fields contain: the fields of rows that do not use the
+      processor have arbitrary values.
     - A processor that draws random numbers uses `position_keys` with a stream number of its own.
     """
 
@@ -91,8 +91,8 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Return a request's values of all fields, in any form that NumPy converts. RequestError
-        for a request that the processor cannot serve; the request is then not queued.
+        """Return a request's values of all fields, in any form that NumPy converts. Raises
+        RequestError for a request that the processor cannot serve, which is then not queued.
         """
 
     @abstractmethod

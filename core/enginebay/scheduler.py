@@ -132,8 +132,8 @@ class Scheduler(ABC):
     - The prefilled tokens, plus one token per decoding request, are at most max_num_batched_tokens.
     - The decision admits at most as many requests as there are free rows and rows that it preempts.
     - The tokens of cache that the decision needs are at most free_tokens plus the tokens of the
-      rows that it preempts. It needs the prompts of the admitted requests, one more token for each
-      of them, and the growth of the decoding rows.
+      rows that it preempts. Needed are: the prompt of each admitted request and one more token, and
+      the tokens by which decoding rows grow.
     - Every request id in the decision is in the view, and occurs once.
     - A request decodes only when its num_left is 0. A prefill has at least 1 and at most num_left
       tokens.
@@ -143,8 +143,8 @@ class Scheduler(ABC):
     """
 
     needs_cached_tokens: bool = False
-    """Whether the scheduler reads num_cached_tokens of waiting requests. The loop computes it only
-    then, for the first waiting requests.
+    """Whether the scheduler reads num_cached_tokens of waiting requests. If not, the loop does not
+    compute this number. If so, the loop computes it for the first waiting requests only.
     """
 
     @abstractmethod

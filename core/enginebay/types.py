@@ -182,7 +182,10 @@ class SamplingParams(RowParams[float, int]):
     )
     typical_p: Annotated[float, AppliedBy("typical", "typical_p"), FromCheckpoint("typical_p")] = (
         Field(
-            default=1.0, gt=0.0, le=1.0, description="keep typical tokens of this total probability"
+            default=1.0,
+            gt=0.0,
+            le=1.0,
+            description="keep the most typical tokens, up to this total probability",
         )
     )
     processors: dict[str, dict[str, Any]] = Field(

@@ -149,16 +149,16 @@ class Events(Iterator[Event]):
             self._unread.extend(self.get())
 
     def close(self) -> None:
-        """End its requests. Threads that wait in get() receive an empty list; submitting further
-        requests with it raises RequestError.
+        """End the requests of this object. Threads that wait in get() receive an empty list;
+        submitting further requests with this object raises RequestError.
         """
         self._end()
         self._unread.clear()
         self._wake()
 
     def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
-        """The Inbound for a request's events, and a function that returns the callback which wakes
-        the reader.
+        """Return the Inbound for a request's events, and a function that returns the callback which
+        wakes the reader.
         """
         wake = self._wake
         return self._inbound, lambda: wake
@@ -198,8 +198,8 @@ class AsyncEvents(AsyncIterator[Event]):
             self._unread.extend(await self.get())
 
     def close(self) -> None:
-        """End its requests; any thread may call this. Tasks that wait in get() receive an empty
-        list; submitting further requests with it raises RequestError.
+        """End the requests of this object; any thread may call this. Tasks that wait in get()
+        receive an empty list; submitting further requests with this object raises RequestError.
         """
         self._end()
         self._unread.clear()
@@ -207,8 +207,8 @@ class AsyncEvents(AsyncIterator[Event]):
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
-        """The Inbound for a request's events, and a function that returns the callback which wakes
-        the reader.
+        """Return the Inbound for a request's events, and a function that returns the callback which
+        wakes the reader.
         """
         waker = wakers.of(self._loop)
         return self._inbound, functools.partial(waker.mark, self._ready)
