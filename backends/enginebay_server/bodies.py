@@ -170,7 +170,8 @@ def sampling_params(
     `logprobs` is the number of top tokens to return with each new token, or None for no
     log-probabilities. `others` are further fields of SamplingParams.
     """
-    _check_limits(body, settings, logprobs)
+    check_limit("n", body.n, settings.max_n)
+    check_limit("logprobs", logprobs, settings.max_logprobs)
     given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     if body.seed is not None:
         given["seed"] = body.seed % 2**63
@@ -191,17 +192,12 @@ def check_stream(body: GenerationBody) -> None:
         )
 
 
-def _check_limits(body: GenerationBody, settings: ServerSettings, logprobs: int | None) -> None:
-    for name, value, limit in (
-        ("n", body.n, settings.max_n),
-        ("logprobs", logprobs, settings.max_logprobs),
-    ):
-        if value is not None and value > limit:
-            raise ApiError(
-                400,
-                f"{name} = {value}. Allowed: at most {limit}. Pass a smaller value.",
-                param=name,
-            )
+def check_limit(name: str, value: int | None, limit: int) -> None:
+    """Raise ApiError for a field whose value is above its limit."""
+    if value is not None and value > limit:
+        raise ApiError(
+            400, f"{name} = {value}. Allowed: at most {limit}. Pass a smaller value.", param=name
+        )
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

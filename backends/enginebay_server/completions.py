@@ -12,7 +12,7 @@ from pydantic import Field
 from enginebay.errors import shown
 from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
-from enginebay_server.bodies import GenerationBody, TokenId, sampling_params
+from enginebay_server.bodies import GenerationBody, TokenId, check_limit, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
@@ -71,10 +71,8 @@ def completion_params(body: CompletionBody, settings: ServerSettings) -> Samplin
             param="suffix",
             code="unsupported_parameter",
         )
-    if body.best_of is not None and body.best_of > settings.max_n:
-        raise ApiError(
-            400, f"best_of = {body.best_of}. Allowed: at most {settings.max_n}.", param="best_of"
-        )
+    check_limit("best_of", body.best_of, settings.max_n)
+    check_limit("prompt_logprobs", body.prompt_logprobs, settings.max_logprobs)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(
             400, "max_tokens = 0 without echo. Allowed: 1 or more. Pass max_tokens = 1.",

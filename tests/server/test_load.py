@@ -335,3 +335,19 @@ def test_a_killed_server_starts_again_on_its_port_with_its_responses(tmp_path: P
         assert not [pid for pid in children if is_running(pid)], "children outlive their parent"
     with contextlib.closing(sqlite3.connect(store)) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.slow
+def test_a_lazy_server_answers_within_five_seconds_of_its_start() -> None:
+    """The native kernels of the machine were compiled by a start before."""
+
+    def seconds() -> float:
+        began_s = time.monotonic()
+        with ServerProcess("--warmup", "lazy") as server:
+            body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+            assert asyncio.run(ask(server.url, CHAT, body)).status == 200
+            return time.monotonic() - began_s
+
+    took = [seconds() for _ in range(4)]
+    print("seconds until the first chat was answered:", [round(one, 1) for one in took])
+    assert min(took[1:]) < 5
