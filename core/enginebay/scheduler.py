@@ -132,8 +132,8 @@ class Scheduler(ABC):
     - The prefilled tokens, plus one token per decoding request, are at most max_num_batched_tokens.
     - The decision admits at most as many requests as there are free rows and rows that it preempts.
     - The tokens of cache that the decision needs are at most free_tokens plus the tokens of the
-      rows that it preempts. Needed are: the prompt of each admitted request and one more token, and
-      the tokens by which decoding rows grow.
+      rows that it preempts. An admitted request needs its prompt and one more token; a decoding row
+      needs the tokens by which it grows.
     - Every request id in the decision is in the view, and occurs once.
     - A request decodes only when its num_left is 0. A prefill has at least 1 and at most num_left
       tokens.
