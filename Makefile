@@ -23,7 +23,7 @@ KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --wit
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
-QUICK := not slow and not matrix and not server and not browser and not clients
+QUICK := not slow and not matrix and not server and not browser and not clients and not cluster
 DOCS_VENV := .venv-docs
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
@@ -35,6 +35,9 @@ CLIENT_litellm := litellm>=1.80 mcp
 CLIENT_llm := llm>=0.27
 CLIENT_lm-eval := lm-eval[api]>=0.4.10
 CLIENT_schemathesis := schemathesis>=4.30
+
+# Ray and the router, which nothing else needs.
+CLUSTER_VENV := .venv-cluster
 
 EVAL_VENV := .venv-eval
 EVAL_TESTS := tests/unit/test_lm_eval.py tests/unit/test_lm_eval_tasks.py
@@ -100,6 +103,10 @@ test-load: env-serve ## the slow tests of the HTTP server: 200 clients for minut
 .PHONY: test-outside
 test-outside: env-serve ## checks of our output by other programs: promtool and Prometheus, of Debian's package prometheus
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
+
+.PHONY: test-cluster
+test-cluster: env-cluster ## the HTTP server with two engine processes, which Ray and a router manage
+	@$(CLUSTER_VENV)/bin/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 .PHONY: test-clients
 test-clients: env-clients ## LangChain, LiteLLM, llm, lm-eval and schemathesis against a running server
@@ -200,7 +207,7 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-serve env-clients env-browser env-dev env-parity env-kernels env-eval env-docs
+.PHONY: env env-test env-serve env-clients env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster
 env:
 	@$(SETUP)
 env-test:
@@ -221,6 +228,8 @@ env-kernels:
 	@$(CUDA_COMPILER)
 env-docs:
 	@tools/setup_env.sh --venv $(DOCS_VENV) docs,serve,test
+env-cluster:
+	@tools/setup_env.sh --venv $(CLUSTER_VENV) cluster,serve-test,test
 env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
 env-parity:

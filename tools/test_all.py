@@ -66,6 +66,9 @@ PARTS = (
         ("test-clients",),
         "LangChain, LiteLLM, llm, lm-eval and schemathesis as clients of a server",
     ),
+    Part(
+        "cluster", ("test-cluster",), "the HTTP server with two engine processes, which are killed"
+    ),
     Part("browser", ("test-browser",), "the server's page in Chromium", ("chromium",)),
     Part("coverage", ("coverage",), "line coverage of `make test`"),
     Part("mutants", ("mutants",), "faults planted into ten modules, which their tests must find"),

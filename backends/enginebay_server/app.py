@@ -55,7 +55,7 @@ def create_app(
     """
     settings = settings or ServerSettings()
     limit = ConcurrencyLimit(settings.max_concurrency, settings.max_queue, settings.retry_after_s)
-    kept = open_store(settings.response_store, settings.max_responses, settings.response_ttl_s)
+    kept = open_store(settings)
     tracer = None if settings.traces_url is None else Tracer(settings.traces_url)
     state = AppState(ServedModels(models), settings, limit, Metrics(models, limit), kept, tracer)
     # The pages of the document need scripts from other hosts.
@@ -90,12 +90,7 @@ def create_app(
     if tracer is not None:
         app.add_middleware(Tracing, tracer=tracer)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-        )
+        app.add_middleware(CORSMiddleware, **cors_of(settings))
     return app
 
 
@@ -111,6 +106,15 @@ def methods_of(app: FastAPI, path: str) -> set[str]:
         for template, methods in app.openapi()["paths"].items()
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
         for method in methods
+    }
+
+
+def cors_of(settings: ServerSettings) -> dict[str, Any]:
+    """Return the options of CORSMiddleware."""
+    return {
+        "allow_origins": list(settings.cors_origins),
+        "allow_methods": ["GET", "POST", "DELETE"],
+        "allow_headers": ["*"],
     }
 
 

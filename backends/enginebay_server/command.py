@@ -16,9 +16,12 @@ from enginebay_server.settings import ServerSettings, UnknownFields, Warmup
 from enginebay_server.traces_url import traces_url
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from enginebay.config import EngineConfig
 
 NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client")
+CLUSTER = ("ray", "smg", "httptools")
 DEFAULTS = ServerSettings()
 LIMITS = (
     ("max_body_bytes", int, "N", "max bytes of a request's body"),
@@ -64,6 +67,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
             help=f"format in which the model writes {what}; none: no parsing",
         )
     _add_address(parser)
+    _add_replicas(parser)
     _add_limits(parser)
     add_engine_arguments(parser)
 
@@ -97,6 +101,29 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="receiver of OpenTelemetry traces by OTLP over HTTP, such as http://127.0.0.1:4318 "
         "(default: as in OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
+    )
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("replicas")
+    group.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="start N engine processes behind the address, which Ray places and restarts; needs "
+        "the extra cluster (default: one engine in this process)",
+    )
+    group.add_argument(
+        "--replica-gpus",
+        type=float,
+        metavar="N",
+        help="GPUs of each replica (default: an equal share of those that Ray has)",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="address of a running Ray cluster, for replicas on several machines "
+        "(default: all replicas run on this machine)",
     )
 
 
@@ -200,22 +227,62 @@ def read_template(path: str | None) -> str | None:
         ) from None
 
 
-def run(name: str, args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C."""
-    missing = [one for one in NEEDED if importlib.util.find_spec(one) is None]
+def check_extra(what: str, modules: Sequence[str], extra: str) -> None:
+    """Raise UnsupportedError if a module of an extra is not installed."""
+    missing = [one for one in modules if importlib.util.find_spec(one) is None]
     if missing:
         raise UnsupportedError(
-            f"enginebay serve needs {', '.join(missing)}, not installed here",
-            "an environment with the extra serve",
-            "Install it: pip install 'enginebay[serve]'",
+            f"{what} needs {', '.join(missing)}, not installed here",
+            f"an environment with the extra {extra}",
+            f"Install it: pip install 'enginebay[{extra}]'",
         )
+
+
+def check_replicas(args: argparse.Namespace) -> None:
+    """Check the flags of replicas. InputError for wrong values, UnsupportedError without the extra
+    cluster.
+    """
+    if args.replicas is None:
+        for flag, value in (
+            ("--replica-gpus", args.replica_gpus),
+            ("--ray-address", args.ray_address),
+        ):
+            if value is not None:
+                raise InputError(
+                    f"{flag} without --replicas", "both or neither", "Pass --replicas."
+                )
+        return
+    if args.replicas < 1:
+        raise InputError(f"--replicas {args.replicas}", "1 or more", "Pass --replicas 2.")
+    if args.replica_gpus is not None and not args.replica_gpus >= 0:
+        raise InputError(
+            f"--replica-gpus {args.replica_gpus}", "0 or more", "Pass --replica-gpus 1."
+        )
+    if args.ray_address is not None and args.response_store is None:
+        raise InputError(
+            "--ray-address without --response-store",
+            "a file that all machines of the cluster reach",
+            "Pass --response-store with a path of a shared file system.",
+        )
+    check_extra("enginebay serve --replicas", CLUSTER, "cluster")
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    check_extra("enginebay serve", NEEDED, "serve")
+    check_replicas(args)
     settings, template = settings_from(args), read_template(args.chat_template)
     configs = configs_from(args)
     from enginebay_server.serving import Address, Chats, serve
 
     chats = Chats(template, args.tool_parser, args.reasoning_parser)
     address = Address(args.host, args.port, args.tls_cert, args.tls_key, args.keep_alive)
-    return serve(configs, address, settings, chats)
+    if args.replicas is None:
+        return serve(configs, address, settings, chats)
+    from enginebay_server.replicas.serve import Cluster, serve_replicas
+
+    cluster = Cluster(args.replicas, args.ray_address, args.replica_gpus)
+    return serve_replicas(configs, address, settings, chats, cluster)
 
 
 COMMAND = Command(add_arguments, run)

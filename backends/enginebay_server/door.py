@@ -11,11 +11,11 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from enginebay_server.errors import ApiError, error_body
 from enginebay_server.keys import is_known
-from enginebay_server.state import AppState
+from enginebay_server.settings import ServerSettings
 
 log = logging.getLogger("enginebay.server")
 
@@ -36,13 +36,24 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 LINGER_S = 5.0
 
 
+class DoorState(Protocol):
+    """The state that Door reads and writes."""
+
+    is_draining: bool
+    num_open: int
+
+    @property
+    def settings(self) -> ServerSettings:
+        """Keys and limits."""
+
+
 class Door:
     """Pure ASGI middleware.
 
     It reads the whole body, so that routes wait only for the engine, or for the client to leave.
     """
 
-    def __init__(self, app: App, state: AppState, takes_json: Container[str]) -> None:
+    def __init__(self, app: App, state: DoorState, takes_json: Container[str]) -> None:
         """`takes_json` has the paths that take a POST, whose body must be JSON."""
         self._app = app
         self._state = state

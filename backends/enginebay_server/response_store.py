@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import InputError
+from enginebay_server.settings import ServerSettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class SqliteStore(ResponseStore):
         max_responses: int,
         ttl_s: float,
         now_s: Callable[[], float] = time.time,
+        journal: str = "WAL",
     ) -> None:
         """InputError for a file that cannot be used."""
         self._max_responses = max_responses
@@ -117,7 +119,7 @@ class SqliteStore(ResponseStore):
             Path(path).touch(mode=0o600)
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             try:
-                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute(f"PRAGMA journal_mode = {journal}")
                 self._database.execute("PRAGMA synchronous = NORMAL")
                 self._database.execute(SCHEMA)
             except sqlite3.Error:
@@ -171,8 +173,9 @@ class SqliteStore(ResponseStore):
         self._database.execute("COMMIT")
 
 
-def open_store(path: str | None, max_responses: int, ttl_s: float) -> ResponseStore:
-    """Return a store in a file, or in memory without a path."""
+def open_store(settings: ServerSettings) -> ResponseStore:
+    """Return a store in the file of the settings, or in memory without one."""
+    path, limits = settings.response_store, (settings.max_responses, settings.response_ttl_s)
     if path is None:
-        return MemoryStore(max_responses, ttl_s)
-    return SqliteStore(path, max_responses, ttl_s)
+        return MemoryStore(*limits)
+    return SqliteStore(path, *limits, journal=settings.response_journal)

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import functools
 import logging
 import signal
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,6 +26,7 @@ from enginebay.llm import LLM
 from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.show import progress
 from enginebay_server.app import create_app
+from enginebay_server.door import DoorState
 from enginebay_server.response_store import open_store
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import MAX_SECONDS, ServerSettings
@@ -145,11 +148,25 @@ class Chats:
     reasoning_parser: str = AUTO
 
 
+class Draining(DoorState, Protocol):
+    """The state of an application that can drain."""
+
+    async def end_all(self) -> None:
+        """End the accepted requests with an error for their clients."""
+
+
+Started = Callable[[str, Callable[[], None]], None]
+"""Called with the URL of a server that listens, and a function that makes it drain and end. The
+function may be called on any thread.
+"""
+
+
 def serve(
     configs: Mapping[str, EngineConfig],
     address: Address,
     settings: ServerSettings,
     chats: Chats | None = None,
+    started: Started | None = None,
 ) -> int:
     """Load the models, and answer requests until SIGTERM or Ctrl-C. Returns the exit code: 0 after
     SIGTERM, 130 after Ctrl-C.
@@ -158,7 +175,7 @@ def serve(
     model is loaded, so that a wrong one fails at once.
     """
     address.check_tls()
-    open_store(settings.response_store, settings.max_responses, settings.response_ttl_s).close()
+    open_store(settings).close()
     with contextlib.ExitStack() as opened:
         at = opened.enter_context(address.open())
         chats = chats or Chats()
@@ -177,9 +194,11 @@ def serve(
         opened.callback(state.close)
         server = uvicorn.Server(address.config(app))
         thread = start_warmup(models, settings)
-        where = f"serving {', '.join(configs)} at {address.url(at)}/v1"
+        url = address.url(at)
+        where = f"serving {', '.join(configs)} at {url}/v1"
+        announce = started and functools.partial(started, url)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            number = runner.run(run_until_drained(server, at, state, where))
+            number = runner.run(run_until_drained(server, at, state, where, announce))
         for model in models:
             model.llm.close()  # this also ends a running compilation
         thread.join()
@@ -214,26 +233,43 @@ def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> thr
 
 
 async def run_until_drained(
-    server: uvicorn.Server, at: socket.socket, state: AppState, where: str
+    server: uvicorn.Server,
+    at: socket.socket,
+    state: Draining,
+    where: str,
+    announce: Callable[[Callable[[], None]], None] | None = None,
 ) -> int | None:
     """Answer requests until the first SIGTERM or Ctrl-C, then finish the accepted ones. Returns the
     signal's number; None if `server` was ended without a signal.
 
     A second signal ends the accepted requests too. `where` is printed when the server listens.
+    Then `announce` is called with a function that does what SIGTERM does.
     """
     loop = asyncio.get_running_loop()
     ending: asyncio.Future[int] = loop.create_future()
+
+    def end() -> None:
+        loop.call_soon_threadsafe(resolve, ending, signal.SIGTERM)
+
     with handling(loop, server, ending):
         serving = asyncio.create_task(server.serve(sockets=[at]))
         draining = asyncio.create_task(drain(server, state, ending))
         while not server.started and not serving.done():
             await asyncio.sleep(POLL_S)
         print(where, flush=True)
+        if announce is not None:
+            announce(end)
         try:
             await serving
         finally:
             draining.cancel()
     return ending.result() if ending.done() else None
+
+
+def resolve(ending: asyncio.Future[int], number: int) -> None:
+    """Set the result of a future, unless it has one."""
+    if not ending.done():
+        ending.set_result(number)
 
 
 @contextlib.contextmanager
@@ -247,14 +283,10 @@ def handling(
         yield
         return
 
-    def end(number: int) -> None:
-        if not ending.done():
-            ending.set_result(number)
-
     def on_signal(number: int, _: FrameType | None) -> None:
         if ending.done():
             server.should_exit = server.force_exit = True
-        loop.call_soon_threadsafe(end, number)
+        loop.call_soon_threadsafe(resolve, ending, number)
 
     server.handle_exit = on_signal  # type: ignore[method-assign,assignment]
     before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -265,7 +297,7 @@ def handling(
             signal.signal(one, handler)
 
 
-async def drain(server: uvicorn.Server, state: AppState, ending: asyncio.Future[int]) -> None:
+async def drain(server: uvicorn.Server, state: Draining, ending: asyncio.Future[int]) -> None:
     """Wait for `ending`, then refuse new requests and wait for the accepted ones.
 
     Requests that take longer than the drain timeout end with an error for their clients.
@@ -279,8 +311,7 @@ async def drain(server: uvicorn.Server, state: AppState, ending: asyncio.Future[
                 await asyncio.sleep(POLL_S)
     if state.num_open:
         log.warning("the drain timeout ends %d requests", state.num_open)
-        for model in state.models:
-            await asyncio.to_thread(model.llm.close)
+        await state.end_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while state.num_open:

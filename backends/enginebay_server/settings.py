@@ -61,6 +61,8 @@ class ServerSettings:
     unknown_fields: UnknownFields = "refuse"
     response_store: str | None = None
     """SQLite file for stored responses; None stores them in memory."""
+    response_journal: Literal["WAL", "TRUNCATE"] = "WAL"
+    """Journal of the SQLite file; WAL is for processes of one machine only."""
     max_responses: int = 1024
     """Max number of stored responses; the oldest is dropped."""
     response_ttl_s: float = 3600.0

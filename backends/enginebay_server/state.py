@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 from enginebay_server.limits import ConcurrencyLimit
@@ -42,3 +43,8 @@ class AppState:
     def is_ready(self) -> bool:
         """Whether requests to every model are answered."""
         return not self.is_draining and all(model.is_ready for model in self.models)
+
+    async def end_all(self) -> None:
+        """Close the engines, so that the accepted requests end with an error."""
+        for model in self.models:
+            await asyncio.to_thread(model.llm.close)

@@ -36,18 +36,22 @@ async function refresh() {
     return;
   }
   const { ready, models } = await answer.json();
-  const names = models.map((model) => model.name);
-  if (names.join("\n") !== known) {
-    known = names.join("\n");
+  for (const model of models) {
+    model.label = model.replica === undefined ? model.name : `${model.name}, replica ${model.replica}`;
+  }
+  const labels = models.map((model) => model.label);
+  if (labels.join("\n") !== known) {
+    known = labels.join("\n");
+    const names = [...new Set(models.map((model) => model.name))];
     fill($("model"), names);
     fill($("other"), names, [["", "nothing"]]);
-    fill($("watched"), names);
+    fill($("watched"), labels);
     explain();
   }
   next = models.map((model) => model.next);
   const compiling = models.find((model) => model.status.warmup === "compiling");
   $("state").textContent = ready
-    ? `ready: ${models.map((model) => `${model.name} on ${model.engine}`).join(", ")}`
+    ? `ready: ${models.map((model) => `${model.label} on ${model.engine || "no engine"}`).join(", ")}`
     : compiling
       ? `compiling ${compiling.status.compiled} of ${compiling.status.programs || "?"} programs`
       : "not ready";

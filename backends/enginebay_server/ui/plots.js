@@ -67,14 +67,14 @@ export function percentileLines(points) {
 
 export class Plots {
   constructor() {
-    this.of = new Map(); // name of a model -> its records, samples and latest figures
+    this.of = new Map(); // label of a model -> its records, samples and latest figures
   }
 
   add(models) {
     const now = Date.now() / 1000;
     for (const model of models) {
-      const one = this.of.get(model.name) ?? { records: [], samples: [], compiles: [], latest: model };
-      if (this.of.has(model.name) && model.compiled > one.latest.compiled) {
+      const one = this.of.get(model.label) ?? { records: [], samples: [], compiles: [], latest: model };
+      if (this.of.has(model.label) && model.compiled > one.latest.compiled) {
         one.compiles.push({ at: now, count: model.compiled - one.latest.compiled });
       }
       one.records.push(...model.records);
@@ -83,12 +83,12 @@ export class Plots {
       one.samples = one.samples.filter((sample) => now - sample.at <= SPAN_S);
       one.compiles = one.compiles.filter((compile) => now - compile.at <= SPAN_S);
       one.latest = model;
-      this.of.set(model.name, one);
+      this.of.set(model.label, one);
     }
   }
 
-  draw(name) {
-    const one = this.of.get(name);
+  draw(label) {
+    const one = this.of.get(label);
     if (!one) return;
     const now = Date.now() / 1000;
     const recent = one.records.filter((record) => now - record.at <= SPAN_S);
