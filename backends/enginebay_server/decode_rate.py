@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from enginebay.cache import CacheLayout
 from enginebay.compose.plan import Plan
 from enginebay.loop.observer import Execution
 from enginebay.weights import stored_bytes
@@ -54,6 +55,11 @@ class PassBytes:
         def on_device(shape: Sequence[int], dtype: str, axes: Sequence[str | None]) -> int:
             return stored_bytes(shape, dtype) // math.prod(map(placement.num_shards, axes))
 
+        def of_layer(layout: CacheLayout) -> int:
+            axes = layout.logical_axes()
+            shapes = layout.shapes().items()
+            return sum(on_device(one.shape, one.dtype, axes[name]) for name, one in shapes)
+
         sizes: dict[str | None, list[int]] = {}  # of each weight, by its first axis
         for spec in specs.values():
             arrays = jax.tree.leaves(plan.weight_format.stored(spec))
@@ -73,7 +79,7 @@ class PassBytes:
             experts_per_row=chosen if isinstance(chosen, int) else None,
             groups=[
                 (
-                    group.num_layers * placement.cache_bytes(layouts[group.name]) / PAGE,
+                    group.num_layers * of_layer(layouts[group.name]) / PAGE,
                     math.inf if group.window is None else group.window,
                 )
                 for group in info.groups
