@@ -54,7 +54,7 @@ def test_a_killed_replica_ends_its_own_streams_and_returns(
         os.kill(victim, signal.SIGKILL)
         assert are_answered(server)
 
-    found = streams(server, long_bodies(8), kill)
+    found = streams(server, long_bodies(6), kill)
     assert min(killed_at) > 0
     broken = [stream for stream in found if stream.error is not None]
     whole = [stream for stream in found if stream.error is None]
@@ -70,7 +70,7 @@ def test_a_killed_replica_ends_its_own_streams_and_returns(
     now = samples(server, "replica_restarts_total")
     assert sum(now.values()) == sum(restarts.values()) + 1
     [number] = [one for one in now if now[one] > restarts[one]]
-    again = streams(server, long_bodies(8))
+    again = streams(server, long_bodies(6))
     assert all(stream.events[-1] == "[DONE]" for stream in again)
     for stream, first in zip(again, found, strict=True):
         assert stream.text.startswith(first.text)
@@ -145,7 +145,7 @@ def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
     with ServerProcess("--replicas", "2", *FLAGS, "--drain-timeout", "0") as server:
         server.wait_for("ready: 2 replicas")
         children = server.children
-        found = streams(server, long_bodies(6), lambda _: server.terminate())
+        found = streams(server, long_bodies(3), lambda _: server.terminate())
         errors = [stream.error for stream in found]
         assert {error and error["code"] for error in errors} == {"engine_stopped"}
         assert server.exit_code() == 0
