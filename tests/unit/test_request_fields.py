@@ -152,6 +152,15 @@ def test_prompts_are_told_across_chunks_whatever_the_cache_has(
     assert again.metrics.num_cached_tokens > 0
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_a_prompt_whose_last_chunk_is_one_token_is_told_of_all(
+    llm: LLM, reference: ReferenceModel, num_chunks: int
+) -> None:
+    prompt = LONG[: num_chunks * SMALL["max_num_batched_tokens"] + 1]
+    output = llm.generate([prompt], with_(GREEDY, prompt_logprobs=1))[0]
+    check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 1)
+
+
 def test_each_of_a_batch_is_told_of_its_own_prompt(
     llm: LLM, reference: ReferenceModel
 ) -> None:  # holds G101

@@ -90,8 +90,7 @@ class Admission:
         if head is None or (tracked.output and self.num_cached(tracked) > num_shared):
             lease = ledger.admit(row, token_ids, wanted, self._key(tracked))
         else:
-            assert head.lease is not None, "running requests have a lease"
-            lease = ledger.fork(head.lease, row, num_shared, wanted)
+            lease = ledger.fork(head.row_lease, row, num_shared, wanted)
         if lease is None:
             table.remove_request(request.request_id)
             return False
@@ -117,26 +116,23 @@ class Admission:
         """Reserve cache for `num_tokens` tokens of a running request; False when there is not
         enough free cache now.
         """
-        assert tracked.lease is not None, "running requests have a lease"
-        return self.engine.ledger.reserve(tracked.lease, num_tokens)
+        return self.engine.ledger.reserve(tracked.row_lease, num_tokens)
 
     def chunk_end(self, tracked: RequestState) -> int:
         """The last position up to which the next prefill chunk of a running request may reach."""
-        assert tracked.lease is not None, "running requests have a lease"
         ledger, parent = self.engine.ledger, tracked.request.parent_id
         others = self.requests.waiting.values() if ledger.states and parent else ()
         is_forked = any(one.request.parent_id == parent for one in others)
         fork_at = tracked.num_prompt - 1 if is_forked else None
-        return ledger.chunk_end(tracked.lease, tracked.num_prefill, fork_at)
+        return ledger.chunk_end(tracked.row_lease, tracked.num_prefill, fork_at)
 
     def set_computed(self, tracked: RequestState, num_tokens: int) -> None:
         """Record that launched steps have put the first `num_tokens` tokens of a running request
         into the cache.
         """
-        assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
-        table, row = self.engine.rows, tracked.lease.row
-        table.num_computed_tokens[row] = num_tokens
-        self.engine.ledger.commit(tracked.lease, table.token_ids[row, :num_tokens])
+        table, lease = self.engine.rows, tracked.row_lease
+        table.num_computed_tokens[lease.row] = num_tokens
+        self.engine.ledger.commit(lease, table.token_ids[lease.row, :num_tokens])
 
     def append(
         self, requests: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray

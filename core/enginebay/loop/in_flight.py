@@ -22,8 +22,6 @@ class InFlight:
     plan: StepPlan
     rows: list[RequestState]
     launched_s: float = math.nan
-    num_drafts: Sequence[int] | None = None
-    """The number of drafts of each row, in a verify step."""
 
     def take_prompts(self) -> None:
         """Pass log-probabilities and hidden states of prompts to the requests that asked for
@@ -34,10 +32,11 @@ class InFlight:
         for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
             if tracked.finished:
                 continue
+            end = plan.num_computed + plan.num_tokens
             if plan.returns_prompt and tracked.prompt is not None:
-                tracked.prompt.add(self.pending.read_prompt_logprobs(row))
+                tracked.prompt.add(self.pending.read_prompt_logprobs(row), end)
             if plan.pools and tracked.hidden is not None:
-                tracked.hidden.add(*self.pending.read_hidden(row), plan.num_tokens)
+                tracked.hidden.add(self.pending.read_hidden(row), end)
 
     def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
         """The log-probabilities that each request asked for, of its row's first counts[i]

@@ -4,80 +4,64 @@ states.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
 import numpy as np
 
 from enginebay.engine import TokenLogprobs
 from enginebay.types import Pooling
 
+Part = TypeVar("Part")
 
-class PromptLogprobs:
-    """The log-probabilities of a prompt of `num_tokens` tokens, each with its `num_best` best
-    tokens. The first token has none.
 
-    They are returned once, when all are there. A preempted request computes its incomplete ones
-    again.
+class PromptParts(Generic[Part]):
+    """What the chunks of a prompt return, in order, until the first `num_tokens` tokens are there.
+
+    A preempted request computes incomplete parts again.
     """
 
-    def __init__(self, num_tokens: int, num_best: int) -> None:
-        self._num_missing = self._num_all = num_tokens - 1
-        self._num_best = num_best
-        self._parts: list[TokenLogprobs] = []
+    def __init__(self, num_tokens: int) -> None:
         self.is_complete = False
+        self._num_tokens = num_tokens
+        self._parts: list[Part] = []
 
-    def add(self, logprobs: TokenLogprobs) -> None:
-        """Add the log-probabilities of the next chunk, [tokens, W]."""
-        self._parts.append(
-            TokenLogprobs(
-                logprobs.token_ids[:, : self._num_best + 1],
-                logprobs.values[:, : self._num_best + 1],
-            )
-        )
-        self._num_missing -= len(logprobs.token_ids)
-        self.is_complete = self._num_missing == 0
+    def add(self, part: Part, num_tokens: int) -> None:
+        """Add the part of the next chunk, which ends after `num_tokens` tokens of the prompt."""
+        self._parts.append(part)
+        self.is_complete = num_tokens >= self._num_tokens
 
-    def take(self) -> TokenLogprobs | None:
-        """All log-probabilities, at the first call after they are complete; otherwise None."""
-        if not (self.is_complete and self._parts):
-            return None
-        parts, self._parts = self._parts, []
-        return TokenLogprobs.joined(parts)
-
-    def restart(self) -> None:
-        """The request was preempted: discard incomplete log-probabilities, keep complete ones."""
+    def take(self) -> list[Part]:
+        """All parts, at the first call after they are complete; otherwise []."""
         if not self.is_complete:
-            self._parts, self._num_missing = [], self._num_all
-
-
-class PromptHidden:
-    """The pooled final hidden states of a prompt of `num_tokens` tokens: their mean, or the last
-    token's.
-
-    The mean adds the sums of the chunks in f64. It starts again when the request is preempted.
-    """
-
-    def __init__(self, num_tokens: int, pooling: Pooling) -> None:
-        self.pooling, self._num_tokens = pooling, num_tokens
-        self.restart()
+            return []
+        parts, self._parts = self._parts, []
+        return parts
 
     def restart(self) -> None:
-        """Start again: at the beginning, and when the request was preempted."""
-        self._total = np.zeros((), np.float64)
-        self._last: np.ndarray | None = None
-        self._num_missing = self._num_tokens
+        """The request was preempted: discard incomplete parts, keep complete ones."""
+        if not self.is_complete:
+            self._parts = []
 
-    def needs(self, *, last: bool) -> bool:
-        """Whether a chunk's hidden states are needed; `last`: it is the prompt's last chunk."""
-        return last or self.pooling == "mean"
 
-    def add(self, total: np.ndarray, last: np.ndarray, num_tokens: int) -> None:
-        """Add the next chunk: the sum of its hidden states, and its last one, f32 [hidden_size]
-        each.
-        """
-        self._total, self._last = self._total + total.astype(np.float64), last
-        self._num_missing -= num_tokens
+def joined_logprobs(parts: Sequence[TokenLogprobs], num_best: int | None) -> TokenLogprobs | None:
+    """The log-probabilities [tokens - 1, num_best + 1] of a prompt; None without parts."""
+    if not parts or num_best is None:
+        return None
+    whole = TokenLogprobs.joined(parts)
+    return TokenLogprobs(whole.token_ids[:, : num_best + 1], whole.values[:, : num_best + 1])
 
-    def result(self) -> np.ndarray | None:
-        """The pooled hidden states, f32 [hidden_size]; None while chunks are missing."""
-        if self.pooling == "last" or self._last is None:
-            return self._last
-        return None if self._num_missing else (self._total / self._num_tokens).astype(np.float32)
+
+def pooled_hidden(
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], num_tokens: int, pooling: Pooling | None
+) -> np.ndarray | None:
+    """The pooled final hidden states f32 [hidden_size] of a prompt; None without parts. A part is
+    the sum of a chunk's hidden states, and its last one. The sums are added in f64.
+    """
+    if not parts:
+        return None
+    if pooling == "last":
+        return parts[-1][1]
+    total = np.sum([total for total, _ in parts], axis=0, dtype=np.float64)
+    pooled: np.ndarray = (total / num_tokens).astype(np.float32)
+    return pooled

@@ -12,7 +12,7 @@ from enginebay.engine import Demand, TokenLogprobs
 from enginebay.grammar import Constraint
 from enginebay.loop.draft_stats import DraftStats
 from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.loop.prompt import PromptHidden, PromptLogprobs
+from enginebay.loop.prompt import PromptParts, joined_logprobs, pooled_hidden
 from enginebay.outputs import RequestMetrics
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
 from enginebay.stopping import end_of_match
@@ -58,9 +58,9 @@ class RequestState:
     """Whether the mask after its output is still being computed. Until it is there, the row is not
     launched, and it is not known whether the text ends here.
     """
-    prompt: PromptLogprobs | None = dataclasses.field(init=False)
+    prompt: PromptParts[TokenLogprobs] | None = dataclasses.field(init=False)
     """Collects the prompt's log-probabilities; None: they were not requested."""
-    hidden: PromptHidden | None = dataclasses.field(init=False)
+    hidden: PromptParts[tuple[np.ndarray, np.ndarray]] | None = dataclasses.field(init=False)
     """Collects the prompt's hidden states, which the request returns instead of new tokens; None:
     the request generates.
     """
@@ -72,10 +72,15 @@ class RequestState:
         self.num_total = self.num_prompt + request.sampling.max_tokens
         self.num_logprobs = request.sampling.num_logprobs
         self.ends_by_text = self.ticket.is_delivered and bool(request.sampling.params.stop)
-        num_best = request.sampling.num_prompt_logprobs
-        self.prompt = None if num_best is None else PromptLogprobs(self.num_prompt, num_best)
-        pooling = request.pooling
-        self.hidden = None if pooling is None else PromptHidden(self.num_prompt, pooling)
+        has_logprobs = request.sampling.num_prompt_logprobs is not None
+        self.prompt = PromptParts(self.num_prompt - 1) if has_logprobs else None
+        self.hidden = None if request.pooling is None else PromptParts(self.num_prompt)
+
+    @property
+    def row_lease(self) -> Lease:
+        """The lease of a running request."""
+        assert self.lease is not None, "running requests have a lease"
+        return self.lease
 
     @property
     def returns_prompt(self) -> bool:
@@ -93,7 +98,7 @@ class RequestState:
     @property
     def needs_every_token(self) -> bool:
         """Whether the whole prompt must be computed, even tokens that are in the cache."""
-        return self.returns_prompt or (self.hidden is not None and self.hidden.needs(last=False))
+        return self.returns_prompt or self.request.pooling == "mean"
 
     @property
     def num_tokens(self) -> int:
@@ -278,12 +283,16 @@ def record_tokens(
     if new and not before:
         metrics.first_token_s = now_s
     metrics.num_generated_tokens = len(tracked.output)
-    hidden = None if tracked.hidden is None else tracked.hidden.result()
+    hidden = logprobs_of_prompt = None
+    if tracked.hidden is not None:
+        parts = tracked.hidden.take()
+        hidden = pooled_hidden(parts, tracked.num_prompt, tracked.request.pooling)
     reason = (tracked.finish_reason() if end is None else "stop") if new else None
     if hidden is not None:
         reason = "stop"
     if reason:
         metrics.finished_s = now_s
         tracked.finished = True
-    prompt_logprobs = None if tracked.prompt is None else tracked.prompt.take()
-    return TokenEvent(tuple(new), reason, metrics, None, logprobs, prompt_logprobs, hidden)
+    if tracked.prompt is not None and new:
+        logprobs_of_prompt = joined_logprobs(tracked.prompt.take(), sampling.num_prompt_logprobs)
+    return TokenEvent(tuple(new), reason, metrics, None, logprobs, logprobs_of_prompt, hidden)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.config import EngineConfig
+from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
 from enginebay.loop.request_table import RequestState
-from enginebay.proposer import MAX_VERIFIED_ROWS, Proposer
+from enginebay.proposer import Proposer
 from enginebay.rows import RowTable
 from enginebay.types import FrozenSampling
 
@@ -30,12 +31,17 @@ def can_speculate(sampling: FrozenSampling) -> bool:
     return not (sampling.penalises or sampling.processors or sampling.returns_all)
 
 
+def _pays(tracked: RequestState) -> bool:
+    """Whether to draft the next tokens of a row."""
+    return tracked.draft_stats.is_good and can_speculate(tracked.request.sampling)
+
+
 class Speculation:
     """Asks a proposer for drafts, and updates the DraftStats of each row. Belongs to the loop's
     thread.
     """
 
-    def __init__(self, proposer: Proposer | None, config: EngineConfig, table: RowTable) -> None:
+    def __init__(self, proposer: Proposer, config: EngineConfig, table: RowTable) -> None:
         self.proposer = proposer
         self.most = config.max_drafts
         self.passes = config.draft_passes
@@ -46,32 +52,21 @@ class Speculation:
         """Tokens of a row in one pass of the model: its last token and the drafts."""
         return self.most + 1
 
-    def waits(self, tracked: RequestState, num_running: int) -> bool:
+    def waits(self, tracked: RequestState) -> bool:
         """Whether a row waits until its last token is read: drafts continue tokens that the host
         knows.
         """
-        return tracked.num_launched > len(tracked.output) and self._pays(tracked, num_running)
+        return tracked.num_launched > len(tracked.output) and _pays(tracked)
 
-    def _pays(self, tracked: RequestState, num_running: int) -> bool:
-        """Whether to draft the next tokens of a row."""
-        return (
-            self.proposer is not None
-            and num_running <= MAX_VERIFIED_ROWS
-            and tracked.draft_stats.is_good
-            and can_speculate(tracked.request.sampling)
-        )
-
-    def drafts(self, tracked: RequestState, num_running: int) -> tuple[int, ...]:
+    def drafts(self, tracked: RequestState) -> tuple[int, ...]:
         """Drafts of a row's next tokens, whose earlier tokens are all read. Empty when drafting
         does not pay, or the drafts could not be verified.
         """
-        if self.proposer is None or tracked.num_launched > len(tracked.output):
-            return ()
         far = self.passes * self.width - 1 if self.proposer.looks_far else self.most
         most = min(far, tracked.num_new_left - 1)
-        if most < 1 or not self._pays(tracked, num_running):
+        if most < 1 or tracked.num_launched > len(tracked.output) or not _pays(tracked):
             return ()
-        drafts = self._proposed(self.proposer, self._tokens(tracked), most)
+        drafts = self._proposed(self._tokens(tracked), most)
         if not len(drafts):
             tracked.draft_stats = tracked.draft_stats.after_none()
         return tuple(drafts.tolist())
@@ -80,16 +75,15 @@ class Speculation:
         """How many steps to decode rows without drafts: at most STEPS_BETWEEN when drafting may pay
         for all of them afterwards.
         """
-        hope = all(t.draft_stats.is_good and can_speculate(t.request.sampling) for t in rows)
-        return min(steps, STEPS_BETWEEN) if hope else steps
+        return min(steps, STEPS_BETWEEN) if all(map(_pays, rows)) else steps
 
-    def verified(self, num_drafts: Sequence[int], num_new: Sequence[int]) -> list[int]:
+    def verified(self, plan: StepPlan, num_new: Sequence[int]) -> list[int]:
         """How many drafts of each row were verified by a step that produced num_new[i] tokens for
         row i. A step makes its next pass only when all drafts of the pass before were accepted.
         """
         passes = max((-(-new // self.width) for new in num_new), default=0)
         most = max(0, passes * self.width - 1)
-        return [min(drafts, most) for drafts in num_drafts]
+        return [min(len(row.draft_token_ids), most) for row in plan.rows]
 
     def learn(self, tracked: RequestState, num_drafts: int, num_new: int) -> None:
         """Update a row's stats after a step: from its `num_drafts` verified drafts, or from
@@ -98,8 +92,6 @@ class Speculation:
 
         A step with neither teaches nothing: a chunk that is prefilled again after a preemption.
         """
-        if self.proposer is None:
-            return
         if num_drafts:
             accepted = num_new - 1
             tracked.metrics.num_draft_tokens += num_drafts
@@ -113,23 +105,22 @@ class Speculation:
         ):
             most = min(self.most, num_new)
             tokens = self._tokens(tracked)
-            drafts = self._proposed(self.proposer, tokens[:-most], most)
+            drafts = self._proposed(tokens[:-most], most)
             wrong = np.flatnonzero(drafts != tokens[len(tokens) - most :][: len(drafts)])
             accepted = int(wrong[0]) if len(wrong) else len(drafts)
             tracked.draft_stats = tracked.draft_stats.after(accepted, most, self.most)
 
     def _tokens(self, tracked: RequestState) -> np.ndarray:
         """The tokens of a running row that the host has read, after its last prompt embedding."""
-        assert tracked.lease is not None, "running requests have a lease"
-        row, embeds = tracked.lease.row, tracked.request.embeds
+        row, embeds = tracked.row_lease.row, tracked.request.embeds
         first = 0 if embeds is None else int(embeds.positions[-1]) + 1
         return self.table.token_ids[row, first : self.table.num_tokens[row]]
 
-    def _proposed(self, proposer: Proposer, token_ids: np.ndarray, most: int) -> np.ndarray:
-        drafts = proposer.propose(token_ids, most)
+    def _proposed(self, token_ids: np.ndarray, most: int) -> np.ndarray:
+        drafts = self.proposer.propose(token_ids, most)
         if len(drafts) > most or ((drafts < 0) | (drafts >= self.table.vocab_size)).any():
             raise InternalError(
-                f"{type(proposer).__name__} proposes {drafts.tolist()}",
+                f"{type(self.proposer).__name__} proposes {drafts.tolist()}",
                 f"at most {most} token ids, each from 0 to {self.table.vocab_size - 1}",
                 "Fix the proposer, or pass another --proposer.",
             )

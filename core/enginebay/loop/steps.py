@@ -43,7 +43,7 @@ class StepRunner:
         self.config = config
         self.requests = requests
         self.admission = Admission(engine, requests)
-        self.speculation = Speculation(proposer, config, engine.rows)
+        self.speculation = None if proposer is None else Speculation(proposer, config, engine.rows)
         self.observers = Observers() if observers is None else observers
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.current_requests: Sequence[RequestState] | None = None
@@ -59,6 +59,12 @@ class StepRunner:
     def is_idle(self) -> bool:
         """Whether there is no request and no unread step."""
         return self.requests.is_empty and not self.in_flight
+
+    @property
+    def _drafting(self) -> Speculation | None:
+        """What drafts the next tokens of rows; None without a proposer, and for too many rows."""
+        is_few = len(self.requests.running) <= MAX_VERIFIED_ROWS
+        return self.speculation if is_few else None
 
     def limits(self) -> Limits:
         """The limits of the next decision."""
@@ -111,9 +117,9 @@ class StepRunner:
         tokens = step.pending.read()
         now_s = time.monotonic()
         counts = (tokens >= 0).sum(axis=1)
-        num_drafts = self.speculation.verified(
-            step.num_drafts or [0] * len(step.rows), counts.tolist()
-        )
+        num_drafts = [0] * len(counts)
+        if self.speculation is not None:
+            num_drafts = self.speculation.verified(step.plan, counts.tolist())
         if self.observers.is_on:
             self.observers.read(step, tokens, now_s, num_drafts)
         failures = advance_all(step.rows, tokens, counts)
@@ -121,7 +127,6 @@ class StepRunner:
         self.admission.append(step.rows, tokens, counts)
         logprobs = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
-        learns = self.speculation.proposer is not None
         for tracked, row_tokens, count, row_logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), logprobs, num_drafts, strict=True
         ):
@@ -137,7 +142,7 @@ class StepRunner:
                 if tracked.is_late:
                     self.late.append(tracked)
             event = record_tokens(tracked, row_tokens, now_s, row_logprobs)
-            if learns:
+            if self.speculation is not None:
                 self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
                 _finish(self, tracked, event)
@@ -220,9 +225,10 @@ class StepRunner:
             chunks, left = self.admission.admit_chunks(left, hold=hold)
             plans = tuple(_plan_chunk(self.admission, *chunk) for chunk in chunks)
             if plans:
-                others = () if launched else _plan_decodes(beside, 1, decodes=True)
-                rows = [*(() if launched else beside), *(tracked for tracked, _ in chunks)]
-                _launch_step(self, StepPlan((*others, *plans), 0, demand), rows)
+                others = () if launched else beside
+                decodes = [_plan_decode(t, t.max_steps(1), decodes=True) for t in others]
+                rows = [*others, *(tracked for tracked, _ in chunks)]
+                _launch_step(self, StepPlan((*decodes, *plans), 0, demand), rows)
                 launched = True
             for tracked, _ in chunks:
                 self.admission.set_computed(tracked, tracked.num_computed)
@@ -233,8 +239,8 @@ class StepRunner:
         running = self.requests.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
         chosen = [t for t in found if t.constraint is None or not must_wait(t)]
-        if self.speculation.proposer is not None:
-            chosen = [t for t in chosen if not self.speculation.waits(t, len(running))]
+        if (drafting := self._drafting) is not None:
+            chosen = [t for t in chosen if not drafting.waits(t)]
         most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
@@ -252,10 +258,9 @@ class StepRunner:
         while the others run, then the others.
         """
         verified = False
-        if self.speculation.proposer is not None:
-            rows, verified = _launch_verify(self, rows)
-            if len(self.requests.running) <= MAX_VERIFIED_ROWS:
-                steps = self.speculation.fewer_steps(rows, steps)
+        if (drafting := self._drafting) is not None:
+            rows, verified = _launch_verify(self, drafting, rows)
+            steps = drafting.fewer_steps(rows, steps)
         guided = [t for t in rows if t.constraint is not None] if steps > 1 else []
         if guided:
             _launch_rows(self, guided, 1)
@@ -266,9 +271,7 @@ class StepRunner:
 
 
 def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) -> RowPlan:
-    lease = tracked.lease
-    assert lease is not None, "only admitted requests are planned"
-    start = tracked.num_computed
+    lease, start = tracked.row_lease, tracked.num_computed
     count = min(num_tokens, admission.chunk_end(tracked) - start)
     if count < 1:
         left = tracked.num_prefill - start
@@ -279,8 +282,9 @@ def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) ->
     tracked.num_computed += count
     is_last = tracked.num_computed == tracked.num_prefill
     tracked.num_launched += is_last
-    hidden = tracked.hidden
-    samples, pools = is_last and hidden is None, hidden is not None and hidden.needs(last=is_last)
+    pooling = tracked.request.pooling
+    samples = is_last and pooling is None
+    pools = pooling == "mean" or (is_last and pooling == "last")
     if not admission.reserve(tracked, tracked.num_computed):
         raise InternalError(
             f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
@@ -305,30 +309,33 @@ def _finish(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
             tracked.ticket.put(last)
 
 
-def _plan_decodes(
-    rows: Sequence[RequestState], num_steps: int, *, decodes: bool = False
-) -> tuple[RowPlan, ...]:
-    plans: list[RowPlan] = []
-    for tracked in rows:
-        lease = tracked.lease
-        assert lease is not None, "running requests have a lease"
-        start, mask = tracked.num_tokens - 1, next_mask(tracked)
-        plans.append(
-            RowPlan(lease.row, lease, start, 1, samples=True, update=mask, decodes=decodes)
-        )
-        tracked.num_launched += tracked.max_steps(num_steps)
-    return tuple(plans)
+def _plan_decode(
+    tracked: RequestState, num_new: int, drafts: tuple[int, ...] = (), *, decodes: bool = False
+) -> RowPlan:
+    """The plan of a row that gets up to `num_new` tokens."""
+    lease, start, mask = tracked.row_lease, tracked.num_tokens - 1, next_mask(tracked)
+    tracked.num_launched += num_new
+    return RowPlan(
+        lease.row,
+        lease,
+        start,
+        1,
+        samples=True,
+        update=mask,
+        decodes=decodes,
+        draft_token_ids=drafts,
+    )
 
 
 def _launch_rows(steps: StepRunner, rows: Sequence[RequestState], num_steps: int) -> bool:
-    plans = _plan_decodes(rows, num_steps)
+    plans = tuple([_plan_decode(t, t.max_steps(num_steps)) for t in rows])
     if plans:
         _launch_step(steps, StepPlan(plans, num_steps, steps.requests.demand()), list(rows))
     return bool(plans)
 
 
 def _launch_verify(
-    steps: StepRunner, rows: Sequence[RequestState]
+    steps: StepRunner, speculation: Speculation, rows: Sequence[RequestState]
 ) -> tuple[list[RequestState], bool]:
     """Launch a verify step of the rows that have drafts and cache for them. Returns the other rows,
     and whether a step was launched.
@@ -340,23 +347,17 @@ def _launch_verify(
     chosen: list[RequestState] = []
     for tracked in rows:
         steps.current_requests = [tracked]
-        drafts = steps.speculation.drafts(tracked, len(steps.requests.running))
+        drafts = speculation.drafts(tracked)
         steps.current_requests = None
-        lease = tracked.lease
-        assert lease is not None, "running requests have a lease"
         reserve = steps.admission.reserve
         has_room = bool(drafts) and reserve(tracked, tracked.num_tokens + len(drafts))
-        if not has_room and len(drafts) > steps.speculation.most:
-            drafts = drafts[: steps.speculation.most]  # the drafts of one pass
+        if not has_room and len(drafts) > speculation.most:
+            drafts = drafts[: speculation.most]  # the drafts of one pass
             has_room = reserve(tracked, tracked.num_tokens + len(drafts))
         if not has_room:
             others.append(tracked)
             continue
-        plan = RowPlan(
-            lease.row, lease, tracked.num_tokens - 1, 1, samples=True, draft_token_ids=drafts
-        )
-        plans.append(plan)
-        tracked.num_launched += len(drafts) + 1
+        plans.append(_plan_decode(tracked, len(drafts) + 1, drafts))
         chosen.append(tracked)
     if plans:
         most = max(len(plan.draft_token_ids) for plan in plans)
@@ -370,6 +371,5 @@ def _launch_step(steps: StepRunner, plan: StepPlan, rows: list[RequestState]) ->
     steps.current_requests = rows
     pending = steps.engine.step(plan)
     launched_s = steps.observers.launched(plan) if steps.observers.is_on else math.nan
-    drafts = [len(row.draft_token_ids) for row in plan.rows] if plan.verifies else None
-    steps.in_flight.append(InFlight(pending, plan, rows, launched_s, drafts))
+    steps.in_flight.append(InFlight(pending, plan, rows, launched_s))
     steps.current_requests = None
