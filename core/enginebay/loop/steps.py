@@ -63,8 +63,7 @@ class StepRunner:
     @property
     def _drafting(self) -> Speculation | None:
         """What drafts the next tokens of rows; None without a proposer, and for too many rows."""
-        is_few = len(self.requests.running) <= MAX_VERIFIED_ROWS
-        return self.speculation if is_few else None
+        return self.speculation if len(self.requests.running) <= MAX_VERIFIED_ROWS else None
 
     def limits(self) -> Limits:
         """The limits of the next decision."""
