@@ -117,7 +117,7 @@ def test_every_layer_before_the_routes_is_pure_asgi(asker: Asker) -> None:
     from starlette.middleware.base import BaseHTTPMiddleware
 
     app = Asker(asker.llm, cors_origins=("https://site.example",)).app
-    layers = [layer.cls for layer in app.user_middleware]
+    layers: list[Any] = [layer.cls for layer in app.user_middleware]
     assert len(layers) == 3
     assert not [layer for layer in layers if issubclass(layer, BaseHTTPMiddleware)]
 
