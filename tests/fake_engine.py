@@ -91,6 +91,11 @@ class FakeEngine(Engine):
         self._cache: dict[str, np.ndarray] | None = None
         self._length, self._last = (np.zeros(rows.max_num_reqs, np.int32) for _ in range(2))
         self._finished = np.ones(rows.max_num_reqs, bool)
+        self.written_slots: list[int] = []
+        """The slots that adapters were written to."""
+
+    def write_slot(self, slot: int, arrays: Mapping[str, np.ndarray]) -> None:
+        self.written_slots.append(slot)
 
     def make_arrays(self) -> None:
         if self._cache is None:

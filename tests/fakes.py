@@ -69,7 +69,11 @@ def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
     shapes = pools.shapes(num_pages, parts.model.info.cache_groups, parts.config.max_num_seqs)
     ledger = make_ledger(parts, options, shapes, rows.page_tables)
     counts = {name: shape.num_pages for name, shape in shapes.items()}
-    return FakeEngine(rows, ledger, counts, ledger.forget)
+    engine = FakeEngine(rows, ledger, counts, ledger.forget)
+    engine.adapters = parts.adapters
+    if parts.adapters is not None:
+        parts.adapters.write = engine.write_slot
+    return engine
 
 
 def fake_esurge(parts: EngineParts, options: ESurgeOptions) -> FakeEngine:

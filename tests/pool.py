@@ -49,7 +49,8 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
     """The key under which the pool keeps an engine: all that the engine is made of.
 
     None means that the pool does not keep the engine. Fake engines have no key, nor has an engine
-    that only one test can use: with an import path, an open checkpoint, a shadow or a step dump.
+    that only one test can use: with adapters, an import path, an open checkpoint, a shadow or a
+    step dump.
     """
     config = plan.config
     if is_installed():
@@ -60,7 +61,7 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
     ):
         return None
     is_named = config.model == "demo" or Path(config.model) == plan.checkpoint.folder
-    if plan.shadow is not None or not is_named:
+    if plan.shadow is not None or plan.adapters is not None or not is_named:
         return None
     parts = tuple(
         (entry.kind, entry.op, entry.name, entry.package) for entry in plan.registry.entries

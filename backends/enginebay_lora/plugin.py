@@ -23,3 +23,13 @@ def register_kernels(register: Register) -> None:
         platforms=("cpu", "cuda", "tpu"),
         summary="plain JAX, on any platform",
     )
+
+
+@hookimpl
+def register_revisions(register: Register) -> None:
+    """Register `lora`."""
+    register(
+        "lora",
+        "enginebay_lora.planning:with_adapters",
+        summary="slots for adapters in the weights of the model",
+    )

@@ -121,7 +121,8 @@ class _Part:
         from its start, their values in the dtype of the file).
         """
         (first, last), *others = bounds
-        row_bytes = math.prod(stop - start for start, stop in others) * self.readers[0].itemsize
+        item = self.readers[0].itemsize if self.readers else self.dtype.itemsize
+        row_bytes = math.prod(stop - start for start, stop in others) * item
         step = max(1, _PIECE_BYTES // max(row_bytes, 1))
         rest = [slice(*bound) for bound in others]
         for row in range(first, last, step):

@@ -154,6 +154,19 @@ class EngineConfig(Validated):
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="makes requests without a seed repeatable"
     )
+    lora: dict[str, str] = Field(
+        default_factory=dict, description="adapters to load: name -> folder in the format of PEFT"
+    )
+    max_loras: int | None = Field(
+        None,
+        ge=0,
+        le=1024,
+        description="slots for adapters on the device; unset: one for each in `lora`",
+    )
+    max_lora_rank: int = Field(16, ge=1, le=1024, description="max rank of an adapter")
+    lora_targets: tuple[str, ...] | Literal["auto"] = Field(
+        AUTO, description="linear layers that may have adapters, such as q_proj; auto: all"
+    )
     verify_weights: bool = Field(
         False, description="refuse NaN and infinity in the weights while loading"
     )
@@ -251,6 +264,11 @@ class EngineConfig(Validated):
     def num_devices(self) -> int:
         """Number of devices in the mesh."""
         return math.prod(self.mesh.values())
+
+    @property
+    def lora_slots(self) -> int:
+        """Number of slots for adapters on the device."""
+        return len(self.lora) if self.max_loras is None else self.max_loras
 
     def rules(self) -> dict[str, str | None]:
         """Logical axis -> mesh axis; None where the axis is not sharded or the mesh lacks it."""

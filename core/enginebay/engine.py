@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from enginebay.adapters import Adapters
 from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError
@@ -208,11 +209,9 @@ def _undeclared(pending: Pending, method: str) -> InternalError:
 class GroupState:
     """The cache contents of one row in one cache group, independent of the cache layout.
 
-    A group with attention: `arrays` has "k" and "v", f32 [layers, positions, kv_heads, head_dim],
-    for the positions from `first` to the last cached one. Positions before the group's window are
-    left out. Each KV head of the checkpoint occurs once, however the model is sharded. A group
-    with a recurrent state: `arrays` has the state's arrays, f32 [layers, *shape], after `first`
-    tokens, which is num_cached.
+    Attention: `arrays` has "k" and "v", f32 [layers, positions, kv_heads, head_dim], from position
+    `first`, where the group's window begins, to the last cached one. Each KV head of the checkpoint
+    occurs once. A recurrent state: `arrays` f32 [layers, *shape] after `first` = num_cached tokens.
     """
 
     first: int
@@ -227,9 +226,8 @@ class RowState:
     `groups`: the cache contents by cache group, for positions 0 to num_cached - 1. The cache does
     not contain `last_token` yet. After `put` into an engine of the same cache layout, `take`
     returns the same values. `sampling`: the row's columns of the row table by name, and its values
-    of logits processors by "processor/field". `constants`: ModelInfo.constants of the model
-    that computed `groups`; an engine with other constants refuses the row, for example when its
-    rotary frequencies are for another max_model_len.
+    of logits processors by "processor/field". `constants`: ModelInfo.constants of the model that
+    computed `groups`; an engine with other constants refuses the row.
     """
 
     token_ids: np.ndarray
@@ -242,9 +240,8 @@ class RowState:
 
 @dataclasses.dataclass(slots=True)
 class Compilations:
-    """The number of programs that an engine has compiled, and the seconds of their compilations.
-    While `forbidden` is True, another compilation raises CompilationError. Programs that were
-    compiled at the same time each add their own seconds.
+    """The number of programs that an engine has compiled, and the sum of their compile times in
+    seconds. While `forbidden` is True, another compilation raises CompilationError.
     """
 
     count: int = 0
@@ -311,12 +308,11 @@ class Engine(ABC):
     compilations: Compilations
     rows: RowTable
     """The row table; `RowPlan.row` is an index into it."""
+    adapters: Adapters | None = None
 
     @property
     def weights_version(self) -> str:
-        """A name for the weights and dtypes that cached keys and values depend on. It changes
-        whenever the weights change.
-        """
+        """Names the weights and dtypes behind cached keys and values; changes with the weights."""
         return ""
 
     @abstractmethod

@@ -45,6 +45,10 @@ class ServingChoices(TypedDict, total=False):
     axis_rules: Mapping[str, str | None]
     mixed_steps: Literal["auto", "on", "off"]
     seed: int | None
+    lora: Mapping[str, str]
+    max_loras: int | None
+    max_lora_rank: int
+    lora_targets: Sequence[str] | Literal["auto"]
     verify_weights: bool
     verify_kernels: bool
     compile_cache: str

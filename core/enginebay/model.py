@@ -98,8 +98,9 @@ class TensorSource:
     """How to make a weight from tensors of the checkpoint: their names and shapes, and a function.
 
     `build(readers, index)` returns the part of the weight that one shard needs. `readers` are in
-    the order of `names`; a reader is indexed like an array, and reads only the indexed part from
-    the file. `index` has one slice for each dimension of the weight.
+    the order of `names`, and there are none for a weight that is made of no tensor; a reader is
+    indexed like an array, and reads only the indexed part from the file. `index` has one slice for
+    each dimension of the weight.
     """
 
     names: tuple[str, ...]

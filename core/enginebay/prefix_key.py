@@ -19,15 +19,17 @@ class PrefixKey:
     `weights`: names the engine's weights and their version. `salt`: the request's `cache_salt`.
     Rows that differ in one of these share nothing. `embeds`: a pair (position, hash) for each
     position with an embedding; rows share the pages before the first embedding that differs.
+    `adapter`: the key of the request's adapter; rows with different adapters share nothing.
     """
 
     weights: str = ""
     salt: str = ""
     embeds: tuple[tuple[int, bytes], ...] = ()
+    adapter: str = ""
 
     def digest(self) -> bytes:
         """Return the hash that the chain of page hashes begins with; the same in every process."""
-        text = json.dumps([self.weights, self.salt])
+        text = json.dumps([self.weights, self.salt, *([self.adapter] if self.adapter else [])])
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
     def by_page(self, page_size: int) -> dict[int, bytes]:

@@ -351,6 +351,8 @@ class Request:
     """
     cache_salt: str = ""
     """Requests share cached prefixes only with requests that have the same salt."""
+    adapter: str = ""
+    """Key of the adapter (`enginebay.adapters`); "": the model alone."""
     pooling: Pooling | None = None
     """How to pool the prompt's hidden states, for a request that wants them instead of tokens; None
     for a request that generates tokens.

@@ -30,7 +30,13 @@ from enginebay_cli.generate import (
     sampling_from,
 )
 from enginebay_cli.interrupts import go_on
-from enginebay_cli.options import add_engine_arguments, add_profile_argument, config_from, traced
+from enginebay_cli.options import (
+    add_engine_arguments,
+    add_profile_argument,
+    config_from,
+    only_adapter,
+    traced,
+)
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -60,7 +66,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     history = [{"role": "system", "content": args.system}] if args.system else []
     is_terminal = not args.message and not args.json and sys.stdin.isatty() and sys.stdout.isatty()
     with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
-        chat = Conversation(llm, params, history, bars)
+        chat = Conversation(llm, params, history, bars, only_adapter(config))
         if is_terminal:
             bars.close()
             chat.talk()
@@ -96,12 +102,13 @@ class Conversation:
     params: SamplingParams
     history: list[dict[str, str]]
     bars: ExitStack
+    lora: str | None = None
 
     def answer(self, message: str) -> RequestMetrics | None:
         """Stream the answer to stdout. The history keeps the text of an interrupted answer."""
         self.history.append({"role": "user", "content": message})
         try:
-            chunks = self.llm.chat_stream(self.history, self.params)
+            chunks = self.llm.chat_stream(self.history, self.params, lora=self.lora)
         except EnginebayError:
             self.history.pop()  # the engine refused this message, but may accept the next one
             raise
@@ -120,7 +127,9 @@ class Conversation:
         """Print the answer as one JSON object when it is complete."""
         self.history.append({"role": "user", "content": message})
         prompt_ids = self.llm.tokenizer.apply_chat_template(self.history)
-        chunks = after_first(self.llm.stream(prompt_ids, self.params), self.bars.close)
+        chunks = after_first(
+            self.llm.stream(prompt_ids, self.params, lora=self.lora), self.bars.close
+        )
         defaults = self.llm.plan.sampling_defaults.missing_in(self.params)
         (one,) = print_whole(
             chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids, defaults))

@@ -16,6 +16,7 @@ from enginebay_cli.options import (
     add_engine_arguments,
     add_profile_argument,
     config_from,
+    only_adapter,
     traced,
 )
 
@@ -53,7 +54,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         raise InputError(explain("no text", "one or more", 'Write: enginebay embed "A text".'))
     config = config_from(args)
     with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
-        found = llm.embed(prompts, pooling=args.pooling, normalize=args.normalize)
+        found = llm.embed(
+            prompts, pooling=args.pooling, normalize=args.normalize, lora=only_adapter(config)
+        )
         bars.close()
         for prompt, embedding in zip(prompts, found, strict=True):
             numbers = embedding.tolist()

@@ -18,6 +18,7 @@ from enginebay.config import EngineConfig, merge
 from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay.llm.choice import BestOf
+from enginebay.llm.priority import Turn
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import MAX_LOGPROBS, SamplingParams
@@ -25,6 +26,7 @@ from enginebay_cli.options import (
     add_engine_arguments,
     add_profile_argument,
     config_from,
+    only_adapter,
     setting,
     traced,
 )
@@ -216,14 +218,15 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Complete the prompt and print the completions."""
     prompt, params = _prompt(args), sampling_from(args)
     config = config_from(args)
+    turn = Turn(priority=args.priority, tenant=args.tenant, lora=only_adapter(config))
     with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
         # The first chunk comes before anything is printed, because the engine may refuse the
         # prompt.
         chunks: Iterable[StreamChunk]
         if BestOf.of(params) is None:
-            chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
+            chunks = llm.stream(prompt, params, **turn)
         else:
-            [output] = llm.generate([prompt], params, priority=args.priority, tenant=args.tenant)
+            [output] = llm.generate([prompt], params, **turn)
             chunks = _chunks(output)
         chunks = after_first(chunks, bars.close)
         if args.json:

@@ -67,10 +67,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("decode_steps", "max tokens that a row decodes in one compiled call"),
         ("stream_chunk_tokens", "max tokens in a chunk of a stream, while few requests stream"),
         ("draft_tokens", "max draft tokens per row and step"),
+        ("max_loras", "slots for adapters on the device"),
+        ("max_lora_rank", "max rank of an adapter"),
     ):
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=int, metavar="N", help=with_default(what, name))
     _add_running_arguments(group)
+
+
+def only_adapter(config: EngineConfig) -> str | None:
+    """Return the name of the only adapter in the configuration, which a command with one request
+    uses; None when there is none. InputError when there are several.
+    """
+    if len(config.lora) > 1:
+        raise InputError(
+            f"{len(config.lora)} adapters: {', '.join(config.lora)}",
+            "one adapter for this command",
+            "Pass --lora once, and leave the section `lora` out of the configuration file.",
+        )
+    return next(iter(config.lora), None)
 
 
 def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
@@ -86,6 +101,13 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         "--mixed-steps",
         choices=["auto", "on", "off"],
         help=with_default("decode rows and prefill prompts in the same step", "mixed_steps"),
+    )
+    group.add_argument(
+        "--lora",
+        metavar="NAME=DIR",
+        action="append",
+        default=[],
+        help="load a LoRA adapter in the format of PEFT; may be repeated (default: none)",
     )
     group.add_argument(
         "--verify-weights",
@@ -223,6 +245,8 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
         values["shadow"] = dict(
             split_pair(text, "--shadow", "OP=NAME[@SHARE]") for text in args.shadow
         )
+    if args.lora:
+        values["lora"] = dict(split_pair(text, "--lora", "NAME=DIR") for text in args.lora)
     if args.mesh:
         values["mesh"] = {
             axis: _count(size, axis)

@@ -27,6 +27,9 @@ _OWN = (
     "num_logprobs",
 )
 
+ADAPTERS = "adapters"
+"""A column that rows have only in an engine with adapters."""
+
 COLUMNS = (*_OWN, *ROW_VALUES)
 """The columns of DeviceRows by name, without the token history."""
 
@@ -40,7 +43,9 @@ NEUTRAL = {"finished": True, "stop_ids": -1, "num_logprobs": -1} | {
 
 
 @functools.partial(
-    tree_util.register_dataclass, data_fields=[*_OWN, "params", "token_ids"], meta_fields=[]
+    tree_util.register_dataclass,
+    data_fields=[*_OWN, "params", "token_ids", ADAPTERS],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
@@ -55,7 +60,8 @@ class DeviceRows:
     the prompt. num_logprobs int32 [R]: number of best tokens that get a log-probability beside the
     sampled token; -1: no log-probabilities. token_ids int32 [R, L]: the row's tokens by absolute
     position, for penalties; undefined from `length` on. In rows without penalties, tokens may be
-    missing: those of a cached prefix, and those that GREEDY steps have processed.
+    missing: those of a cached prefix, and those that GREEDY steps have processed. adapters int32
+    [R]: the slot of the row's adapter, counted from 1; 0: no adapter.
     """
 
     last_token: jax.Array
@@ -68,10 +74,13 @@ class DeviceRows:
     prompt_length: jax.Array
     num_logprobs: jax.Array
     token_ids: jax.Array
+    adapters: jax.Array | None = None
 
     @staticmethod
-    def empty(num_rows: int, max_model_len: int) -> DeviceRows:
-        """Finished rows, with room for max_model_len tokens each."""
+    def empty(num_rows: int, max_model_len: int, *, adapts: bool = False) -> DeviceRows:
+        """Finished rows, with room for max_model_len tokens each; with `adapts`, without adapters
+        but with the column.
+        """
 
         def zeros(dtype: type, *more: int) -> jax.Array:
             return jnp.zeros((num_rows, *more), dtype)
@@ -89,19 +98,25 @@ class DeviceRows:
             prompt_length=zeros(np.int32),
             num_logprobs=jnp.full(num_rows, -1, jnp.int32),
             token_ids=zeros(np.int32, max_model_len),
+            adapters=zeros(np.int32) if adapts else None,
         )
 
     @staticmethod
     def of(columns: Mapping[str, jax.Array], token_ids: jax.Array) -> DeviceRows:
-        """Rows made of all COLUMNS and a token history."""
+        """Rows made of all COLUMNS, of the adapters if given, and of a token history."""
         params = DeviceParams(**{name: columns[name] for name in ROW_VALUES})
         return DeviceRows(
-            **{name: columns[name] for name in _OWN}, params=params, token_ids=token_ids
+            **{name: columns[name] for name in _OWN},
+            params=params,
+            token_ids=token_ids,
+            adapters=columns.get(ADAPTERS),
         )
 
     def columns(self) -> dict[str, jax.Array]:
-        """The arrays of all COLUMNS."""
+        """The arrays of all COLUMNS, and of the adapters if the rows have them."""
         values = {name: getattr(self, name) for name in _OWN}
+        if self.adapters is not None:
+            values[ADAPTERS] = self.adapters
         return values | {name: getattr(self.params, name) for name in ROW_VALUES}
 
     def history(self, row_ids: jax.Array, num_tokens: int) -> jax.Array:
@@ -119,14 +134,12 @@ class DeviceRows:
         }
         return DeviceRows.of(values, self.history(row_ids, num_tokens))
 
-    def put(
-        self, row_ids: jax.Array, rows: DeviceRows, names: Sequence[str] = COLUMNS
-    ) -> DeviceRows:
-        """These rows with the columns `names` of `rows` written at ids [S], and the token history
-        of `rows` as far as it reaches. Ids past the end are dropped.
+    def put(self, row_ids: jax.Array, rows: DeviceRows, names: Sequence[str] = ()) -> DeviceRows:
+        """These rows with the columns `names` (default: all) of `rows` written at ids [S], and the
+        token history of `rows` as far as it reaches. Ids past the end are dropped.
         """
         values, new = self.columns(), rows.columns()
-        for name in names:
+        for name in names or values:
             values[name] = values[name].at[row_ids].set(new[name], mode="drop")
         width = rows.token_ids.shape[1]
         token_ids = self.token_ids.at[row_ids, :width].set(rows.token_ids, mode="drop")
@@ -178,11 +191,14 @@ class DeviceRows:
         )
 
 
-def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> DeviceRows:
+def rows_from_plan(
+    ints: jax.Array, floats: jax.Array, token_ids: jax.Array, adapters: jax.Array | None = None
+) -> DeviceRows:
     """The rows that a prefill plan's columns describe: `length` is the context, no token is sampled
     yet.
 
-    token_ids int32 [S, L]: their tokens so far.
+    token_ids int32 [S, L]: their tokens so far. adapters int32 [S]: their column of this name, if
+    rows have it.
     """
     keys = jax.lax.bitcast_convert_type(ints[:, columns.KEY_HI : columns.KEY_LO + 1], jnp.uint32)
 
@@ -201,6 +217,7 @@ def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> 
         prompt_length=ints[:, columns.PROMPT_LENGTH],
         num_logprobs=ints[:, columns.NUM_LOGPROBS],
         token_ids=token_ids,
+        adapters=adapters,
     )
 
 

@@ -18,6 +18,7 @@ from enginebay.executor.commands import (
     PageIn,
     PageOut,
     Put,
+    SetAdapter,
     SetParts,
     SetWeights,
     Step,
@@ -31,6 +32,7 @@ from enginebay_executor.pages import PageMover
 from enginebay_executor.resize import CacheMaker
 from enginebay_executor.rowio import put_row, take_row
 from enginebay_executor.runner import Runner
+from enginebay_executor.slots import SlotWriter
 from enginebay_executor.step import Program
 from enginebay_executor.weights import merge_weights
 
@@ -45,6 +47,7 @@ class LocalExecutor(Executor):
         self.compilations = Compilations()
         self.runner = runner = Runner(parts, self.compilations)
         self.mover = mover = PageMover(runner)
+        self.slots = slots = SlotWriter(runner)
         maker = CacheMaker(runner)
         self._run: Mapping[type[Any], Callable[[Any], Any]] = {
             Step: runner.launch,
@@ -59,6 +62,7 @@ class LocalExecutor(Executor):
             Put: functools.partial(put_row, runner),
             SetParts: self._set_parts,
             SetWeights: self._set_weights,
+            SetAdapter: slots.write,
         }
 
     def run(self, command: ExecutorCommand[Result]) -> Result:
@@ -73,13 +77,14 @@ class LocalExecutor(Executor):
     def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
         if copies:
             self.mover.compile()
-        return self.runner.compile_all(keys, progress) + copies
+        return self.runner.compile_all(keys, progress) + copies + self.slots.compile()
 
     def compile_first(
         self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
     ) -> Background:
         if copies:
             self.mover.compile()
+        self.slots.compile()
         return self.runner.compile_first(keys, progress)
 
     @property

@@ -93,7 +93,8 @@ def forward_step(
         is_last = decodes.at[batch.seq_ids].get(mode="fill", fill_value=False)
         last = own.last_token.at[batch.seq_ids].get(mode="fill", fill_value=0)
         token_ids = jnp.where(is_last, last, token_ids)
-    model, inputs, in_step = program.model, (state.cache, batches), ops.in_step(batches)
+    adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
+    model, inputs, in_step = program.model, (state.cache, batches), ops.in_step(batches, adapters)
     if program.takes_embeds:
         is_embed = token_ids >= model.info.vocab_size
         ids = jnp.where(is_embed, 0, token_ids)
@@ -103,7 +104,7 @@ def forward_step(
     num_rows = state.rows.length.shape[0]
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
     rows = state.rows.record(token_rows, batch.positions, token_ids)
-    planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0))
+    planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0), adapters)
     rows = rows.put(row_ids, own.where(decodes, planned) if mixes else planned)
     logits_of = functools.partial(model.logits, weights, ops)
     sampled = program.nothing_sampled((bucket.seqs, 1))

@@ -41,7 +41,8 @@ class CacheMaker:
             for group in runner.info.cache_groups
         }
         sizes = Sizes(runner.info.vocab_size, runner.max_model_len)
-        rows = DeviceRows.empty(runner.num_rows, runner.max_model_len)
+        adapts = runner.parts.adapters is not None
+        rows = DeviceRows.empty(runner.num_rows, runner.max_model_len, adapts=adapts)
         fields = empty_rows(runner.program.processors, runner.num_rows, sizes)
         rows, fields = jax.device_put((rows, fields), runner.placement.replicated)
         runner.state = StepState(cache, rows, fields, runner.tables.whole())

@@ -18,7 +18,7 @@ from enginebay.cache_state import StateGroup
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
 from enginebay.executor.commands import Put, Take, values_of
-from enginebay_executor.device import COLUMNS, DeviceRows
+from enginebay_executor.device import ADAPTERS, COLUMNS, DeviceRows
 from enginebay_executor.runner import Runner
 
 
@@ -130,6 +130,8 @@ def put_row(runner: Runner, command: Put) -> None:
     runner.writer.write_all(row, values_of(saved))
     state = runner.state
     columns: Any = {f: np.asarray(saved.sampling[f])[None] for f in COLUMNS}
+    if state.rows.adapters is not None:
+        columns[ADAPTERS] = np.asarray(saved.sampling.get(ADAPTERS, 0), np.int32)[None]
     history: Any = np.asarray(saved.token_ids, np.int32)[None]
     rows = _put(state.rows, np.array([row], np.int32), DeviceRows.of(columns, history))
     runner.state = dataclasses.replace(

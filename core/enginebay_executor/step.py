@@ -283,7 +283,7 @@ def decode_step(
         active = ~rows.finished
         batches = batches_of(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(
-            weights, ops.in_step(batches), rows.last_token, cache, batches
+            weights, ops.in_step(batches, rows.adapters), rows.last_token, cache, batches
         )
         new, processor_state = program.sample(
             program.model.logits(weights, ops, hidden), rows, processor_state, variant

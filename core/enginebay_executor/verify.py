@@ -65,7 +65,7 @@ def verify_step(
         num_fed = jnp.where(real, 1 + (guessed[:, :-1] >= 0).sum(axis=1, dtype=jnp.int32), 0)
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
         fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
-        logits, cache = _run_model(program, layouts, weights, cache, fed)
+        logits, cache = _run_model(program, layouts, weights, cache, fed, rows.adapters)
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = advance_guessed(rows, guessed, new.tokens)
@@ -100,12 +100,19 @@ class _Fed(NamedTuple):
 
 
 def _run_model(
-    program: Program, layouts: Layouts, weights: Weights, cache: ModelCache, fed: _Fed
+    program: Program,
+    layouts: Layouts,
+    weights: Weights,
+    cache: ModelCache,
+    fed: _Fed,
+    adapters: jax.Array | None,
 ) -> tuple[jax.Array, ModelCache]:
     """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the new cache."""
     ops = program.make_ops(fed.bucket, layouts)
+    if adapters is not None:
+        adapters = jnp.repeat(adapters, fed.bucket.seqs // len(adapters))
     hidden, cache = program.model.hidden(
-        weights, ops.in_step(fed.batches), fed.token_ids, cache, fed.batches
+        weights, ops.in_step(fed.batches, adapters), fed.token_ids, cache, fed.batches
     )
     places = hidden if fed.places is None else hidden[fed.places]
     return program.model.logits(weights, ops, places), cache

@@ -83,6 +83,7 @@ def prefill_command(
         stop, end = start + row.num_tokens, row.num_computed + row.num_tokens
         token_ids[start:stop] = table.token_ids[row.row, row.num_computed : end]
         fill_columns(ints[place], floats[place], row, request)
+        ints[place, columns.ADAPTER] = table.adapters[row.row]
         if key.full_vocab and row.returns_prompt:
             # The token after the last prompt token is sampled, so it is no target.
             own = request.prompt_token_ids[row.num_computed + 1 : end + 1]

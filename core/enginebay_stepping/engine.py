@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
+from enginebay.adapters import ADAPTER_WEIGHTS
 from enginebay.background import Background
 from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import pages_for
@@ -21,6 +22,7 @@ from enginebay.executor.commands import (
     Make,
     Put,
     RowUpdate,
+    SetAdapter,
     SetParts,
     SetWeights,
     Take,
@@ -65,6 +67,9 @@ class StepEngine(Engine):
         sizes: CacheSizes,
     ) -> None:
         self.parts, self.rows, self.ledger, self.sizes = parts, rows, ledger, sizes
+        self.adapters = parts.adapters
+        if parts.adapters is not None:
+            parts.adapters.write = self._set_adapter
         self.executor: Executor = parts.make_executor(parts)
         self.memory = plan_memory(parts, sizes)
         self.compilations = self.executor.compilations
@@ -86,8 +91,12 @@ class StepEngine(Engine):
         """Replace weights by path, each with an array of the same shape and dtype. No row may be
         running. Cached prefixes of the former weights are not found any more.
         """
-        self.executor.run(SetWeights(weights))
+        base = {n: one for n, one in weights.items() if not n.startswith(ADAPTER_WEIGHTS)}
+        self.executor.run(SetWeights(base))
         self._num_updates += 1
+
+    def _set_adapter(self, slot: int, arrays: Mapping[str, np.ndarray]) -> None:
+        self.executor.run(SetAdapter(slot, arrays))
 
     def make_arrays(self) -> None:
         if not self._has_arrays:

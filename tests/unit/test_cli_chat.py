@@ -102,9 +102,9 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
 ) -> None:
     real, histories = LLM.chat_stream, []
 
-    def cut_short(llm: LLM, messages: Any, params: Any) -> Iterator[StreamChunk]:
+    def cut_short(llm: LLM, messages: Any, params: Any, **turn: Any) -> Iterator[StreamChunk]:
         histories.append([one["content"] for one in messages])
-        chunks = real(llm, messages, params)
+        chunks = real(llm, messages, params, **turn)
         yield next(chunks)
         if len(histories) < 3:
             signal.raise_signal(signal.SIGINT)

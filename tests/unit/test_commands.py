@@ -51,6 +51,7 @@ EXAMPLES: tuple[commands.ExecutorCommand[Any], ...] = (
     commands.Put(1, {"full": INTS[0]}, STATE),
     commands.SetParts({"attention.decode": "xla"}),
     commands.SetWeights({"norm": np.zeros(3, np.float16)}),
+    commands.SetAdapter(2, {"adapters.layers.0.mlp.up.0.a": np.ones((4, 8), np.float32)}),
 )
 
 

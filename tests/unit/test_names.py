@@ -31,7 +31,8 @@ class Shared:
 ALLOWED = (
     Shared(
         "hooks: the plugin manager finds them by name",
-        "register_commands register_engines register_kernels register_layouts register_ops",
+        "register_commands register_engines register_kernels register_layouts register_ops"
+        " register_revisions",
         "*.plugin",
     ),
     Shared(

@@ -111,6 +111,12 @@ def _revised(plan: Plan) -> Plan:
     if plan.config.shadow and plan.shadow is None:
         given, todo = "shadow, but no plugin supports it", "Install one, or leave shadow out."
         raise UnsupportedError(given, "a plugin that runs shadows, such as executor", todo)
+    if plan.config.lora_slots and plan.adapters is None:
+        given, todo = (
+            "lora or max_loras, but no plugin supports it",
+            "Install one, or leave both out.",
+        )
+        raise UnsupportedError(given, "a plugin that holds adapters, such as lora", todo)
     return plan
 
 
@@ -186,6 +192,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         kernels=plan.kernels.names,
         custom_calls=plan.kernels.custom_calls,
         shadow=plan.shadow,
+        adapters=plan.adapters,
         changed=changed,
     )
 

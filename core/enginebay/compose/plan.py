@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from enginebay.adapters import Adapters
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -34,6 +35,8 @@ class Plan:
     kernels: ChosenKernels
     processors: ChosenProcessors
     weight_format: WeightFormat
+    adapters: Adapters | None = None
+    """The adapters that requests may use; None: the model has no slots for adapters."""
     shadow: ShadowParts | None = None
     """Shadow mode: the candidate that also runs on some steps, for comparison."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS

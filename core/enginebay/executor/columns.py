@@ -16,8 +16,9 @@ from enginebay.types import MAX_STOP_TOKENS
     MAX_LENGTH,
     PROMPT_LENGTH,
     NUM_LOGPROBS,
+    ADAPTER,
     PARAMS,
-) = range(11)
+) = range(12)
 DECODES = 2
 """In the column SAMPLES: the row decodes, from the token that it sampled last. 1: the row's prompt
 ends in this step.

@@ -164,6 +164,16 @@ class SetWeights(ExecutorCommand[None]):
     weights: Mapping[str, np.ndarray | jax.Array]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetAdapter(ExecutorCommand[None]):
+    """Write an adapter to slot `slot` of the adapter weights. `arrays` by path of the weight,
+    [rank, ...]; missing paths and missing ranks become 0.
+    """
+
+    slot: int
+    arrays: Mapping[str, np.ndarray]
+
+
 COMMANDS: tuple[type[ExecutorCommand[object]], ...] = (
     Step,
     WriteRows,
@@ -177,6 +187,7 @@ COMMANDS: tuple[type[ExecutorCommand[object]], ...] = (
     Put,
     SetParts,
     SetWeights,
+    SetAdapter,
 )
 """All commands."""
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from enginebay.adapters import Adapters
 from enginebay.background import Background
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
@@ -192,6 +193,8 @@ class EngineParts:
     """Whether steps return all their logits (`Pending.read_logits`). The memory plan does not count
     them.
     """
+    adapters: Adapters | None = None
+    """The adapters that requests may use; None: the model has no slots for adapters."""
     has_greedy: bool = False
     """Whether steps whose rows all take the first best token may skip the sampler."""
     processors: Processors = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
+from enginebay.adapters import Adapters, required
 from enginebay.compose.guides import choose_guide
 from enginebay.compose.plan import Plan
 from enginebay.compose.processors import ChosenProcessors
@@ -36,6 +37,7 @@ class Abilities:
     """The capabilities in OPTION_OF that the engine declares."""
     compiled: frozenset[str] | None = None
     """With forbid_compiling, the capabilities for which warmup() compiles programs; None: all."""
+    adapters: Adapters | None = None
     defaults: SamplingDefaults = NO_DEFAULTS
     """The checkpoint's defaults for fields of SamplingParams that a request does not set."""
 
@@ -54,8 +56,15 @@ class Abilities:
             hidden_size=plan.model.info.hidden_size,
             capabilities=frozenset(name for name in OPTION_OF if engine.capability(name)),
             compiled=frozenset(compiled) if config.forbid_compiling else None,
+            adapters=plan.adapters,
             defaults=plan.sampling_defaults,
         )
+
+    def adapter(self, name: str) -> str:
+        """The key of a request's adapter, "" for none. RequestError for a name that is not
+        loaded.
+        """
+        return required(self.adapters, f"lora = {shown(name)}").key_of(name) if name else ""
 
     def require(self, capability: str, given: str) -> None:
         """RequestError when the engine lacks a capability that a request needs, or its programs."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
+from enginebay.adapters import required
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import Composed, Progress, build, make_plan
 from enginebay.compose.plan import Plan, make_title
@@ -185,6 +186,15 @@ class LLM:
             finally:
                 self._parts = before
 
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Read a LoRA adapter in the format of PEFT, for requests with lora=name (docs/lora.md)."""
+        required(self.plan.adapters, f"load_adapter({name!r})").load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. RequestError while an unfinished request uses it."""
+        adapters = required(self.plan.adapters, f"unload_adapter({name!r})")
+        self._loop.call(lambda: adapters.unload(name, self._loop.adapters_in_use))
+
     def shadow_report(self) -> ShadowReport | None:
         """The comparisons that shadow mode has made so far; None when shadow mode is off, and
         inside an override() block.
@@ -210,9 +220,9 @@ class LLM:
         place of token embeddings, a list of segments of one prompt (arrays and lists of token ids),
         or a list of such lists, one per prompt.
 
-        `turns` do not change the generated tokens; each is one value for all prompts, or a list
-        with one per prompt. `priority` (a larger number is more urgent) and `tenant` are read by
-        some schedulers. Prompts share a cached prefix only when they have the same `cache_salt`.
+        Each of `turns` is one value for all prompts, or a list with one per prompt. `priority` (a
+        larger number is more urgent) and `tenant` are read by some schedulers. Prompts share a
+        cached prefix only when they have the same `cache_salt`. `lora` names a loaded adapter.
 
         Raises RequestError when any prompt or parameter is invalid; then no prompt is queued.
         Interrupting the call ends its requests.
@@ -329,9 +339,7 @@ class LLM:
         return self._requests.abort(request_id)
 
     def counts(self) -> Counts:
-        """The numbers of waiting and running requests, including requests of generate() and of
-        streams.
-        """
+        """The numbers of waiting and running requests of all kinds, such as streams."""
         return self._requests.counts(self._loop.prompt_ids()[1])
 
     def _queue(

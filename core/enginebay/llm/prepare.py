@@ -176,7 +176,7 @@ class Preparer:
         sampling = self._freeze(params, array)
         # Only the first completion computes the prompt's log-probabilities.
         others = dataclasses.replace(sampling, num_prompt_logprobs=None)
-        grammar = self._guide.grammar(params)
+        grammar, adapter = self._guide.grammar(params), self.abilities.adapter(priority.lora)
         request_id = f"request-{uuid.uuid4().hex}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
         now_s = time.monotonic()
@@ -193,6 +193,7 @@ class Preparer:
                 tenant=priority.tenant,
                 embeds=embeds if embeds and len(embeds.positions) else None,
                 cache_salt=priority.cache_salt,
+                adapter=adapter,
                 grammar=grammar,
                 pooling=pooling,
             )

@@ -1,4 +1,4 @@
-"""Priority: values that a request passes to the scheduler. They change no generated token."""
+"""Priority: values that a request passes to the scheduler, and the name of its adapter."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from enginebay.text import ChatOptions
 Priorities = int | Sequence[int]
 Tenants = str | Sequence[str] | None
 Salts = str | Sequence[str] | None
+Loras = str | Sequence[str | None] | None
 
 
 class Turn(TypedDict, total=False):
-    """Keywords of a single request: how urgent it is, whose it is, and with whom it shares its
-    prefix.
+    """Keywords of a single request: how urgent it is, whose it is, with whom it shares its prefix,
+    and the name of its adapter.
     """
 
     priority: int
     tenant: str | None
     cache_salt: str | None
+    lora: str | None
 
 
 class ChatTurn(ChatOptions, Turn, total=False):
@@ -44,6 +46,7 @@ class Turns(TypedDict, total=False):
     priority: Priorities
     tenant: Tenants
     cache_salt: Salts
+    lora: Loras
 
 
 MAX_PRIORITY = 10**9
@@ -55,26 +58,31 @@ digits for the time.
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestPriority:
     """A request's priority (larger is more urgent), the tenant that it is charged to ("": none),
-    and the salt of its cached prefix ("": none).
+    the salt of its cached prefix ("": none), and the name of its adapter ("": none).
     """
 
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    lora: str = ""
 
 
 def priorities_of(
-    num_prompts: int, priority: Priorities = 0, tenant: Tenants = None, cache_salt: Salts = None
+    num_prompts: int,
+    priority: Priorities = 0,
+    tenant: Tenants = None,
+    cache_salt: Salts = None,
+    lora: Loras = None,
 ) -> list[RequestPriority]:
     """One RequestPriority per prompt. RequestError for an invalid value, and for a list of another
     length than `num_prompts`.
     """
-    texts = (("tenant", tenant), ("cache_salt", cache_salt))
-    tenants, salts = (
+    texts = (("tenant", tenant), ("cache_salt", cache_salt), ("lora", lora))
+    tenants, salts, loras = (
         [_text(name, one) for one in _each(num_prompts, given, f"{name}s")] for name, given in texts
     )
     priorities = map(_priority, _each(num_prompts, priority, "priorities"))
-    return [RequestPriority(*each) for each in zip(priorities, tenants, salts, strict=True)]
+    return [RequestPriority(*each) for each in zip(priorities, tenants, salts, loras, strict=True)]
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:

@@ -26,10 +26,16 @@ class Admission:
         self.engine = engine
         self.requests = requests
 
-    def size_error(self, tracked: RequestState) -> RequestError | None:
-        """The error for a request that would not fit even if it ran alone; None for one that
-        fits.
+    def refusal(self, tracked: RequestState) -> RequestError | None:
+        """The error for a request that would not fit even if it ran alone, or whose adapter was
+        unloaded before it was queued; None for one that can run.
         """
+        adapters, key = self.engine.adapters, tracked.request.adapter
+        if key and (adapters is None or not adapters.has(key)):
+            todo = "Load the adapter again, then send the request."
+            return RequestError(
+                "the adapter of this request was unloaded", "an adapter that is loaded", todo
+            )
         most = self.engine.ledger.max_tokens
         if most is None or tracked.num_total <= most:
             return None
@@ -78,7 +84,12 @@ class Admission:
         `head` is another completion of the same prompt, whose prompt is in the cache.
         """
         request = tracked.request
-        table, ledger = self.engine.rows, self.engine.ledger
+        table, ledger, adapters = self.engine.rows, self.engine.ledger, self.engine.adapters
+        place: int | None = 0
+        if adapters is not None and request.adapter:
+            place = adapters.place(request.adapter)
+        if place is None:
+            return False
         row = table.add_request(request)
         table.append_tokens(row, tracked.output)
         token_ids = table.token_ids[row, : tracked.num_prefill]
@@ -93,7 +104,10 @@ class Admission:
             lease = ledger.fork(head.row_lease, row, num_shared, wanted)
         if lease is None:
             table.remove_request(request.request_id)
+            if place and adapters is not None:
+                adapters.release(request.adapter)
             return False
+        table.adapters[row] = place
         tracked.lease = lease
         tracked.num_computed = lease.num_cached
         if math.isnan(tracked.metrics.first_scheduled_s):
@@ -110,7 +124,8 @@ class Admission:
     def _key(self, tracked: RequestState) -> PrefixKey:
         request = tracked.request
         hashes = () if request.embeds is None else request.embeds.hashes
-        return PrefixKey(self.engine.weights_version, request.cache_salt, hashes)
+        version, salt = self.engine.weights_version, request.cache_salt
+        return PrefixKey(version, salt, hashes, request.adapter)
 
     def reserve(self, tracked: RequestState, num_tokens: int) -> bool:
         """Reserve cache for `num_tokens` tokens of a running request; False when there is not
@@ -160,6 +175,9 @@ class Admission:
             lease, tracked.lease = tracked.lease, None
             self.engine.rows.remove_request(tracked.request.request_id)
             self.engine.ledger.release(lease)
+            adapters, key = self.engine.adapters, tracked.request.adapter
+            if adapters is not None and key:
+                adapters.release(key)
 
     def choose_preempted(self, *, refused: bool) -> RequestState | None:
         """The request to preempt when no row can go on: the latest arrival, if several run. None

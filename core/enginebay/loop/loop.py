@@ -162,6 +162,11 @@ class EngineLoop:
         for tracked in self._requests.everything:
             self._steps.end(tracked, "error", error)
 
+    @property
+    def adapters_in_use(self) -> set[str]:
+        """Keys of the adapters of all unfinished requests. Only on the engine thread."""
+        return {tracked.request.adapter for tracked in self._requests.everything}
+
     def close(self) -> None:
         """End unfinished requests with StoppedError, and end the threads. A second call does
         nothing.

@@ -81,7 +81,7 @@ class StepRunner:
         so it ends at once.
         """
         tracked = self.requests.add(ticket)
-        refusal = self.admission.size_error(tracked)
+        refusal = self.admission.refusal(tracked)
         if refusal is not None:
             self.end(tracked, "error", refusal)
 

@@ -61,7 +61,7 @@ class Ops:
     """
 
     def __init__(self, bound: Mapping[str, Any], batch: StepBatch | None = None) -> None:
-        self._bound, self._batch = bound, batch
+        self._bound, self.batch = bound, batch
 
     def __getitem__(self, op: Op[SignatureT]) -> SignatureT:
         """Return the implementation of an op. If the op takes a StepBatch, that of the step is
@@ -70,16 +70,18 @@ class Ops:
         """
         function = self.named(op.name)
         if op.takes_batch:
-            if self._batch is None:
+            if self.batch is None:
                 given = f"op {op.name!r}, which takes the step's batch, called outside Model.hidden"
                 todo = "Call this op in Model.hidden, where tokens have rows and positions."
                 raise UnsupportedError(given, "ops without the argument batch", todo)
-            function = functools.partial(function, batch=self._batch)
+            function = functools.partial(function, batch=self.batch)
         return cast("SignatureT", function)
 
-    def in_step(self, batches: Mapping[str, AttnBatch]) -> Ops:
-        """Return the same ops for a call of Model.hidden with these batches by cache group."""
-        return Ops(self._bound, StepBatch.of(batches))
+    def in_step(self, batches: Mapping[str, AttnBatch], adapters: jax.Array | None = None) -> Ops:
+        """Return the same ops for a call of Model.hidden with these batches by cache group, and
+        with `adapters` int32 [S] of the rows.
+        """
+        return Ops(self._bound, StepBatch.of(batches, adapters))
 
     def named(self, name: str) -> Any:
         """Return the implementation of the op with this name, without a StepBatch."""
@@ -93,4 +95,4 @@ class Ops:
 
     def replaced(self, name: str, implementation: Any) -> Ops:
         """Return the same ops with another implementation of one op."""
-        return Ops({**self._bound, name: implementation}, self._batch)
+        return Ops({**self._bound, name: implementation}, self.batch)

@@ -142,24 +142,30 @@ class AttnBatch:
         return self.cu_q_lens[1:] - self.cu_q_lens[:-1]
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["rows", "positions"], meta_fields=[])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=["rows", "positions", "adapters"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
     """The row and the position of each token in one step, int32 [T] on the device. `rows`: index of
     the row in the step; on padding, the number of rows. `positions`: absolute positions, 0 on
-    padding.
+    padding. `adapters`: number of the slot of the row's adapter, counted from 1; 0: no adapter, and
+    on padding. None in an engine without adapters.
     """
 
     rows: jax.Array
     positions: jax.Array
+    adapters: jax.Array | None = None
 
     @classmethod
-    def of(cls, batches: Mapping[str, AttnBatch]) -> Self:
+    def of(cls, batches: Mapping[str, AttnBatch], adapters: jax.Array | None = None) -> Self:
         """Make the StepBatch of a step from its batches by cache group, which differ only in their
-        pages.
+        pages. `adapters` int32 [S]: those of the rows.
         """
         batch = next(iter(batches.values()))
-        return cls(batch.seq_ids, batch.positions)
+        if adapters is not None:
+            adapters = adapters.at[batch.seq_ids].get(mode="fill", fill_value=0)
+        return cls(batch.seq_ids, batch.positions, adapters)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ class RowTable:
         num_computed_tokens  int32 [max_num_reqs]                  tokens that are in the cache
         returns_logprobs     bool [max_num_reqs]                   whether to return logprobs
         variants             int8 [max_num_reqs]                   lowest StepVariant of the request
+        adapters             int32 [max_num_reqs]                  place of the adapter; 0: none
 
     `requests` has the Request of each row, or None. `page_tables` has one PageTable for each entry
     of page_sizes, with the pages that the engine's ledger has leased to each row.
@@ -52,6 +53,7 @@ class RowTable:
         self.num_computed_tokens = np.zeros(max_num_reqs, np.int32)
         self.returns_logprobs = np.zeros(max_num_reqs, bool)
         self.variants = np.zeros(max_num_reqs, np.int8)
+        self.adapters = np.zeros(max_num_reqs, np.int32)
         self.page_tables = tuple(
             PageTable(max_num_reqs, -(-max_model_len // size), size) for size in page_sizes
         )
@@ -64,6 +66,7 @@ class RowTable:
             self.num_computed_tokens,
             self.returns_logprobs,
             self.variants,
+            self.adapters,
         )
 
     @property

@@ -1,0 +1,307 @@
+"""LoRA on the host: reading adapters, which of them are in slots, and what requests may do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.compose.composition import make_plan
+from enginebay.config import EngineConfig
+from enginebay.errors import CheckpointError, ConfigError, EnginebayError, RequestError
+from enginebay.prefix_key import PrefixKey
+from enginebay_lora.layers import LayerPart, adapted_layers, by_module
+from enginebay_lora.model import LoraModel
+from enginebay_lora.peft import read_adapter
+from enginebay_lora.store import LoraStore
+from tests.adapters import base_tensors, change_config, change_tensors, write_adapter
+from tests.brief import BRIEF, TINY
+from tests.fake_engine import FakeEngine
+
+GREEDY = SamplingParams(max_tokens=3, ignore_eos=True)
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def lora_model() -> LoraModel:
+    """The plan's model of TINY, with two slots of rank 8."""
+    plan = make_plan(EngineConfig(model=TINY, dtype="float32", max_loras=2, max_lora_rank=8))
+    assert isinstance(plan.model, LoraModel)
+    return plan.model
+
+
+@pytest.fixture(scope="module")
+def parts(lora_model: LoraModel) -> dict[str, LayerPart]:
+    return by_module(lora_model.layers)
+
+
+def read(folder: Path, parts: dict[str, LayerPart]) -> dict[str, np.ndarray]:
+    return read_adapter(folder, parts, 8, np.dtype(np.float32))
+
+
+def test_arrays_of_a_slot_are_the_product_in_the_models_own_order(
+    lora_model: LoraModel, parts: dict[str, LayerPart], tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "a", TINY, rank=3)
+    arrays, base = read(adapter, parts), base_tensors(TINY)
+    products = {  # what the adapter adds to each tensor of the checkpoint
+        name: 2.0 * (pair["B"] @ pair["A"])
+        for name, pair in (
+            (f"{module}.weight", dict(zip("AB", tensors, strict=True)))
+            for module, tensors in _pairs(adapter).items()
+        )
+    }
+    sources = lora_model.inner.tensor_sources()
+    specs = lora_model.inner.weight_specs()
+    for path, layer in lora_model.layers.items():
+        source = sources[path]
+        given = [products.get(name, np.zeros_like(base[name])) for name in source.names]
+        whole = tuple(slice(0, size) for size in specs[path].shape)
+        expected = source.build(given, whole)
+        found = [np.tensordot(arrays[part.b], arrays[part.a], axes=(0, 0)) for part in layer.parts]
+        np.testing.assert_allclose(np.concatenate(found, layer.axis), expected, atol=1e-5)
+
+
+def _pairs(adapter: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    from safetensors.numpy import load_file
+
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    modules = {name.removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name}
+    return {
+        module.removeprefix("base_model.model."): (
+            tensors[f"{module}.lora_A.weight"],
+            tensors[f"{module}.lora_B.weight"],
+        )
+        for module in modules
+    }
+
+
+def test_factor_is_alpha_over_rank_or_over_its_root(
+    parts: dict[str, LayerPart], tmp_path: Path
+) -> None:
+    usual = read(write_adapter(tmp_path / "a", TINY, rank=4, lora_alpha=4), parts)
+    stable = read(write_adapter(tmp_path / "b", TINY, rank=4, lora_alpha=4, use_rslora=True), parts)
+    for path, array in usual.items():
+        factor = 2.0 if path.endswith(".b") else 1.0
+        np.testing.assert_allclose(stable[path], factor * array, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type = 'IA3'. Allowed: LORA"),
+        ({"bias": "all"}, "bias = 'all'. Allowed: bias = 'none'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
+        ({"use_dora": True}, "use_dora = True"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern = {'q_proj': 2}"),
+        ({"r": 9}, "r = 9. Allowed: at most 8. Pass --max-lora-rank 9."),
+        ({"r": 0}, "r = 0"),
+        ({"r": 3}, "has shape"),
+        ({"lora_alpha": None}, "lora_alpha = None"),
+        ({"use_rslora": "yes"}, "use_rslora = 'yes'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_field_that_slots_cannot_hold_is_refused_by_name(
+    parts: dict[str, LayerPart], tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    folder = change_config(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), **fields)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read(folder, parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{Q}.lora_B.weight": None}, "has no tensor lora_B"),
+        ({f"{Q}.lora_A.weight": np.zeros((4, 5), np.float32)}, "has shape [4, 5]"),
+        ({f"{Q}.lora_A.weight": np.full((4, 32), np.nan, np.float32)}, "holds NaN or infinity"),
+        ({f"{Q}.lora_magnitude_vector": np.ones(4, np.float32)}, "lora_magnitude_vector'"),
+        (
+            {Q.replace("q_proj", "qkv_proj") + ".lora_A.weight": np.ones((4, 32), np.float32)},
+            "self_attn.qkv_proj', which this model does not have or cannot adapt",
+        ),
+        (
+            {"base_model.model.lm_head.lora_A.weight": np.ones((4, 32), np.float32)},
+            "layer 'lm_head', which this model does not have or cannot adapt",
+        ),
+    ],
+    ids=["one tensor", "shape", "nan", "magnitude", "fused", "head"],
+)
+def test_a_tensor_that_fits_no_slot_is_refused_by_name(
+    parts: dict[str, LayerPart],
+    tmp_path: Path,
+    changes: dict[str, np.ndarray | None],
+    message: str,
+) -> None:
+    folder = change_tensors(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), changes)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read(folder, parts)
+
+
+def test_files_that_are_cut_short_or_missing_are_one_clear_error(
+    parts: dict[str, LayerPart], tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "a", TINY)
+    tensors = folder / "adapter_model.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match="is truncated"):
+        read(folder, parts)
+    tensors.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read(folder, parts)
+    (folder / "adapter_config.json").write_text("[1")
+    with pytest.raises(CheckpointError, match="is not a JSON object"):
+        read(folder, parts)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(No such file"):
+        read(tmp_path / "none", parts)
+
+
+def test_only_the_layers_of_lora_targets_have_slots(tmp_path: Path) -> None:
+    plan = make_plan(EngineConfig(model=TINY, max_loras=1, lora_targets=("q_proj", "down_proj")))
+    assert isinstance(plan.model, LoraModel)
+    leaves = {name.rpartition(".")[2] for name in by_module(plan.model.layers)}
+    assert leaves == {"q_proj", "k_proj", "v_proj", "down_proj"}, "q, k and v are one weight"
+    with pytest.raises(EnginebayError, match="targets that name linear layers of the model"):
+        make_plan(EngineConfig(model=TINY, max_loras=1, lora_targets=("query",)))
+
+
+def test_without_slots_the_model_is_the_familys_own() -> None:
+    plan = make_plan(EngineConfig(model=TINY))
+    assert plan.adapters is None
+    assert not isinstance(plan.model, LoraModel)
+    assert not adapted_layers(plan.model, 1, 1, ())
+
+
+def test_memory_plan_counts_slots(tmp_path: Path) -> None:
+    from enginebay.executor.parts import weight_bytes
+
+    sizes = []
+    for slots in (0, 1, 3):
+        plan = make_plan(EngineConfig(model=TINY, dtype="float32", max_loras=slots))
+        sizes.append(weight_bytes(plan.model, plan.placement, plan.weight_format))
+    assert sizes[2] - sizes[0] == 3 * (sizes[1] - sizes[0]) > 0
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="with max_loras = 0"):
+        make_plan(EngineConfig(model=TINY, lora={"a": str(tmp_path)}, max_loras=0))
+    with pytest.raises(ConfigError, match="shadow together with adapters"):
+        make_plan(EngineConfig(model=TINY, max_loras=1, shadow={"attention": "xla"}))
+
+
+# Slots.
+
+
+@pytest.fixture
+def store(parts: dict[str, LayerPart], tmp_path: Path) -> LoraStore:
+    """Two slots, and the adapters a, b and c."""
+    made = LoraStore(parts, 2, 8, np.dtype(np.float32))
+    for seed, name in enumerate("abc"):
+        made.load(name, write_adapter(tmp_path / name, TINY, seed=seed, targets=["q_proj"]))
+    return made
+
+
+def test_the_least_recently_used_idle_adapter_gives_up_its_slot(store: LoraStore) -> None:
+    written: list[int] = []
+
+    def place(name: str) -> int | None:
+        return store.place(store.key_of(name))
+
+    store.write = lambda slot, _: written.append(slot)
+    assert [place("a"), place("b"), place("a")] == [1, 2, 1]
+    assert place("c") is None, "rows use the adapters of both slots"
+    store.release(store.key_of("a"))
+    assert place("c") is None, "another row still uses a"
+    store.release(store.key_of("a"))
+    store.release(store.key_of("b"))
+    assert place("c") == 2, "b was used before a, although a was released first"
+    assert place("a") == 1
+    assert written == [0, 1, 1], "an adapter in a slot is not written again"
+
+
+def test_a_failed_write_leaves_the_slot_empty(store: LoraStore) -> None:
+    def fail(slot: int, arrays: Any) -> None:
+        raise RuntimeError("no room")
+
+    key = store.key_of("a")
+    store.write = fail
+    with pytest.raises(RuntimeError, match="no room"):
+        store.place(key)
+    store.write = lambda *_: None
+    assert store.place(key) == 1
+
+
+def test_an_adapter_that_is_loaded_again_has_another_key(store: LoraStore, tmp_path: Path) -> None:
+    key = store.key_of("a")
+    with pytest.raises(RequestError, match="adapter 'a', which is loaded"):
+        store.load("a", tmp_path / "b")
+    store.unload("a", ())
+    assert not store.has(key)
+    with pytest.raises(RequestError, match=re.escape("Allowed: the loaded adapters: 'b', 'c'")):
+        store.key_of("a")
+    store.load("a", tmp_path / "b")
+    assert store.key_of("a") != key
+
+
+def test_prefixes_are_not_shared_across_adapters() -> None:
+    keys = [PrefixKey("w", "", (), adapter) for adapter in ("", "a#1", "a#2", "b#1")]
+    assert len({key.digest() for key in keys}) == 4
+
+
+# Requests, on the fake engine.
+
+
+@pytest.fixture
+def llm(faked: None, tmp_path: Path) -> Iterator[LLM]:
+    """BRIEF with one slot and the adapter a."""
+    adapter = write_adapter(tmp_path / "a", BRIEF, targets=["q_proj"])
+    fields: Any = {"lora": {"a": str(adapter)}, "max_model_len": 64, "processors": ()}
+    with LLM(BRIEF, **fields) as made:
+        yield made
+
+
+def test_adapters_are_loaded_and_unloaded_at_run_time(llm: LLM, tmp_path: Path) -> None:
+    engine = llm.engine
+    assert isinstance(engine, FakeEngine)
+    llm.load_adapter("b", write_adapter(tmp_path / "b", BRIEF, targets=["q_proj"]))
+    outputs = llm.generate(["A", "B", "C", "D"], GREEDY, lora=["a", "b", None, "b"])
+    assert [len(one.outputs[0].token_ids) for one in outputs] == [3] * 4
+    assert engine.written_slots == [0, 0], "both rows of b run after a has ended"
+    assert not engine.rows.adapters.any()
+    llm.unload_adapter("b")
+    with pytest.raises(RequestError, match="adapter 'b'"):
+        llm.generate("A", GREEDY, lora="b")
+    with pytest.raises(RequestError, match="adapter 'b'"):
+        llm.unload_adapter("b")
+
+
+def test_an_adapter_in_use_cannot_be_unloaded(llm: LLM) -> None:
+    engine = llm.engine
+    assert isinstance(engine, FakeEngine)
+    refused: list[str] = []
+
+    def unload(_: Any) -> None:
+        with pytest.raises(RequestError, match="which unfinished requests use") as error:
+            llm.unload_adapter("a")
+        refused.append(str(error.value))
+
+    engine.before_read = unload
+    llm.generate("A", GREEDY, lora="a")
+    assert refused
+    engine.before_read = lambda _: None
+    llm.unload_adapter("a")
+
+
+def test_an_engine_without_slots_says_so(fake_llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="lora = 'a' with an engine without slots"):
+        fake_llm.generate("A", GREEDY, lora="a")
+    with pytest.raises(RequestError, match=re.escape("load_adapter('a') with an engine without")):
+        fake_llm.load_adapter("a", tmp_path)
+    with pytest.raises(RequestError, match=re.escape("unload_adapter('a') with an engine")):
+        fake_llm.unload_adapter("a")

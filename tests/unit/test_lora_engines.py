@@ -1,0 +1,159 @@
+"""LoRA on real engines: rows of one batch over several adapters give the tokens of merged
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from tests.adapters import write_adapter, write_merged
+from tests.brief import TINY
+from tests.unit.test_embed import GREEDY, PROMPTS, SIZES, PreemptsOnce
+
+NAMES = ["a", "b", None, "c", "b"]
+pytestmark = pytest.mark.usefixtures("few_sizes_module")
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters of different ranks, factors and layers."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        "a": write_adapter(folder / "a", TINY, seed=1, rank=4, scale=2.0),
+        "b": write_adapter(folder / "b", TINY, seed=2, rank=8, scale=2.0, use_rslora=True),
+        "c": write_adapter(
+            folder / "c", TINY, seed=3, rank=3, scale=4.0, targets=["v_proj", "down_proj"]
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(
+    adapters: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str | None, list[tuple[int, ...]]]:
+    """The tokens of every prompt alone on merged weights, by name of the adapter."""
+    folder = tmp_path_factory.mktemp("merged")
+    models: dict[str | None, Any] = {
+        name: write_merged(folder / name, TINY, adapter) for name, adapter in adapters.items()
+    }
+    found = {}
+    for name, model in (models | {None: TINY}).items():
+        with LLM(str(model), **SIZES) as llm:
+            found[name] = tokens_of(llm)
+    return found
+
+
+def tokens_of(
+    llm: LLM, names: Any = None, params: SamplingParams = GREEDY
+) -> list[tuple[int, ...]]:
+    outputs = llm.generate(PROMPTS, GREEDY, lora=names)
+    return [tuple(one.outputs[0].token_ids) for one in outputs]
+
+
+def make_llm(adapters: Mapping[str, Path], **fields: Any) -> LLM:
+    folders = {name: str(folder) for name, folder in adapters.items()}
+    return LLM(TINY, **(SIZES | {"lora": folders} | fields))
+
+
+def mixed(expected: Mapping[str | None, list[tuple[int, ...]]], names: Any) -> list[Any]:
+    """The tokens of prompt i on the merged weights of names[i]."""
+    return [expected[name][i] for i, name in enumerate(names)]
+
+
+def test_rows_over_several_adapters_give_the_tokens_of_merged_weights(
+    adapters: Mapping[str, Path], expected: Mapping[str | None, list[tuple[int, ...]]]
+) -> None:
+    assert len({tuple(expected[name]) for name in expected}) == 4, "the adapters change the tokens"
+    with make_llm(adapters, max_loras=2) as llm:  # three adapters take turns in two slots
+        assert tokens_of(llm, NAMES) == mixed(expected, NAMES)
+        assert tokens_of(llm, NAMES[::-1]) == mixed(expected, NAMES[::-1])
+        assert tokens_of(llm) == expected[None]
+        llm.generate(PROMPTS[4], GREEDY, lora="a")
+        cached = [
+            llm.generate(PROMPTS[4][:80], GREEDY, lora=name)[0].metrics.num_cached_tokens
+            for name in ("a", "c", "c")
+        ]
+        assert cached == [64, 0, 64], "prefixes are not shared across adapters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"engine": "vinference"},
+        {"engine": {"name": "oengine", "page_size": 8, "num_pages": 40}},
+        {"proposer": "ngram"},
+        {"mesh": {"tensor": 2}},
+        {"mixed_steps": "on"},
+        {"kernels": {"linear": "native"}},
+        {"max_loras": 8},
+        {"max_num_seqs": 1, "max_loras": 1},
+    ],
+    ids="-".join,
+)
+def test_other_engines_and_settings_give_the_same_tokens(
+    adapters: Mapping[str, Path],
+    expected: Mapping[str | None, list[tuple[int, ...]]],
+    fields: dict[str, Any],
+) -> None:
+    with make_llm(adapters, **fields) as llm:
+        for names in (NAMES, NAMES[::-1]):
+            assert tokens_of(llm, names) == mixed(expected, names)
+
+
+@pytest.mark.slow
+def test_preempted_rows_find_their_adapter_again(
+    adapters: Mapping[str, Path], expected: Mapping[str | None, list[tuple[int, ...]]]
+) -> None:
+    with make_llm(adapters, max_loras=3) as llm:
+        llm.loop.scheduler = PreemptsOnce(llm.loop.scheduler)
+        assert tokens_of(llm, NAMES) == mixed(expected, NAMES)
+        assert not llm.engine.rows.adapters.any()
+
+
+@pytest.mark.slow
+def test_every_program_is_compiled_ahead(
+    adapters: Mapping[str, Path], expected: Mapping[str | None, list[tuple[int, ...]]]
+) -> None:
+    with make_llm(adapters, max_loras=2, forbid_compiling=True) as llm:
+        llm.warmup()
+        assert tokens_of(llm, NAMES) == mixed(expected, NAMES)
+
+
+@pytest.mark.slow
+def test_hidden_states_are_those_of_the_adapter(
+    adapters: Mapping[str, Path], tmp_path: Path
+) -> None:
+    merged = write_merged(tmp_path / "merged", TINY, adapters["a"])
+    with LLM(str(merged), **SIZES) as llm:
+        wanted = llm.embed(PROMPTS)
+    with make_llm(adapters) as llm:
+        for one, other in zip(llm.embed(PROMPTS, lora="a"), wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_completions_of_a_prompt_share_its_adapter(adapters: Mapping[str, Path]) -> None:
+    params = SamplingParams(max_tokens=6, temperature=1.0, seed=3, n=3, ignore_eos=True)
+    with make_llm(adapters) as llm:
+        first, second = (
+            [one.token_ids for one in llm.generate(PROMPTS[4], params, lora=name)[0].outputs]
+            for name in ("a", "a")
+        )
+        other = [one.token_ids for one in llm.generate(PROMPTS[4], params)[0].outputs]
+    assert first == second != other
+
+
+@pytest.mark.slow
+def test_int8_weights_take_adapters(adapters: Mapping[str, Path]) -> None:
+    with make_llm(adapters, quantization="int8") as llm:
+        alone = [tokens_of(llm, name) for name in ("a", None)]
+        assert alone[0] != alone[1]
+        batch = tokens_of(llm, ["a", None, "a", None, "a"])
+    assert batch == [alone[i % 2][i] for i in range(5)]
