@@ -227,7 +227,7 @@ env-kernels:
 	@tools/setup_env.sh --venv $(KERNELS_VENV) $(KERNELS_WITH) tpu,test
 	@$(CUDA_COMPILER)
 env-docs:
-	@tools/setup_env.sh --venv $(DOCS_VENV) docs,serve,test
+	@tools/setup_env.sh --venv $(DOCS_VENV) docs,serve,serve-test,test
 env-cluster:
 	@tools/setup_env.sh --venv $(CLUSTER_VENV) cluster,serve-test,test
 env-eval:

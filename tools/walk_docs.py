@@ -9,15 +9,18 @@ run are walked.
 Of each page, blocks marked "sh walk" and "python walk" run one after another in an empty folder,
 and blocks marked "file=NAME" are written there. A page is done when every command ended with exit
 code 0 and printed something; the first failure ends the walk with the block and its output.
+Processes that a block leaves in the background end with the page.
 Commands find the environment that runs this script; packages that a page installs there are removed
 after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +42,7 @@ def walk(page: Path) -> None:
     """Run a page. SystemExit names the block that failed."""
     bin_folder = str(Path(sys.executable).parent)
     env = os.environ | {"PATH": bin_folder + os.pathsep + os.environ["PATH"]}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         for language, mark, text in blocks(page):
             if mark.startswith("file="):
                 (Path(folder) / mark.removeprefix("file=")).write_text(text, encoding="utf-8")
@@ -48,15 +51,7 @@ def walk(page: Path) -> None:
             if language == "python":
                 command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", text]
             start = time.monotonic()
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
+            done = run(command, Path(folder), env, running)
             first = text.strip().splitlines()[0]
             print(
                 f"{page.relative_to(DOCS)}: {first} ({time.monotonic() - start:.1f} s)", flush=True
@@ -65,6 +60,40 @@ def walk(page: Path) -> None:
                 raise SystemExit(
                     f"{page}: exit code {done.returncode}\n{text}\n{done.stdout}\n{done.stderr}"
                 )
+
+
+def run(
+    command: list[str], folder: Path, env: dict[str, str], running: contextlib.ExitStack
+) -> subprocess.CompletedProcess[str]:
+    """Run a block. `running` ends the processes that it leaves in the background."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 0)  # raises if no process is left
+        running.callback(end, process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def end(group: int) -> None:
+    """Send SIGTERM to a process group, and wait until it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        for _ in range(600):
+            os.killpg(group, 0)
+            time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
 
 
 def installed() -> set[str]:
