@@ -125,16 +125,23 @@ def streams(
     return asyncio.run(run())
 
 
+def title(pid: int) -> str:
+    """The title of a process; "" after its end."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def processes(server: ServerProcess, name: str) -> list[int]:
     """Child processes of a server by their title."""
-
-    def title(pid: int) -> str:
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        except OSError:
-            return ""
-
     return [pid for pid in server.children if name in title(pid)]
+
+
+def processes_named(name: str) -> list[int]:
+    """Processes of this machine by the beginning of their title."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if title(pid).startswith(name)]
 
 
 def listening(pid: int) -> list[tuple[str, int]]:

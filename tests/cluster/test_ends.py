@@ -145,7 +145,8 @@ def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
     with ServerProcess("--replicas", "2", *FLAGS, "--drain-timeout", "0") as server:
         server.wait_for("ready: 2 replicas")
         children = server.children
-        found = streams(server, long_bodies(3), lambda _: server.terminate())
+        streams(server, long_bodies(6))  # compiles what the next streams need
+        found = streams(server, long_bodies(3, 230), lambda _: server.terminate())
         errors = [stream.error for stream in found]
         assert {error and error["code"] for error in errors} == {"engine_stopped"}
         assert server.exit_code() == 0

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("enginebay.server")
 
 STOP_S = 10.0
+CONNECT_S = 10.0
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's smallest store; nothing is put into it."""
 
@@ -187,11 +189,15 @@ def start_ray(address: str | None, folder: str | None) -> None:
             "_temp_dir": folder,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
-    import ray
-
     try:
+        if address is not None and "://" not in address:
+            host, _, port = address.rpartition(":")
+            if port.isdigit():  # Ray itself tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        import ray
+
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedError(
             f"Ray, which cannot be started: {error_line(error)}"
             if address is None
