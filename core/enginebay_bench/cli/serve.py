@@ -75,7 +75,7 @@ def run_serve(args: argparse.Namespace) -> int:
         interruptible() as stop,
         LoadRunner(target, prompts, sender, bounds, _seed(args)) as runner,
     ):
-        _warm_up(args, runner)
+        _warm_up(args, runner, loads[0])
         measure = _Printed(runner, None if args.json else Rows(COLUMNS, WIDTHS))
         if args.find_rate:
             assert bounds is not None, "_bounds refuses --find-rate without --slo"
@@ -93,10 +93,13 @@ def run_serve(args: argparse.Namespace) -> int:
     return int(any(one.figures.num_answered == 0 for one in runner.measured))
 
 
-def _warm_up(args: argparse.Namespace, runner: LoadRunner) -> None:
-    """Send the requests of --warmup; InputError when one of them fails: so would the others."""
+def _warm_up(args: argparse.Namespace, runner: LoadRunner, first: Load) -> None:
+    """Send the requests of --warmup, as many at a time as in the first load; InputError when one of
+    them fails: so would the others.
+    """
     num_requests = WARMUP if args.warmup is None else args.warmup
-    error = runner.warm_up(num_requests) if num_requests else None
+    at_once = first.concurrency or WARMUP
+    error = runner.warm_up(num_requests, at_once) if num_requests else None
     if error is not None:
         raise InputError(
             f"a warm-up request failed: {error}",

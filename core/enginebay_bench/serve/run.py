@@ -20,7 +20,6 @@ from enginebay_bench.serve.prompts import PromptSource, PromptSpec
 from enginebay_bench.serve.target import ServerTarget
 from enginebay_bench.serve.timeline import RequestTimeline
 
-WARMUP_CONCURRENCY = 8
 TICK_S = 0.02
 
 
@@ -79,8 +78,8 @@ class LoadRunner:
             self._runner.run(self._sender.aclose())
         self._runner.close()
 
-    def warm_up(self, num_requests: int, concurrency: int = WARMUP_CONCURRENCY) -> str | None:
-        """Send requests that no figure counts; the first error among their answers."""
+    def warm_up(self, num_requests: int, concurrency: int) -> str | None:
+        """Send requests that no figure counts, `concurrency` at a time; return the first error."""
         timelines = self._timelines(num_requests)
         bodies = self._bodies(num_requests)
         self._runner.run(closed_loop(self._send(bodies, timelines), num_requests, concurrency))
