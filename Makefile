@@ -101,7 +101,7 @@ test-load: env-serve ## the slow tests of the HTTP server: 200 clients for minut
 	@$(PYTEST) -m "server and slow" tests/server -s $(PYTEST_ARGS)
 
 .PHONY: test-outside
-test-outside: env-serve ## checks of our output by other programs: promtool and Prometheus, of Debian's package prometheus
+test-outside: env-serve ## checks of our output by other programs: promtool and Prometheus, of Debian's package prometheus; Grafana where GRAFANA_BIN names one
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
 
 .PHONY: test-cluster
