@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError, EnginebayError, RequestError
 from enginebay.prefix_key import PrefixKey
+from enginebay_executor.device import DeviceRows
 from enginebay_lora.layers import LayerPart, adapted_layers, by_module
 from enginebay_lora.model import LoraModel
 from enginebay_lora.peft import read_adapter
@@ -176,6 +178,8 @@ def test_without_slots_the_model_is_the_familys_own() -> None:
     assert plan.adapters is None
     assert not isinstance(plan.model, LoraModel)
     assert not adapted_layers(plan.model, 1, 1, ())
+    rows = jax.eval_shape(lambda: DeviceRows.empty(2, 8))
+    assert rows.adapters is None, "steps have no column of adapters"
 
 
 def test_memory_plan_counts_slots(tmp_path: Path) -> None:

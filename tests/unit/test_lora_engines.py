@@ -4,6 +4,7 @@ weights.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay_stepping.engine import StepEngine
+from enginebay_testing.recording import recorded
+from enginebay_testing.replay import replay_here
 from tests.adapters import write_adapter, write_merged
 from tests.brief import TINY
 from tests.unit.test_embed import GREEDY, PROMPTS, SIZES, PreemptsOnce
@@ -157,3 +161,20 @@ def test_int8_weights_take_adapters(adapters: Mapping[str, Path]) -> None:
         assert alone[0] != alone[1]
         batch = tokens_of(llm, ["a", None, "a", None, "a"])
     assert batch == [alone[i % 2][i] for i in range(5)]
+
+
+@pytest.mark.slow
+def test_a_recorded_run_with_adapters_replays_bit_by_bit(
+    adapters: Mapping[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "recording"
+    with make_llm(adapters, max_loras=2) as llm, contextlib.ExitStack() as stack:
+        engine = llm.engine
+        assert isinstance(engine, StepEngine)
+        llm.run_on_engine(lambda: stack.enter_context(recorded(engine, path)))
+        tokens_of(llm, NAMES)
+        llm.run_on_engine(stack.close)
+    found = replay_here(path)
+    assert found.num_steps > 0
+    assert not found.different_steps
+    assert found.arrays_are_equal
