@@ -34,7 +34,12 @@ LIMITS = (
     ("body_timeout", float, "SECONDS", "max time until a request's body has arrived"),
     ("max_responses", int, "N", "max stored responses; a new response replaces the oldest"),
     ("response_ttl", float, "SECONDS", "how long a response is stored"),
-    ("drain_timeout", float, "SECONDS", "max time of accepted requests after SIGTERM"),
+    (
+        "drain_timeout",
+        float,
+        "SECONDS",
+        "max time that accepted requests may still run after SIGTERM",
+    ),
 )
 """Settings that have a flag of their own: name, type, metavar and meaning."""
 

@@ -24,8 +24,8 @@ FewSteps = Annotated[
     int,
     Field(
         ge=1,
-        description="decode steps per decision while others prefill or could be admitted: "
-        "more spread the host's work, fewer let newcomers start sooner",
+        description="max decode steps in one call while other requests prefill or could be "
+        "admitted: more steps spread the host's work, with fewer steps new requests start sooner",
     ),
 ]
 MaxWait = Annotated[

@@ -64,13 +64,15 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--prompt-len",
         type=int,
         metavar="N",
-        help="tokens of a prompt; throughput: the max (default: an eighth of the context)",
+        help="latency: tokens of the prompt; throughput: max tokens of a prompt "
+        "(default: an eighth of the context)",
     )
     parser.add_argument(
         "--new-tokens",
         type=int,
         metavar="N",
-        help="tokens of an output; throughput: the max (default: as --prompt-len)",
+        help="latency: tokens of the output; throughput: max tokens of an output "
+        "(default: as --prompt-len)",
     )
     parser.add_argument(
         "--num-requests",

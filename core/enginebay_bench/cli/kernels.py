@@ -93,7 +93,7 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help="only implementations that run at this target: the platform, or interpreter "
+        help="only implementations that run on this target: the platform, or interpreter "
         "(default: both)",
     )
     parser.add_argument(

@@ -100,7 +100,7 @@ def _add_load_arguments(parser: argparse._ArgumentGroup) -> None:
     ):
         parser.add_argument(f"--{flag}", type=float, metavar="X", help=what)
     for flag, what in (
-        ("warmup", f"requests before the first load, which no figure counts (default: {WARMUP})"),
+        ("warmup", f"requests before the first load, left out of the figures (default: {WARMUP})"),
         ("seed", "seed of arrivals, lengths and words (default: 0)"),
     ):
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=what)
