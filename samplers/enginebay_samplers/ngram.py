@@ -24,13 +24,15 @@ class NgramOptions(BaseModel):
         default=2,
         ge=1,
         le=32,
-        description="min number of the row's last tokens that are searched for in its earlier tokens",
+        description="min number of the row's last tokens that are searched for in its "
+        "earlier tokens",
     )
     max_n: int = Field(
         default=4,
         ge=1,
         le=32,
-        description="max number of the row's last tokens that are searched for in its earlier tokens",
+        description="max number of the row's last tokens that are searched for in its "
+        "earlier tokens",
     )
 
     @model_validator(mode="after")
