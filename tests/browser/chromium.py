@@ -85,9 +85,10 @@ class Tab:
 
     def press(self, key: str) -> None:
         """Press and release a key."""
+        number = {"windowsVirtualKeyCode": 9} if key == "Tab" else {}
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **text)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **text, **number)
 
     def type(self, text: str) -> None:
         """Type a text into the element that has the focus."""

@@ -273,6 +273,28 @@ def test_tabs_are_reached_by_arrow_keys(tab: Tab) -> None:
     assert tab.value("document.getElementById('parts').hidden") is True
 
 
+@pytest.mark.parametrize("name", ["chat", "live", "parts"])
+def test_every_control_is_reached_by_the_tab_key_and_shows_that_it_is(tab: Tab, name: str) -> None:
+    tab.value(f"document.getElementById('tab-{name}').click()")
+    tab.value("""
+        window.controls = [...document.querySelectorAll(
+            "a[href], button, input, select, textarea, summary, [tabindex='0']"
+        )].filter((one) => one.tabIndex >= 0 && !one.disabled && one.checkVisibility());
+        document.activeElement.blur();
+    """)
+    num_controls = tab.value("controls.length")
+    assert num_controls >= 3
+    reached = set()
+    for _ in range(2 * num_controls):
+        tab.press("Tab")
+        place = tab.value("controls.indexOf(document.activeElement)")
+        reached.add(place)
+        shown = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+        assert place < 0 or tab.value(shown), tab.value("document.activeElement.outerHTML")
+    missed = [place for place in range(num_controls) if place not in reached]
+    assert [tab.value(f"controls[{place}].outerHTML") for place in missed] == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_is_inaccessible_or_wider_than_the_window(
