@@ -25,8 +25,8 @@ from enginebay.engine import (
     StepPlan,
 )
 from enginebay.errors import InternalError
-from enginebay.rows import RowTable
 from enginebay.types import Request
+from enginebay_stepping.rows import RowTable
 
 Pages = Mapping[str, np.ndarray]
 """By cache group: page ids int32 [pages] of a row, or [rows, pages]."""
@@ -70,6 +70,8 @@ class FakeEngine(Engine):
     """Runs steps on the host. A test may set `before_step` and `before_read` to count, wait or
     raise.
     """
+
+    rows: RowTable
 
     def __init__(
         self,

@@ -16,12 +16,12 @@ import pytest
 from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
 from enginebay.executor.parts import EngineParts
-from enginebay.rows import RowTable
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.engine import make_ledger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import make_pools
+from enginebay_stepping.rows import RowTable
 from enginebay_vinference.engine import VInferenceOptions
 from enginebay_vinference.ledger import SlotLedger
 from tests.brief import BRIEF

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from enginebay.errors import InputError
-from enginebay.rows import PageTable
 from enginebay.types import FrozenSampling, Request, SamplingParams, key_of
+from enginebay_stepping.rows import PageTable
 
 
 class DocumentedRequest(Protocol):

@@ -9,7 +9,6 @@ from enginebay.cache import CacheGroup
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts
-from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
@@ -21,6 +20,7 @@ from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import Shapes, pool_problems
+from enginebay_stepping.rows import PageTable, make_rows
 
 
 def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
@@ -28,7 +28,7 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     room for a page.
     """
     sizes = pool_sizes(parts, options)
-    rows = parts.make_rows(options.page_size)
+    rows = make_rows(parts, options.page_size)
     ledger = make_ledger(parts, options, sizes.whole, rows.page_tables)
     return StepEngine(parts, rows, ledger, sizes)
 

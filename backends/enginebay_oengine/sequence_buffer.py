@@ -21,8 +21,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from enginebay.engine import Rows
 from enginebay.errors import InputError
-from enginebay.rows import RowTable
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES, Request, SamplingParams
 from enginebay_oengine.documented_rows import (
     NOTHING,
@@ -34,6 +34,7 @@ from enginebay_oengine.documented_rows import (
     read_sparse,
 )
 from enginebay_oengine.row_batch import ModelRunBatch, make_batch
+from enginebay_stepping.rows import RowTable
 
 ALWAYS_ACTIVE = ("temperature", "top_p", "top_k")
 """Parameters that get_active_sampling_params() returns for every request."""
@@ -104,10 +105,16 @@ class SequenceBuffer:
         self._look_at(RowTable(*sizes, page_sizes), sharding)
 
     @classmethod
-    def of(cls, table: RowTable, sharding: Any = None) -> Self:
+    def of(cls, table: Rows, sharding: Any = None) -> Self:
         """Make a view of an existing table, such as `llm.engine.rows`. Read an engine's table on
-        the engine's thread only, and do not change it.
+        the engine's thread only, and do not change it. InputError for a table of another class.
         """
+        if not isinstance(table, RowTable):
+            raise InputError(
+                f"a {type(table).__name__}",
+                "a RowTable, which engines made of StepEngine have",
+                "Pass llm.engine.rows of such an engine.",
+            )
         view = cls.__new__(cls)
         view._look_at(table, sharding)
         return view

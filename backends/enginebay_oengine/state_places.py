@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from enginebay.errors import InternalError
-from enginebay.rows import PageTable
 from enginebay_oengine.store import PageStore
+from enginebay_stepping.rows import PageTable
 
 
 class StatePlaces:

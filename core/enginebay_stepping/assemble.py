@@ -16,8 +16,8 @@ from enginebay.executor import columns
 from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.row_columns import neutral_columns, write_row
-from enginebay.rows import RowTable
 from enginebay.types import Request, StepVariant
+from enginebay_stepping.rows import RowTable
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:

@@ -33,7 +33,6 @@ from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
-from enginebay.rows import RowTable
 from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.assemble import (
     SentTables,
@@ -47,6 +46,7 @@ from enginebay_stepping.assemble import (
 )
 from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
 from enginebay_stepping.memory import plan_memory
+from enginebay_stepping.rows import RowTable
 
 NO_DEMAND = Demand()
 
@@ -58,6 +58,8 @@ class StepEngine(Engine):
     the sizes. Before a step runs, the arrays grow to hold everything that the ledger has promised
     to its rows.
     """
+
+    rows: RowTable
 
     def __init__(
         self,

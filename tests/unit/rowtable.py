@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.rows import RowTable
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
 from enginebay_oengine.documented_rows import SparseParams
@@ -18,6 +17,7 @@ from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.store import PageStore
+from enginebay_stepping.rows import RowTable
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.fake_engine import FakeEngine
 

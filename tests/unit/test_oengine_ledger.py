@@ -12,12 +12,12 @@ import pytest
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages, HeldPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.store import PageStore
+from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledger_machine import LedgerWorld
 
 PAGE, ROWS, MOST = 8, 4, 64

@@ -42,7 +42,7 @@ from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
 from enginebay_numerics.sampling import first_best
 from enginebay.row_columns import write_row
-from enginebay.rows import RowTable
+from enginebay_stepping.rows import RowTable
 from enginebay_executor import device
 from enginebay.executor import columns
 from enginebay_stepping.assemble import empty_plan

@@ -11,7 +11,6 @@ import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay.rows import PageTable
 from enginebay_oengine.group_prefixes import GroupPrefixes
 from enginebay_oengine.held import GroupPages, Held
 from enginebay_oengine.ledger import PageLedger
@@ -19,6 +18,7 @@ from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
+from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.verdicts import Check
 

@@ -27,7 +27,6 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.platform import Platform
 from enginebay.processor import Processors
-from enginebay.rows import RowTable
 from enginebay.sampler import Sampler
 from enginebay.weights import WeightFormat, stored_bytes
 
@@ -219,20 +218,6 @@ class EngineParts:
             if one.name in shapes
         }
         return {**self.kv_layouts(shapes), **states}
-
-    def make_rows(self, page_size: int) -> RowTable:
-        """An empty row table. Groups with keys and values have pages of `page_size` tokens, groups
-        with a state one page per row.
-        """
-        config, info = self.config, self.model.info
-        assert config.max_model_len is not None, "the composition root resolves max_model_len"
-        return RowTable(
-            max_num_reqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            vocab_size=info.vocab_size,
-            page_sizes=[page_size] * len(info.groups) + [config.max_model_len] * len(info.states),
-        )
 
     def facts(self) -> StepFacts:
         """What the sizes of the engine's steps depend on."""

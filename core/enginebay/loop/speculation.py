@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.config import EngineConfig
-from enginebay.engine import StepPlan
+from enginebay.engine import Rows, StepPlan
 from enginebay.errors import InternalError
 from enginebay.loop.request_table import RequestState
 from enginebay.proposer import Proposer
-from enginebay.rows import RowTable
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
@@ -41,7 +40,7 @@ class Speculation:
     thread.
     """
 
-    def __init__(self, proposer: Proposer, config: EngineConfig, table: RowTable) -> None:
+    def __init__(self, proposer: Proposer, config: EngineConfig, table: Rows) -> None:
         self.proposer = proposer
         self.most = config.max_drafts
         self.passes = config.draft_passes

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.errors import InputError, UnsupportedError, explain
-from enginebay.rows.page_table import PageTable
 from enginebay.types import Request
+from enginebay_stepping.rows.page_table import PageTable
 
 
 class RowTable:
