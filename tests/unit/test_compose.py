@@ -61,7 +61,7 @@ def test_a_part_for_another_platform_is_never_used(kind: str) -> None:
     plan = make_plan(make_config({"compile_cache": "off", "platform": "cpu"}), registry)
     assert ("foreign", ELSEWHERE) in choice(plan.reasons, kind).refused
     named = make_config({"compile_cache": "off", "platform": "cpu", kind: "foreign"})
-    with pytest.raises(UnsupportedError, match=f"{kind} = 'foreign': {ELSEWHERE}. Allowed: "):
+    with pytest.raises(UnsupportedError, match=f"{kind} = 'foreign' .*: {ELSEWHERE}.*. Allowed: "):
         make_plan(named, registry)
 
 

@@ -6,7 +6,7 @@ import logging
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
-from enginebay.errors import error_line
+from enginebay.errors import PluginError, error_line
 from enginebay.importing import guarded
 from enginebay.ops.select import Candidate, choose
 from enginebay.platform import Platform
@@ -44,9 +44,16 @@ def _make_platform(registry: Registry, entry: Entry) -> Candidate:
 
 def pick_platform(registry: Registry, config: EngineConfig, platforms: list[Candidate]) -> Platform:
     """Return the platform among `platforms` that a configuration chooses. UnsupportedError when it
-    has no device.
+    has no device; PluginError when its plugin raised an error.
     """
     if config.platform != AUTO:
-        registry.find("platform", config.platform)
+        entry = registry.find("platform", config.platform)
+        named = next(one for one in platforms if one.name == entry.name)
+        if named.impl is None:
+            raise PluginError(
+                f"platform {entry.name!r} of plugin {entry.package!r} fails: {named.unavailable}",
+                "a platform that can be made without arguments, and says whether it has a device",
+                "Fix the plugin, or choose another platform with --platform.",
+            )
     platform: Platform = choose("platform", config.platform, platforms)[0].impl
     return platform
