@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
 from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.rows import make_rows
+from enginebay_stepping.rows.make import make_rows
 from enginebay_vinference.ledger import SlotLedger
 from enginebay_vinference.slot_sizes import slot_shape, slot_sizes
 

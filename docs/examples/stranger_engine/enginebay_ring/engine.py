@@ -18,7 +18,7 @@ from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import PoolSizes, pool_problems
-from enginebay_stepping.rows import make_rows
+from enginebay_stepping.rows.make import make_rows
 
 
 class RingOptions(BaseModel):
