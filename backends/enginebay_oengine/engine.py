@@ -20,7 +20,8 @@ from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import Shapes, pool_problems
-from enginebay_stepping.rows import PageTable, make_rows
+from enginebay_stepping.rows import PageTable
+from enginebay_stepping.rows.make import make_rows
 
 
 def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
