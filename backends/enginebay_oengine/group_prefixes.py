@@ -10,7 +10,7 @@ from enginebay.cache import Lease
 from enginebay.prefix_key import PrefixKey
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.pool import DUMMY_PAGE
-from enginebay_oengine.prefix import page_digests
+from enginebay_oengine.prefix import embeds_by_page, key_digest, page_digests
 from enginebay_oengine.state_places import StatePlaces
 
 
@@ -46,7 +46,7 @@ class GroupPrefixes:
             token_ids = token_ids[:-1]
         size = self._page_size
         whole = [group.store for group in self.groups.values() if group.window is None]
-        for digest in page_digests(key.digest(), token_ids, size, key.by_page(size)):
+        for digest in page_digests(key_digest(key), token_ids, size, embeds_by_page(key, size)):
             if any(store.find(digest) is None for store in whole):
                 break
             found.append(digest)
@@ -93,10 +93,10 @@ class GroupPrefixes:
         """
         if not self.keeps_pages:
             return
-        parent, size = digests[-1] if digests else key.digest(), self._page_size
+        parent, size = digests[-1] if digests else key_digest(key), self._page_size
         num = len(digests)
         is_past = not key.embeds or key.embeds[-1][0] < num * size  # always while decoding
-        embeds = {} if is_past else key.by_page(size)
+        embeds = {} if is_past else embeds_by_page(key, size)
         for digest in page_digests(parent, token_ids[num * size :], size, embeds, num):
             for name, group in self.groups.items():
                 page = lease.pages[name][len(digests)]

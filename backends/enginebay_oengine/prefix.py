@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
 
 from enginebay.errors import InternalError
-from enginebay.prefix_key import DIGEST_BYTES
+from enginebay.prefix_key import DIGEST_BYTES, PrefixKey
+
+
+def key_digest(key: PrefixKey) -> bytes:
+    """Return the hash that the chain of page hashes begins with; the same in every process."""
+    text = json.dumps([key.weights, key.salt, *([key.adapter] if key.adapter else [])])
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def embeds_by_page(key: PrefixKey, page_size: int) -> dict[int, bytes]:
+    """Return, for each page with embeddings, their concatenated hashes, by page number."""
+    pages: dict[int, bytes] = {}
+    for position, digest in key.embeds:
+        page = position // page_size
+        pages[page] = pages.get(page, b"") + digest
+    return pages
 
 
 def page_digests(
@@ -23,7 +39,7 @@ def page_digests(
     """Yield the hash of each full page of token_ids int32 [tokens]. `parent` is the hash of the
     page before, and `first` the number of the first page.
 
-    `embeds`: hashes of embeddings by page, see `PrefixKey.by_page`. Each hash covers all tokens
+    `embeds`: hashes of embeddings by page, see `embeds_by_page`. Each hash covers all tokens
     before it, and is equal in every process and on every machine.
     """
     data = np.asarray(token_ids, "<i4").tobytes()

@@ -226,7 +226,7 @@ class Hooks:
     def register_binders(self, register: Register) -> None:
         """Register binders, which apply the chosen implementations of ops in an engine's steps.
         Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
-        Placement) and returns an `enginebay.compose.bind.Bound`.
+        Placement) and returns an `enginebay.compose.plan.Bound`.
         """
 
     @hookspec

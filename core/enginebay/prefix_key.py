@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 
 DIGEST_BYTES = 16
 """Length of a hash. BLAKE2b is collision resistant, so an attacker cannot make a prompt that has
@@ -26,19 +24,6 @@ class PrefixKey:
     salt: str = ""
     embeds: tuple[tuple[int, bytes], ...] = ()
     adapter: str = ""
-
-    def digest(self) -> bytes:
-        """Return the hash that the chain of page hashes begins with; the same in every process."""
-        text = json.dumps([self.weights, self.salt, *([self.adapter] if self.adapter else [])])
-        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-
-    def by_page(self, page_size: int) -> dict[int, bytes]:
-        """Return, for each page with embeddings, their concatenated hashes, by page number."""
-        pages: dict[int, bytes] = {}
-        for position, digest in self.embeds:
-            page = position // page_size
-            pages[page] = pages.get(page, b"") + digest
-        return pages
 
 
 NO_KEY = PrefixKey()

@@ -7,10 +7,8 @@ import functools
 from typing import TYPE_CHECKING, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax import tree_util
 
-from enginebay.row_value import Stage
 from enginebay.types import ROW_VALUES, RowParams
 
 if TYPE_CHECKING:
@@ -56,16 +54,6 @@ class SamplingState:
     token_ids: jax.Array
     prompt_lengths: jax.Array
 
-    def without(self, stage: Stage) -> SamplingState:
-        """Return the same state with neutral values for all parameters of a stage. A program that
-        uses it does not compute this stage.
-        """
-        params = {name: getattr(self.params, name) for name in ROW_VALUES}
-        for name, one in ROW_VALUES.items():
-            if one.stage == stage:
-                params[name] = jnp.full_like(params[name], one.neutral)
-        return dataclasses.replace(self, params=DeviceParams(**params))
-
 
 class Sampler(Protocol):
     """What a plugin registers as kind "sampler".
@@ -91,13 +79,3 @@ class Sampler(Protocol):
 
     def __call__(self, logits: jax.Array, state: SamplingState) -> jax.Array:
         """Return token ids int32 [S] for logits f32 [S, vocab]. Traced inside the step."""
-
-
-def position_keys(state: SamplingState, stream: int = SAMPLE_STREAM) -> jax.Array:
-    """Return typed keys [S]: fold_in(fold_in(key of the row, position of the row), stream)."""
-    keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
-
-    def fold(key: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.random.fold_in(jax.random.fold_in(key, position), stream)
-
-    return jax.vmap(fold)(keys, state.positions)

@@ -10,9 +10,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.compose.bind import Bound
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
+from enginebay.compose.plan import Bound
 from enginebay.executor.parts import Layouts
 from enginebay.executor.sharding import Placement
 from enginebay.model import Model, ModelInfo

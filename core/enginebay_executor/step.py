@@ -25,7 +25,7 @@ from enginebay_executor.full_vocab import FullVocab, log_softmax
 from enginebay_executor.logprobs import Logprobs, logprobs_of
 from enginebay_executor.processing import evolve, process
 from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.sampling import first_best
+from enginebay_numerics.sampling import first_best, without_stage
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler applies them."""
@@ -176,7 +176,7 @@ class Program:
         plain = variant is StepVariant.SAMPLE or (
             PENALTIES in processor_state and PENALTIES in dict(self.processors)
         )
-        tokens = self.sampler(scores, state.without("penalty") if plain else state)
+        tokens = self.sampler(scores, without_stage(state, "penalty") if plain else state)
         active = ~rows.finished
         processor_state = evolve(
             self.processors,

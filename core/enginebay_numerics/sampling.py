@@ -1,14 +1,19 @@
-"""Shared by implementations of the op sample and logits processors: the noise of a token, the first
-best token, and bisection.
+"""Shared by samplers, logits processors and implementations of the op sample: random keys, the
+noise of a token, the first best token, and bisection.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from enginebay.row_value import Stage
+from enginebay.sampler import SAMPLE_STREAM, DeviceParams, SamplingState
+from enginebay.types import ROW_VALUES
 
 SPREAD = 0x9E3779B9
 """Odd, so that multiplication by it is a bijection on 32 bits: the bits of the golden ratio, which
@@ -79,3 +84,24 @@ def least_that_holds(
         )
 
     return lax.while_loop(lambda ends: jnp.any(ends[0] < ends[1]), narrow, (low, high))[1]
+
+
+def position_keys(state: SamplingState, stream: int = SAMPLE_STREAM) -> jax.Array:
+    """Return typed keys [S]: fold_in(fold_in(key of the row, position of the row), stream)."""
+    keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
+
+    def fold(key: jax.Array, position: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(key, position), stream)
+
+    return jax.vmap(fold)(keys, state.positions)
+
+
+def without_stage(state: SamplingState, stage: Stage) -> SamplingState:
+    """Return the same state with neutral values for all parameters of a stage. A program that
+    uses it does not compute this stage.
+    """
+    params = {name: getattr(state.params, name) for name in ROW_VALUES}
+    for name, one in ROW_VALUES.items():
+        if one.stage == stage:
+            params[name] = jnp.full_like(params[name], one.neutral)
+    return dataclasses.replace(state, params=DeviceParams(**params))

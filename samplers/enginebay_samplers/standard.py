@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from enginebay.sampler import SamplingState, position_keys
-from enginebay_numerics.sampling import first_best
+from enginebay.sampler import SamplingState
+from enginebay_numerics.sampling import first_best, position_keys
 from enginebay_samplers.penalties import penalize, penalizes
 from enginebay_xla.ops import SampleOp
 

@@ -19,7 +19,8 @@ from enginebay.processor import (
     option_values,
 )
 from enginebay.row_value import RowValue
-from enginebay.sampler import SamplingState, position_keys
+from enginebay.sampler import SamplingState
+from enginebay_numerics.sampling import position_keys
 from enginebay_samplers.distribution import distribution, keep
 
 XTC_STREAM = 0x585443

@@ -14,7 +14,7 @@ from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.prefix_key import PrefixKey
 from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_pages
-from enginebay_oengine.prefix import PrefixIndex, page_digests
+from enginebay_oengine.prefix import PrefixIndex, key_digest, page_digests
 
 
 def counts(pool: PagePool) -> tuple[int, int, int]:
@@ -87,7 +87,7 @@ TOKENS = np.arange(20, dtype=np.int32)
 
 
 def digests(token_ids: np.ndarray, salt: PrefixKey | None = None) -> list[str]:
-    return [d.hex() for d in page_digests((salt or PrefixKey()).digest(), token_ids, 8)]
+    return [d.hex() for d in page_digests(key_digest(salt or PrefixKey()), token_ids, 8)]
 
 
 def test_a_hash_covers_all_tokens_before() -> None:
@@ -101,7 +101,7 @@ def test_a_hash_covers_all_tokens_before() -> None:
 
 
 def test_a_chain_goes_on_where_it_ended() -> None:
-    first, second = page_digests(PrefixKey().digest(), TOKENS, 8)
+    first, second = page_digests(key_digest(PrefixKey()), TOKENS, 8)
     assert list(page_digests(first, TOKENS[8:], 8)) == [second]
 
 
@@ -115,7 +115,7 @@ def test_hashes_are_the_same_in_every_process() -> None:
     code = (
         "import numpy as np; from enginebay.prefix_key import *;"
         "from enginebay_oengine.prefix import *;"
-        "print(*[d.hex() for d in page_digests(PrefixKey('w', 'a').digest(), np.arange(20, "
+        "print(*[d.hex() for d in page_digests(key_digest(PrefixKey('w', 'a')), np.arange(20, "
         "dtype=np.int32), 8)])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

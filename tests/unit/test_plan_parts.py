@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from enginebay.compose.bind import bind
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import make_plan
 from enginebay.compose.negotiate import choose_tuning
-from enginebay.compose.plan import Plan
+from enginebay.compose.plan import Plan, bind
 from enginebay.config import EngineConfig, Reason
 from enginebay.errors import PluginError, UnsupportedError
 from enginebay.hooks import Declaration

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.sampler import SamplingState
+from enginebay_numerics.sampling import without_stage
 from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
 from enginebay_testing.samplers import sampler_checks
@@ -34,7 +35,7 @@ def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 
 def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(logits, state.without("penalty"))
+    return sample(logits, without_stage(state, "penalty"))
 
 
 def prompt_is_counted(logits: jax.Array, state: SamplingState) -> jax.Array:

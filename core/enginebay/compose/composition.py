@@ -8,30 +8,28 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.compose.bind import bind
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
-from enginebay.compose.plan import Plan
+from enginebay.compose.plan import Plan, bind
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
 from enginebay.compose.tuned import BucketConfig, bucket_configs
-from enginebay.compose.weights import choose_weight_format
-from enginebay.config import NO_PROPOSER, EngineConfig
+from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig
 from enginebay.config_sections import AUTO, Choice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.executor.sharding import make_placement
-from enginebay.model import Checkpoint, ModelFamily, with_cache_dtypes
+from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
 from enginebay.ops.select import Candidate, choose
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 from enginebay.waits import waiting
-from enginebay.weights import Weight
+from enginebay.weights import Quantization, Weight, WeightFormat
 
 log = logging.getLogger("enginebay.compose")
 
@@ -102,6 +100,26 @@ def make_plan(
         kernels, processors, weight_format,
     )  # fmt: skip
     return _revised(plan)
+
+
+def choose_weight_format(
+    registry: Registry, config: EngineConfig, model: Model, dtype: str
+) -> WeightFormat:
+    """Return the weight format of a configuration, with plain weights of `dtype`. UnknownNameError
+    for an unknown method; UnsupportedError for a model without weights that may be quantised.
+    """
+    if config.quantization == NO_QUANTIZATION:
+        return WeightFormat(dtype)
+    entry = registry.find("quantization", config.quantization)
+    quantization: Quantization = registry.load(entry)()
+    if all(spec.num_inputs is None for spec in model.weight_specs().values()):
+        raise UnsupportedError(
+            f"quantization = {config.quantization!r} for a model of family "
+            f"{model.info.family!r}, none of whose weights has `num_inputs`",
+            "a model whose family sets num_inputs of the weights that may be quantised",
+            "Leave --quantization out.",
+        )
+    return WeightFormat(dtype, quantization)
 
 
 def _revised(plan: Plan) -> Plan:

@@ -1,16 +1,19 @@
-"""Plan: all chosen parts of an engine that is not made yet."""
+"""Plan: all chosen parts of an engine that is not made yet. Bound: what the steps of an engine
+call, which a binder makes of a plan.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from enginebay.adapters import Adapters
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
-from enginebay.executor.parts import ShadowParts, engine_title
+from enginebay.executor.parts import OpsFactory, ShadowParts, engine_title
 from enginebay.executor.sharding import Placement
 from enginebay.model import Checkpoint, Model
 from enginebay.platform import Platform
@@ -62,6 +65,32 @@ class Plan:
             verify=self.config.verify_weights,
             progress=progress,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What the steps of an engine call: the model, and the ops of each step.
+
+    `model`: the plan's model, or a model that passes its weights to ops with the names of their
+    axes. `plain`: the implementations of ops other than attention, by name, for samplers. Calls
+    are split over the devices of the plan's placement.
+    """
+
+    model: Model
+    ops: OpsFactory
+    plain: Mapping[str, Any]
+
+
+def bind(plan: Plan) -> Bound:
+    """Bind the implementations of a plan with the registered binder of the highest priority."""
+    entry = plan.registry.first(
+        "binder",
+        "an engine, but no plugin binds the implementations of its ops",
+        "a plugin that registers a binder, such as executor",
+        "Install one, or add it to ENGINEBAY_PLUGINS.",
+    )
+    bound: Bound = plan.registry.run(entry, plan.kernels, plan.model, plan.placement)
+    return bound
 
 
 def make_title(plan: Plan) -> str:
