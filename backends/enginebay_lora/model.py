@@ -15,7 +15,8 @@ from enginebay.cache import CacheArrays
 from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch
-from enginebay.weights import NamedWeight, WeightSpec
+from enginebay.weights import WeightSpec
+from enginebay_executor.rules import NamedWeight
 from enginebay_lora.layers import AdaptedLayer
 from enginebay_lora.ops import LORA
 

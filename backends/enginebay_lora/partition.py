@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.op import Partition, Shards
+from enginebay_executor.rules import Partition, Shards
 from enginebay_lora.ops import LoraOp
 
 

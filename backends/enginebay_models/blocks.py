@@ -13,10 +13,11 @@ from flax import nnx
 from enginebay.cache import CacheArrays
 from enginebay.model import Embeddings, ModelCache, TensorSource
 from enginebay.ops.bound import Ops
-from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import WeightSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_xla.ops import ADD_RMS_NORM, ATTENTION, EMBEDDING, LINEAR, RMS_NORM
 
 Batches = Mapping[str, AttnBatch]

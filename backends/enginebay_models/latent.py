@@ -13,10 +13,11 @@ from flax import nnx
 from enginebay.cache import CacheArrays
 from enginebay.model import TensorSource
 from enginebay.ops.bound import Ops
-from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
 from enginebay_models.blocks import RmsNorm, parameter, value_of, vector
 from enginebay_models.tensors import Index
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_xla.ops import ATTENTION, LINEAR, ROPE
 
 _EPS = 1e-6

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
-from enginebay.ops.spec import RopeSpec
-from enginebay_numerics.rotary import rope_frequencies
+from enginebay_numerics.rotary import RopeSpec, rope_frequencies
 from enginebay_triton.call import Launch, Launcher, launch, require_versions
 from enginebay_triton.interpreter import interpret, require
 

@@ -8,8 +8,9 @@ import jax
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.op import Op
-from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import Weight
+from enginebay_numerics.rotary import RopeSpec
 
 CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 ANGLES = {**CLOSE, "float32": 1e-3}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.spec import RopeSpec
-from enginebay_numerics.rotary import rope_frequencies
+from enginebay_numerics.rotary import RopeSpec, rope_frequencies
 
 
 def rope(x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array:

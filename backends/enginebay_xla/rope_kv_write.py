@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.spec import RopeSpec
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.ops import KvWriteOp, RopeKvWriteOp, RopeOp
 from enginebay_xla.rope import rope

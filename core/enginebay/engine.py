@@ -31,6 +31,8 @@ class Rows(Protocol):
     """
 
     vocab_size: int
+    page_sizes: list[int]
+    """The page size of each cache group."""
     token_ids: np.ndarray
     num_tokens: np.ndarray
     num_computed_tokens: np.ndarray

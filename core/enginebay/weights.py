@@ -79,17 +79,6 @@ class QuantizedArray:
 Weight = jax.Array | QuantizedArray
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["weight"], meta_fields=["axes"])
-@dataclasses.dataclass(frozen=True)
-class NamedWeight:
-    """A weight with the logical axis of each dimension. A model that is split over devices passes
-    it to ops; the op then calls the implementation with the plain weight.
-    """
-
-    weight: Weight
-    axes: tuple[str | None, ...]
-
-
 class Quantization(ABC):
     """A method that stores weights in fewer bits. A plugin registers a subclass as kind
     "quantization"; its constructor takes no arguments.

@@ -17,9 +17,10 @@ from enginebay.executor.parts import Layouts
 from enginebay.executor.sharding import Placement
 from enginebay.model import Model, ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import import_target
 from enginebay_executor.partition import partitioned, split_model
+from enginebay_numerics.rotary import RopeSpec
 
 
 def bind(kernels: ChosenKernels, model: Model, placement: Placement) -> Bound:

@@ -14,10 +14,11 @@ from enginebay.cache import CacheArrays
 from enginebay.executor.sharding import Placement
 from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
 from enginebay.ops.bound import Ops
-from enginebay.ops.op import Op, Partition, Shards
+from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnBatch, StepBatch
 from enginebay.registry import import_target
-from enginebay.weights import NamedWeight, QuantizedArray, WeightSpec
+from enginebay.weights import QuantizedArray, WeightSpec
+from enginebay_executor.rules import NamedWeight, Partition, Shards
 
 MeshAxes = dict[str, str | None]
 """Name of a dimension in a partition rule -> mesh axis; None or absent: the dimension is not

@@ -12,6 +12,7 @@ shadow mode.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import math
@@ -206,7 +207,19 @@ class Shadow:
             phase, group, layer, off, relative, int(bad), int(others), int(tokens)
         )
         old = self._layers.get((phase, group, layer))
-        self._layers[phase, group, layer] = new if old is None else old.joined(new)
+        self._layers[phase, group, layer] = new if old is None else _joined(old, new)
+
+
+def _joined(old: LayerDifference, new: LayerDifference) -> LayerDifference:
+    """Combine the differences of several steps of one layer."""
+    return dataclasses.replace(
+        old,
+        absolute=max(old.absolute, new.absolute),
+        relative=max(old.relative, new.relative),
+        num_nonfinite=old.num_nonfinite + new.num_nonfinite,
+        num_cache_differences=old.num_cache_differences + new.num_cache_differences,
+        num_tokens=old.num_tokens + new.num_tokens,
+    )
 
 
 def _arrays(step: Step) -> tuple[jax.Array, ...]:

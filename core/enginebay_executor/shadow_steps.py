@@ -16,10 +16,11 @@ from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import Layouts, OpsFactory
 from enginebay.model import Model, Weights
 from enginebay.ops.bound import Ops
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_executor.compacting import compact_rows
 from enginebay_executor.step import StepState
 from enginebay_numerics.batches import derive_batch
+from enginebay_numerics.rotary import RopeSpec
 
 QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, Mapping[str, jax.Array | None]]
 """q, k and v of a layer, and its sinks and slopes by name; k and v are None where the layer shares

@@ -1,16 +1,46 @@
-"""The frequencies of rotary positions, by the rules of Hugging Face's modeling_rope_utils. Every
-rotary kernel uses them.
+"""The rotary position embedding of a model, and the frequencies of its positions by the rules of
+Hugging Face's modeling_rope_utils. Every rotary kernel uses them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from typing import Literal
 
 import numpy as np
 
 from enginebay.errors import UnsupportedError
-from enginebay.ops.spec import RopeSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeSpec:
+    """The rotary position embedding of a model: base, number of rotated features, and the rule for
+    long contexts.
+
+    `scaling` names the rule; the fields after it are parameters of the rule, with the names of
+    Hugging Face configurations. A rule that depends on the length of the text is resolved for one
+    length: "dynamic" becomes "default" with a larger theta, and "longrope" divides the frequencies
+    by `frequency_divisors`. "proportional" rotates only the first `proportion` of all pairs of
+    features. The pairs are (i, i + rotary_dim / 2) ("rotate half").
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"] = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    frequency_divisors: tuple[float, ...] = ()
+    proportion: float = 1.0
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.ops.spec import RopeSpec
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.kernels import ROPE_SPECS
 from enginebay_xla.ops import RopeKvWriteOp

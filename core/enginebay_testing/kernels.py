@@ -14,7 +14,7 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
-from enginebay.ops.spec import RopeSpec
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.attention_cases import (
     AttentionCase,

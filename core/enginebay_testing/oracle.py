@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from enginebay.ops.spec import AttnSpec, RopeSpec
+from enginebay.ops.spec import AttnSpec
+from enginebay_numerics.rotary import RopeSpec
 
 EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Distance from 1 to the next value of a dtype."""

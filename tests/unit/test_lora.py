@@ -21,6 +21,7 @@ from enginebay_lora.layers import LayerPart, adapted_layers, by_module
 from enginebay_lora.model import LoraModel
 from enginebay_lora.peft import read_adapter
 from enginebay_lora.store import LoraStore
+from enginebay_oengine.prefix import key_digest
 from tests.adapters import base_tensors, change_config, change_tensors, write_adapter
 from tests.brief import BRIEF, TINY
 from tests.fake_engine import FakeEngine
@@ -255,7 +256,7 @@ def test_an_adapter_that_is_loaded_again_has_another_key(store: LoraStore, tmp_p
 
 def test_prefixes_are_not_shared_across_adapters() -> None:
     keys = [PrefixKey("w", "", (), adapter) for adapter in ("", "a#1", "a#2", "b#1")]
-    assert len({key.digest() for key in keys}) == 4
+    assert len({key_digest(key) for key in keys}) == 4
 
 
 # Requests, on the fake engine.

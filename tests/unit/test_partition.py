@@ -16,10 +16,11 @@ from enginebay.errors import IncorrectError
 from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
-from enginebay.weights import NamedWeight, QuantizedArray
+from enginebay.weights import QuantizedArray
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_executor.partition import partitioned
+from enginebay_executor.rules import NamedWeight
 from enginebay_models.int8 import Int8
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample

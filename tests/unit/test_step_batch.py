@@ -19,13 +19,14 @@ from enginebay.executor.sharding import make_placement
 from enginebay.hooks import Declaration
 from enginebay.model import Model, ModelCache, ModelFamily, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
-from enginebay.ops.op import Op, Partition
+from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.weights import WeightSpec
 from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_executor.local import runner_of
 from enginebay_executor.partition import partitioned
+from enginebay_executor.rules import Partition
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder

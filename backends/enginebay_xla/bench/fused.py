@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.spec import RopeSpec
 from enginebay_bench.attention import same_bits
 from enginebay_bench.problem import (
     BenchSetting,
@@ -26,6 +25,7 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import BATCHES, Axes, Shape
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_xla import ops

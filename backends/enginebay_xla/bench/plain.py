@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.ops.op import Op
-from enginebay.ops.spec import RopeSpec
 from enginebay_bench.attention import same_bits
 from enginebay_bench.problem import (
     BenchSetting,
@@ -29,6 +28,7 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_xla import ops
 

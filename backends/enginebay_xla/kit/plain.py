@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.spec import RopeSpec
+from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.exact import hold
 from enginebay_testing.kernels import ROPE_SPECS

@@ -1,16 +1,12 @@
-"""Op, the record of an op that a plugin registers and that models use to call it; how calls are
-split over devices.
-"""
+"""Op, the record of an op that a plugin registers and that models use to call it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
-
-import jax
 
 SignatureT = TypeVar("SignatureT")
 
@@ -41,8 +37,9 @@ class Op(Generic[SignatureT]):
     queries and keys, the op that writes the cache, and the op that does both.
 
     partition: a function (implementation, *arguments, **keywords of a call) -> Partition, which
-    splits calls over devices. Without it XLA's compiler splits calls, and an implementation that
-    declares the capability sharded = False cannot be used on several devices.
+    splits calls over devices; see `enginebay_executor.rules`. Without it XLA's compiler splits
+    calls, and an implementation that declares the capability sharded = False cannot be used on
+    several devices.
 
     The other fields are for tools. oracle: a function of the op's arguments as NumPy arrays that
     returns float64 results; without it the reference runs in float64. cost: a function of the op's
@@ -74,50 +71,3 @@ class Op(Generic[SignatureT]):
         """Whether calls receive the StepBatch of the step."""
         batch = inspect.signature(self.signature.__call__).parameters.get("batch")
         return batch is not None and batch.kind is batch.KEYWORD_ONLY
-
-
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """How one call of an op is split over devices.
-
-    inputs, outputs: the names of the dimensions of each array, such as "rows features"; dimensions
-    with the same name are split in the same way. A dimension of a NamedWeight is split like the
-    axis of the weight. A dimension with the name of a logical axis ("vocab", "kv_heads") is split
-    over the mesh axis of this logical axis, if its size divides evenly in all arrays. If no
-    dimension is split, XLA's compiler handles the call.
-
-    run: a function (shards, *arrays) that runs inside shard_map and computes one device's part of
-    the results. The arrays are the device's parts of the arguments that are not None, then of the
-    keywords in `keywords`; the keyword `batch` becomes two arrays, its rows and its positions.
-    reduced: the names of dimensions over which `shards.reduce` combines the parts. reduction: the
-    name of the collective op that `shards.reduce` calls.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    run: Callable[..., Any]
-    reduced: tuple[str, ...] = ()
-    reduction: str = "all_reduce"
-    keywords: tuple[str, ...] = ()
-    size: int | None = None
-    """Number of entries to keep of each result's first axis, if `run` pads it to divide evenly."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shards:
-    """The devices over which a call of an op reduces: their mesh axes (none if no reduced dimension
-    is split), their number, and the collective op of the partition rule.
-    """
-
-    axes: tuple[str, ...]
-    count: int
-    collective: Callable[..., jax.Array]
-
-    def reduce(self, x: jax.Array, **keywords: Any) -> jax.Array:
-        """Call the collective op over these devices; return x itself for a single device."""
-        return self.collective(x, axes=self.axes, **keywords) if self.axes else x
-
-    @property
-    def index(self) -> jax.Array:
-        """The index of this device among them."""
-        return jax.lax.axis_index(self.axes)

@@ -27,17 +27,6 @@ class LayerDifference:
     num_cache_differences: int
     num_tokens: int
 
-    def joined(self, other: LayerDifference) -> LayerDifference:
-        """Combine this with the differences of other steps of the same layer."""
-        return dataclasses.replace(
-            self,
-            absolute=max(self.absolute, other.absolute),
-            relative=max(self.relative, other.relative),
-            num_nonfinite=self.num_nonfinite + other.num_nonfinite,
-            num_cache_differences=self.num_cache_differences + other.num_cache_differences,
-            num_tokens=self.num_tokens + other.num_tokens,
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class ShadowPhase:
