@@ -14,7 +14,7 @@ from enginebay_cli.options import add_engine_arguments, config_from
 from enginebay_cli.show import print_table
 
 if TYPE_CHECKING:
-    from enginebay.compose.tuned import BucketConfig
+    from enginebay_bench.configs import BucketConfig
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,8 @@ def _print_json(value: Any) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    from enginebay.compose.composition import kernel_configs, make_engine, make_plan
+    from enginebay.compose.composition import make_engine, make_plan
+    from enginebay_bench.configs import kernel_configs
 
     plan = make_plan(config_from(args))
     engine = make_engine(plan)

@@ -15,7 +15,6 @@ from enginebay.compose.plan import Plan, bind
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
-from enginebay.compose.tuned import BucketConfig, bucket_configs
 from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig
 from enginebay.config_sections import AUTO, Choice
 from enginebay.engine import Engine
@@ -163,16 +162,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
         plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
     )
     refuse_problems(plan.kernels, choice.name, engine.attention_problems())
-    if plan.config.tuned == "require":
-        kernel_configs(plan, engine)  # raises now, and not when a step is first compiled
     return engine
-
-
-def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
-    """Return the kernel configuration of attention in every bucket of the engine, with its
-    source.
-    """
-    return bucket_configs(plan.kernels, engine.attention_problems())
 
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:

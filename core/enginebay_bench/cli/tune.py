@@ -157,7 +157,8 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """Return the searches for the buckets of a configuration's engine, for its own kernels unless
     --impl names others.
     """
-    from enginebay.compose.composition import kernel_configs, make_engine, make_plan
+    from enginebay.compose.composition import make_engine, make_plan
+    from enginebay_bench.configs import kernel_configs
     from enginebay_bench.problem import TuningKey
     from enginebay_bench.tables import TunedConfigs
     from enginebay_bench.tune import tune_bucket

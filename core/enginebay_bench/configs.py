@@ -1,4 +1,6 @@
-"""Looks up the configuration of the chosen attention kernels in each bucket of an engine."""
+"""Looks up the configuration of the chosen attention kernels in each bucket of an engine, and checks
+that there is one where a configuration requires it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import ATTENTION
-from enginebay.engine import AttentionProblem
+from enginebay.compose.plan import Plan
+from enginebay.engine import AttentionProblem, Engine
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 from enginebay.ops.tuning import ConfigSource, candidates_of
 
@@ -49,3 +52,19 @@ def bucket_configs(
                 config = kernels.tuned.config(ATTENTION, impl, *here)
             found[BucketConfig(bucket.mode, impl.name, spec, bucket, layout, *config)] = None
     return list(found)
+
+
+def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
+    """Return the kernel configuration of attention in every bucket of the engine, with its
+    source.
+    """
+    return bucket_configs(plan.kernels, engine.attention_problems())
+
+
+def require_tuned(plan: Plan) -> Plan:
+    """Return the plan. With tuned = "require", UnsupportedError for a bucket of its engine that is
+    not tuned: now, and not when a step is first compiled.
+    """
+    if plan.config.tuned == "require":
+        bucket_configs(plan.kernels, plan.kernels.problems())
+    return plan
