@@ -1,5 +1,5 @@
-"""Looks up the configuration of the chosen attention kernels in each bucket of an engine, and checks
-that there is one where a configuration requires it.
+"""Looks up the configuration of the chosen attention kernels in each bucket of an engine, and
+checks that there is one where a configuration requires it.
 """
 
 from __future__ import annotations
