@@ -14,17 +14,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
-from enginebay.engine import (
-    Compilations,
-    Engine,
-    GroupState,
-    MemoryPlan,
-    Pending,
-    RowPlan,
-    RowState,
-    StepPlan,
-)
+from enginebay.engine import Compilations, Engine, GroupState, Pending, RowPlan, RowState, StepPlan
 from enginebay.errors import InternalError
+from enginebay.memory import MemoryPlan
 from enginebay.types import Request
 from enginebay_stepping.rows import RowTable
 

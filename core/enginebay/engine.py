@@ -8,7 +8,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -16,49 +15,11 @@ from enginebay.adapters import Adapters
 from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError
+from enginebay.memory import MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
-from enginebay.types import Request
-
-
-class Rows(Protocol):
-    """The host's table of an engine's rows. The first axis of an array is the row; a free row holds
-    zeros. The usual class is `enginebay_stepping.rows.RowTable`.
-
-    token_ids: int32 [rows, max_model_len], prompt and output. num_tokens: int32 [rows], prompt and
-    output tokens. num_computed_tokens: int32 [rows], tokens that are in the cache.
-    """
-
-    vocab_size: int
-    page_sizes: list[int]
-    """The page size of each cache group."""
-    token_ids: np.ndarray
-    num_tokens: np.ndarray
-    num_computed_tokens: np.ndarray
-
-    @property
-    def num_reqs(self) -> int:
-        """Number of rows that hold a request."""
-
-    def add_request(self, request: Request) -> int:
-        """Put a request with its prompt into the lowest free row, and return the row."""
-
-    def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Append output tokens to a taken row. InputError, and no change, when the row would exceed
-        max_model_len.
-        """
-
-    def append_step(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """Append the first counts[i] tokens of token_ids[i] to row rows[i]: rows int [n], all
-        different, and token_ids int32 [n, steps].
-        """
-
-    def remove_request(self, req_id: str) -> int | None:
-        """Free the row of a request. Returns the row, or None for an unknown id."""
-
-    def clear(self) -> None:
-        """Free all rows."""
+from enginebay.rows import Rows
 
 
 # Not frozen, for speed: one is made for every row of every step.
@@ -311,23 +272,6 @@ AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]
 """The shapes that attention gets from one compiled step: the bucket, and the layout of each cache
 group by name.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryPlan:
-    """The bytes that an engine will use on each device, planned before it allocates any. The device
-    has `device_bytes` in all.
-    """
-
-    weights_bytes: int
-    cache_bytes: int
-    workspace_bytes: int
-    device_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes that the engine will use in all."""
-        return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
 
 class Engine(ABC):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import jax
 
-from enginebay.engine import MemoryPlan
 from enginebay.errors import UnsupportedError
+from enginebay.memory import MemoryPlan
 
 
 class MemoryAccount:

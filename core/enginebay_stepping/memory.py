@@ -7,8 +7,8 @@ import math
 import jax.numpy as jnp
 
 from enginebay.cache_shape import CacheShape
-from enginebay.engine import MemoryPlan
 from enginebay.executor.parts import EngineParts, weight_bytes
+from enginebay.memory import MemoryPlan
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MAX_VERIFIED_ROWS
 from enginebay.weights import QuantizedArray, stored_bytes

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.config import EngineConfig
-from enginebay.engine import Rows, StepPlan
+from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
 from enginebay.loop.request_table import RequestState
 from enginebay.proposer import Proposer
+from enginebay.rows import Rows
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6

@@ -1,0 +1,22 @@
+"""The memory plan of an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """The bytes that an engine will use on each device, planned before it allocates any. The device
+    has `device_bytes` in all.
+    """
+
+    weights_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    device_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the engine will use in all."""
+        return self.weights_bytes + self.cache_bytes + self.workspace_bytes
