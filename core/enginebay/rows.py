@@ -24,6 +24,8 @@ class Rows(Protocol):
     token_ids: np.ndarray
     num_tokens: np.ndarray
     num_computed_tokens: np.ndarray
+    adapters: np.ndarray
+    """int32 [rows]: the number of each row's adapter; 0 for a row without one."""
 
     @property
     def num_reqs(self) -> int:
