@@ -25,7 +25,7 @@ class Rows(Protocol):
     num_tokens: np.ndarray
     num_computed_tokens: np.ndarray
     adapters: np.ndarray
-    """int32 [rows]: the number of each row's adapter; 0 for a row without one."""
+    """int32 [rows]: the place of each row's adapter; 0 for a row without one."""
 
     @property
     def num_reqs(self) -> int:
