@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
@@ -15,8 +16,33 @@ from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import AttentionProblemsOf, StepFacts
 from enginebay.model import Model, ModelInfo
 from enginebay.ops.caps import Caps
+from enginebay.ops.spec import Bucket
 from enginebay.platform import Platform
 from enginebay.registry import Registry, import_target
+
+USUAL_PAGE_SIZE = 64
+
+
+def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
+    """Return the problems that are assumed for an engine without the capability
+    `attention_problems`: its largest step of each phase, on pages of 64 tokens.
+    """
+    config = facts.config
+    longest, num_rows = config.max_model_len, config.max_num_seqs
+    assert longest is not None, "resolve() settles max_model_len"
+    pages = -(-longest // USUAL_PAGE_SIZE)
+    layouts = {
+        group: spec.make_layout(facts.layout_type, pages, USUAL_PAGE_SIZE)
+        for group, spec in facts.info.attention.items()
+    }
+    found: list[AttentionProblem] = []
+    for phase in PHASES:
+        rows = max(num_rows, facts.min_rows) if phase == "decode" else num_rows
+        prompts = min(config.max_num_batched_tokens, longest * num_rows)
+        tokens = rows if phase == "decode" else prompts
+        width = 1 if phase == "decode" else tokens
+        found.append((Bucket(tokens, rows, pages, width, longest, phase), layouts))
+    return found
 
 
 def engine_steps(
@@ -27,21 +53,23 @@ def engine_steps(
     an attention kernel must be able to run.
 
     The engine does not exist yet, so its capability `attention_problems` names the function that
-    lists them. For an engine without this capability the list is empty: kernels are chosen without
-    it, and `make_engine` later refuses kernels that cannot run the engine's real steps.
+    lists them. For an engine without this capability, `usual_problems` are assumed, and
+    `make_engine` later refuses kernels that cannot run the engine's real steps.
     """
     _refuse_drafts(config, model.info)
     entry = registry.find("engine", config.engine.name)
     options = registry.options(entry, config.engine.options)
     target = entry.capability("attention_problems")
     what = f"attention_problems of engine {entry.name!r}"
-    problems_of: AttentionProblemsOf | None = target and import_target(target, what)
+    problems_of: AttentionProblemsOf = (
+        usual_problems if target is None else import_target(str(target), what)
+    )
     min_rows = platform.min_rows(config.dtype)
 
     @functools.cache
     def problems(layout: str, kind: type[KVLayout], *flags: bool) -> Sequence[AttentionProblem]:
         facts = StepFacts(config, model.info, layout, kind, min_rows, *flags)
-        return problems_of(facts, options) if problems_of else ()
+        return problems_of(facts, options)
 
     def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
         own = (decode.compact_decode, decode.ragged_decode, decode.splits_rows)
