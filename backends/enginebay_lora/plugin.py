@@ -20,7 +20,6 @@ def register_kernels(register: Register) -> None:
         "xla",
         "enginebay_lora.xla:lora",
         op="lora",
-        platforms=("cpu", "cuda", "tpu"),
         summary="plain JAX, on any platform",
     )
 

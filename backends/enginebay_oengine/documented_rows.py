@@ -220,5 +220,5 @@ def read_page_ids(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.n
             "Pass one list per group; a list may be empty.",
         )
     for group, table in zip(groups, page_tables, strict=True):
-        table.check_fits(len(group))
+        table.check_memory(len(group))
     return tuple(np.asarray(group, np.int32) for group in groups)

@@ -21,7 +21,7 @@ from enginebay_oengine.store import PageStore
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import Shapes, pool_problems
 from enginebay_stepping.rows import PageTable
-from enginebay_stepping.rows.make import make_rows
+from enginebay_stepping.rows.make import make_row_table
 
 
 def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
@@ -29,7 +29,7 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     room for a page.
     """
     sizes = pool_sizes(parts, options)
-    rows = make_rows(parts, options.page_size)
+    rows = make_row_table(parts, options.page_size)
     ledger = make_ledger(parts, options, sizes.whole, rows.page_tables)
     return StepEngine(parts, rows, ledger, sizes)
 

@@ -24,7 +24,7 @@ from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools
 from enginebay_oengine.sizing import choose_num_pages
-from enginebay_stepping.account import check_fits
+from enginebay_stepping.account import check_memory
 from enginebay_stepping.buckets import default_sizes
 from enginebay_stepping.geometry import PoolSizes
 from enginebay_stepping.memory import plan_memory
@@ -136,7 +136,7 @@ class PagedAttentionCache:
         cache = PoolSizes(sizes, page_size, parts.compact_decode, 0, {}, {})
         count = choose_num_pages(sized_parts, options, pools, cache.geometry({}))
         shapes = pools.shapes(count, info.groups, num_seqs)
-        check_fits(plan_memory(sized_parts, dataclasses.replace(cache, whole=shapes)))
+        check_memory(plan_memory(sized_parts, dataclasses.replace(cache, whole=shapes)))
         return PagedAttentionCacheMetaData(
             page_size=page_size,
             num_pages=count,

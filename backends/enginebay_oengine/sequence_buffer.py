@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from enginebay.errors import InputError
-from enginebay.rows import Rows
+from enginebay.rows import EngineRows
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES, Request, SamplingParams
 from enginebay_oengine.documented_rows import (
     NOTHING,
@@ -105,7 +105,7 @@ class SequenceBuffer:
         self._look_at(RowTable(*sizes, page_sizes), sharding)
 
     @classmethod
-    def of(cls, table: Rows, sharding: Any = None) -> Self:
+    def of(cls, table: EngineRows, sharding: Any = None) -> Self:
         """Make a view of an existing table, such as `llm.engine.rows`. Read an engine's table on
         the engine's thread only, and do not change it. InputError for a table of another class.
         """

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
 from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.rows.make import make_rows
+from enginebay_stepping.rows.make import make_row_table
 from enginebay_vinference.ledger import SlotLedger
 from enginebay_vinference.slot_sizes import slot_shape, slot_sizes
 
@@ -36,7 +36,7 @@ def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
     """Make a contiguous engine from these parts."""
     config, info = parts.config, parts.model.info
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
-    rows = make_rows(parts, config.max_model_len)
+    rows = make_row_table(parts, config.max_model_len)
     groups, states = ([g.name for g in each] for each in (info.groups, info.states))
     sizes_of_rows = config.max_num_seqs, config.max_model_len
     ledger = SlotLedger(*sizes_of_rows, groups, rows.page_tables, states)

@@ -43,10 +43,10 @@ LONG_KEY = re.compile(
 )
 """Matches a dotted TOML key that nests more sections than `check_depth` allows."""
 
-Axis = Literal["batch", "heads", "kv_heads", "mlp", "vocab", "expert"]
+LogicalAxis = Literal["batch", "heads", "kv_heads", "mlp", "vocab", "expert"]
 """A logical axis of weights and caches."""
 
-DEFAULT_AXIS_RULES: dict[Axis, str | None] = {
+DEFAULT_AXIS_RULES: dict[LogicalAxis, str | None] = {
     "batch": None,
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -148,7 +148,7 @@ class EngineConfig(Validated):
     mesh: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict, description="devices along each mesh axis, such as {tensor = 2}"
     )
-    axis_rules: dict[Axis, str | None] = Field(
+    axis_rules: dict[LogicalAxis, str | None] = Field(
         default_factory=dict, description="logical axis -> mesh axis, over the defaults"
     )
     seed: int | None = Field(

@@ -19,7 +19,7 @@ from enginebay.memory import MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
-from enginebay.rows import Rows
+from enginebay.rows import EngineRows
 
 
 # Not frozen, for speed: one is made for every row of every step.
@@ -290,7 +290,7 @@ class Engine(ABC):
     ledger: Ledger
     memory: MemoryPlan
     compilations: Compilations
-    rows: Rows
+    rows: EngineRows
     """The row table; `RowPlan.row` is an index into it."""
     adapters: Adapters | None = None
 

@@ -76,7 +76,7 @@ class Declaration:
     capabilities: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Facts(TypedDict, total=False):
+class DeclaredFacts(TypedDict, total=False):
     """The fields of a Declaration that a hook may pass to `register` besides name and target."""
 
     summary: str
@@ -98,7 +98,7 @@ class Register:
     kind: str
     take: Callable[[Declaration], None]
 
-    def __call__(self, name: str, target: str, **facts: Unpack[Facts]) -> None:
+    def __call__(self, name: str, target: str, **facts: Unpack[DeclaredFacts]) -> None:
         """Declare one part; the arguments are the fields of Declaration. PluginError for a wrong
         name, target, op, capability or list.
         """

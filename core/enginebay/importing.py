@@ -11,7 +11,7 @@ from enginebay.errors import error_line
 from enginebay.hooks import GROUP
 
 PLUGIN = "startup"
-"""The entry point of the plugin that has `guarded`."""
+"""The entry point of the plugin that has `guard`."""
 
 Guard = Callable[[str], AbstractContextManager[None]]
 """Returns a context manager for code of a plugin, such as "plugin 'lifo'". It raises StrayExitError
@@ -38,5 +38,5 @@ def guarded(who: str) -> AbstractContextManager[None]:
 @functools.cache
 def _guard() -> Guard:
     [point] = importlib.metadata.entry_points(group=GROUP, name=PLUGIN)
-    guard: Guard = point.load().guarded
+    guard: Guard = point.load().guard
     return guard

@@ -10,7 +10,7 @@ import numpy as np
 from enginebay.types import Request
 
 
-class Rows(Protocol):
+class EngineRows(Protocol):
     """The host's table of an engine's rows. The first axis of an array is the row; a free row holds
     zeros. The usual class is `enginebay_stepping.rows.RowTable`.
 

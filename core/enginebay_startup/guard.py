@@ -34,7 +34,7 @@ log = logging.getLogger("enginebay.plugins")
 
 
 @contextlib.contextmanager
-def guarded(who: str) -> Iterator[None]:
+def guard(who: str) -> Iterator[None]:
     """Run the block as code of `who`, such as "plugin 'lifo'", under the rules of the table above.
 
     A BaseException that is no Exception becomes a StrayExitError, except for the KeyboardInterrupt

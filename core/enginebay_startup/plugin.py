@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from enginebay.config import EngineConfig
 from enginebay.hooks import Register, hookimpl
-from enginebay_startup.guard import guarded
+from enginebay_startup.guard import guard
 
-__all__ = ["guarded", "prepare", "register_startups"]
+__all__ = ["guard", "prepare", "register_startups"]
 
 
 @hookimpl

@@ -29,7 +29,7 @@ class MemoryAccount:
         were.
         """
         with self._lock:
-            check_fits(plan, max(self._promised(device, but=owner) for device in devices))
+            check_memory(plan, max(self._promised(device, but=owner) for device in devices))
             self._promises[owner] = plan.total_bytes, frozenset(devices)
 
     def release(self, owner: object) -> None:
@@ -50,7 +50,7 @@ class MemoryAccount:
         )
 
 
-def check_fits(plan: MemoryPlan, promised_bytes: int = 0) -> None:
+def check_memory(plan: MemoryPlan, promised_bytes: int = 0) -> None:
     """Raise UnsupportedError when a planned engine does not fit the device beside
     `promised_bytes` of other engines.
     """

@@ -12,7 +12,7 @@ import pytest
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import make_plan
 from enginebay.compose.negotiate import choose_tuning
-from enginebay.compose.plan import Plan, bind
+from enginebay.compose.plan import Plan, bind_plan
 from enginebay.config import EngineConfig, Reason
 from enginebay.errors import PluginError, UnsupportedError
 from enginebay.hooks import Declaration
@@ -62,7 +62,7 @@ def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:
         choose_tuning(none, EngineConfig(tuned="require"))
     assert isinstance(choose_tuning(none, EngineConfig()), Untuned)
     with pytest.raises(UnsupportedError, match="no plugin binds the implementations of its ops"):
-        bind(make_plan(CONFIG, registry(without=("binder",))))
+        bind_plan(make_plan(CONFIG, registry(without=("binder",))))
     shadowed = EngineConfig(**{**CONFIG.model_dump(), "shadow": {"attention": "xla"}})
     with pytest.raises(UnsupportedError, match="shadow, but no plugin supports it"):
         make_plan(shadowed, registry(without=("revision",)))

@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
-from enginebay.compose.plan import Plan, bind
+from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
@@ -167,7 +167,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
-    registry, config, bound = plan.registry, plan.config, bind(plan)
+    registry, config, bound = plan.registry, plan.config, bind_plan(plan)
     decode = plan.kernels.attention["decode"].caps
     report = progress and functools.partial(progress, "loading weights")
 

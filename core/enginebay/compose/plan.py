@@ -81,7 +81,7 @@ class Bound:
     plain: Mapping[str, Any]
 
 
-def bind(plan: Plan) -> Bound:
+def bind_plan(plan: Plan) -> Bound:
     """Bind the implementations of a plan with the registered binder of the highest priority."""
     entry = plan.registry.first(
         "binder",

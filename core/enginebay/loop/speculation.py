@@ -11,7 +11,7 @@ from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
 from enginebay.loop.request_table import RequestState
 from enginebay.proposer import Proposer
-from enginebay.rows import Rows
+from enginebay.rows import EngineRows
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
@@ -41,7 +41,7 @@ class Speculation:
     thread.
     """
 
-    def __init__(self, proposer: Proposer, config: EngineConfig, table: Rows) -> None:
+    def __init__(self, proposer: Proposer, config: EngineConfig, table: EngineRows) -> None:
         self.proposer = proposer
         self.most = config.max_drafts
         self.passes = config.draft_passes

@@ -6,7 +6,7 @@ from enginebay.executor.parts import EngineParts
 from enginebay_stepping.rows.table import RowTable
 
 
-def make_rows(parts: EngineParts, page_size: int) -> RowTable:
+def make_row_table(parts: EngineParts, page_size: int) -> RowTable:
     """Make the empty row table of an engine. Groups with keys and values have pages of `page_size`
     tokens, groups with a state one page per row.
     """

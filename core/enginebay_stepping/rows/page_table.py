@@ -35,11 +35,11 @@ class PageTable:
     def append(self, row: int, page_ids: Sequence[int] | np.ndarray) -> None:
         """Add pages to a row. InputError, and no change, when they do not fit."""
         start = int(self.num_pages[row])
-        self.check_fits(start + len(page_ids))
+        self.check_memory(start + len(page_ids))
         self.page_ids[row, start : start + len(page_ids)] = page_ids
         self.num_pages[row] = start + len(page_ids)
 
-    def check_fits(self, num_pages: int) -> None:
+    def check_memory(self, num_pages: int) -> None:
         """Raise InputError when a row cannot have `num_pages` pages."""
         if num_pages > self.max_pages_per_req:
             raise InputError(

@@ -18,7 +18,7 @@ from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import PoolSizes, pool_problems
-from enginebay_stepping.rows.make import make_rows
+from enginebay_stepping.rows.make import make_row_table
 
 
 class RingOptions(BaseModel):
@@ -115,7 +115,7 @@ def make_engine(parts: EngineParts, options: RingOptions) -> StepEngine:
     """Return a StepEngine with a RingLedger. All rings are allocated at the start."""
     ledger = RingLedger(parts.model.info.groups, parts.config, options.block_size)
     sizes = PoolSizes.of(parts.facts(), options.block_size, ledger.shapes())
-    rows = make_rows(parts, options.block_size)
+    rows = make_row_table(parts, options.block_size)
     return StepEngine(parts, rows, ledger, sizes)
 
 
