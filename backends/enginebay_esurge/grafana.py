@@ -37,7 +37,7 @@ class Grafana:
     def __init__(
         self, settings: MonitoringSettings, source_url: str, *, speculates: bool = False
     ) -> None:
-        """Start a server that reads from source_url, after check_installed. RuntimeError, and
+        """Start a server that reads from source_url, after check_grafana. RuntimeError, and
         nothing is left, when it does not start.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="esurge-grafana-"))
@@ -71,7 +71,7 @@ class Grafana:
                 variables[f"GF_PATHS_{name.upper()}"] = str(self._folder / name)
         else:
             docker = shutil.which("docker")
-            assert docker is not None, "check_installed found it"
+            assert docker is not None, "check_grafana found it"
             container = f"esurge-grafana-{uuid.uuid4().hex[:12]}"
             stop_command = (docker, "stop", "--time", str(int(STOP_S)), container)
             command = _docker_command(docker, container, settings, self._folder, variables)
@@ -81,7 +81,7 @@ class Grafana:
         )
 
 
-def check_installed(settings: MonitoringSettings) -> None:
+def check_grafana(settings: MonitoringSettings) -> None:
     """Raise RuntimeError when neither a server nor a requested container can be started."""
     if _local_command() is None:
         if not settings.grafana_use_docker:

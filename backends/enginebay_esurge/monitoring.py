@@ -14,7 +14,7 @@ import jax
 
 from enginebay.compose.plan import Plan
 from enginebay.loop.observer import Observer
-from enginebay_esurge.grafana import HERE, Grafana, check_installed
+from enginebay_esurge.grafana import HERE, Grafana, check_grafana
 from enginebay_esurge.local_prometheus import local_prometheus
 from enginebay_esurge.monitoring_settings import MonitoringSettings
 from enginebay_esurge.observing import History
@@ -174,7 +174,7 @@ def start_grafana(
         return None
     with contextlib.ExitStack() as own:
         try:
-            check_installed(settings)
+            check_grafana(settings)
             if source is None:
                 assert metrics_url is not None, "checked above"
                 try:

@@ -249,7 +249,7 @@ async def run_until_drained(
     ending: asyncio.Future[int] = loop.create_future()
 
     def end() -> None:
-        loop.call_soon_threadsafe(resolve, ending, signal.SIGTERM)
+        loop.call_soon_threadsafe(set_ending, ending, signal.SIGTERM)
 
     with handling(loop, server, ending):
         serving = asyncio.create_task(server.serve(sockets=[at]))
@@ -266,7 +266,7 @@ async def run_until_drained(
     return ending.result() if ending.done() else None
 
 
-def resolve(ending: asyncio.Future[int], number: int) -> None:
+def set_ending(ending: asyncio.Future[int], number: int) -> None:
     """Set the result of a future, unless it has one."""
     if not ending.done():
         ending.set_result(number)
@@ -286,7 +286,7 @@ def handling(
     def on_signal(number: int, _: FrameType | None) -> None:
         if ending.done():
             server.should_exit = server.force_exit = True
-        loop.call_soon_threadsafe(resolve, ending, number)
+        loop.call_soon_threadsafe(set_ending, ending, number)
 
     server.handle_exit = on_signal  # type: ignore[method-assign,assignment]
     before = {one: signal.signal(one, on_signal) for one in (signal.SIGINT, signal.SIGTERM)}

@@ -44,7 +44,8 @@ ALLOWED = (
         "the start of a program",
         "main",
         "enginebay.cli enginebay_cli.main enginebay_cli.plugin enginebay_worker.__main__"
-        " enginebay_testing.replay enginebay_testing.worker enginebay_bench.weight_reads",
+        " enginebay_testing.replay enginebay_testing.worker enginebay_bench.weight_reads"
+        " enginebay_server.replicas.router_process",
     ),
     Shared(
         "makes the engine of a plan: the composition calls the function of the chosen plugin",

@@ -23,7 +23,7 @@ from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import client_left, gone
 from enginebay_server.replicas.exchange import BrokenError, Headers
 from enginebay_server.replicas.figures import metrics_of, page_data
-from enginebay_server.replicas.router import Placement, Router
+from enginebay_server.replicas.router import PlacedRequest, Router
 from enginebay_server.replicas.table import ReplicaTable
 from enginebay_server.settings import ServerSettings
 
@@ -129,7 +129,7 @@ class Front:
             forward.close()
         return forward
 
-    async def _place(self, scope: Mapping[str, Any], body: bytes) -> Placement:
+    async def _place(self, scope: Mapping[str, Any], body: bytes) -> PlacedRequest:
         """Choose a replica, and connect to it. ApiError 503 without a replica."""
         router, fields = self._state.router, BALANCED.get(scope["path"])
         placement = None
@@ -178,7 +178,7 @@ class Front:
 class Forward:
     """One request at one replica."""
 
-    def __init__(self, placement: Placement, path: str) -> None:
+    def __init__(self, placement: PlacedRequest, path: str) -> None:
         self._placement = placement
         self._path = path
         self._connection = placement.connection

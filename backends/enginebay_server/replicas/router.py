@@ -39,7 +39,7 @@ START_S = 60.0
 POLL_S = 0.1
 
 
-class Placement:
+class PlacedRequest:
     """The replica of one request, and a connection to it, until `end`."""
 
     def __init__(self, replica: Replica, held: Connection | None) -> None:
@@ -77,7 +77,7 @@ class Router:
         """Whether smg answers. Without it, the replica with the fewest requests is chosen."""
         return self._port is not None
 
-    async def place(self, text: str) -> Placement | None:
+    async def place(self, text: str) -> PlacedRequest | None:
         """Return the replica for a prompt; None if no replica listens."""
         if self._port is not None and self._table.ready:
             with contextlib.suppress(TimeoutError, BrokenError, OSError, ValueError):
@@ -85,12 +85,12 @@ class Router:
                     return await self._ask(self._port, text)
         return self.place_anywhere()
 
-    def place_anywhere(self) -> Placement | None:
+    def place_anywhere(self) -> PlacedRequest | None:
         """Return the replica with the fewest requests; None if no replica listens."""
         replica = self._table.least_open()
-        return None if replica is None else Placement(replica, None)
+        return None if replica is None else PlacedRequest(replica, None)
 
-    async def _ask(self, port: int, text: str) -> Placement:
+    async def _ask(self, port: int, text: str) -> PlacedRequest:
         """Ask smg. BrokenError, OSError or ValueError for another answer than a number."""
         message = {"role": "user", "content": text[:MAX_TEXT]}
         body = {"model": MODEL, "stream": True, "messages": [message]}
@@ -99,7 +99,7 @@ class Router:
             _, _ = await connection.send(
                 "POST", "/v1/chat/completions", self._headers, dumped(body)
             )
-            return Placement(self._table[int(await connection.chunk())], connection)
+            return PlacedRequest(self._table[int(await connection.chunk())], connection)
         except BaseException:
             connection.close()
             raise

@@ -92,7 +92,7 @@ async def run_front(
     """
     for replica in state.table:
         replica.listens(await asyncio.to_thread(actors.address, replica.number))
-    tasks = [asyncio.create_task(keep(replica, actors)) for replica in state.table]
+    tasks = [asyncio.create_task(keep_running(replica, actors)) for replica in state.table]
     tasks.append(asyncio.create_task(state.router.run()))
     tasks.append(asyncio.create_task(say_ready(state.table)))
     try:
@@ -110,13 +110,13 @@ async def say_ready(table: ReplicaTable) -> None:
     print(f"ready: {len(table)} replicas answer requests", flush=True)
 
 
-async def keep(replica: Replica, actors: Actors) -> None:
+async def keep_running(replica: Replica, actors: Actors) -> None:
     """Keep the state of a replica until cancelled. When its process ends, Ray starts another one,
     whose address is asked for.
     """
     while True:
         former = replica.address
-        while replica.address is not None and await probe(replica, actors):
+        while replica.address is not None and await replica_answers(replica, actors):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(replica.lost.wait(), POLL_S)
         replica.lose()
@@ -134,7 +134,7 @@ async def keep(replica: Replica, actors: Actors) -> None:
                 await asyncio.to_thread(actors.restart, replica.number)
 
 
-async def probe(replica: Replica, actors: Actors) -> bool:
+async def replica_answers(replica: Replica, actors: Actors) -> bool:
     """Update the state of a replica; returns whether its process runs. A process whose engine has
     stopped is ended.
     """
