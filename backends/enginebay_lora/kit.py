@@ -23,7 +23,7 @@ LORA_AXES = OpAxes(
     {
         "dtype": DTYPES,
         "tokens": (5, 1, 33, 300, 0),
-        "slots": (4, 1, 9),
+        "slots": (4, 1, 9, 40),
         "rank": (8, 1, 3),
         "inputs": (40, 129, 7),
         "outputs": (48, 1, 257),
@@ -33,8 +33,8 @@ LORA_AXES = OpAxes(
         "data": ("plain", "rows_apart", "nan_row"),
     },
 )
-"""used: which adapter each token has; "none": no token has one; "last_only": only the last token,
-that of the last slot. data "rows_apart": rows of very different magnitude; "nan_row": one row is
+"""used: which adapter each token has; "mixed": any, and the second token has none; "none": no token
+has one; "last_only": only the last token, that of the last slot. data "rows_apart": rows of very different magnitude; "nan_row": one row is
 NaN and must not change the others.
 """
 
@@ -42,6 +42,7 @@ NaN and must not change the others.
 def adapter_places(used: str, tokens: int, slots: int, rng: np.random.Generator) -> np.ndarray:
     """Return int32 [tokens] for a value of the axis `used`."""
     places = rng.integers(0, slots + 1, tokens)
+    places[1:2] = 0
     if used == "none":
         places = np.zeros(tokens, int)
     elif used == "one_has_all":

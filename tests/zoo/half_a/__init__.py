@@ -5,6 +5,7 @@ from tests.zoo.half_a.attention import FAULTS as ATTENTION
 from tests.zoo.half_a.attention_blocks import FAULTS as BLOCKS
 from tests.zoo.half_a.cache_ops import FAULTS as CACHE_OPS
 from tests.zoo.half_a.devices import FAULTS as DEVICES
+from tests.zoo.half_a.lora import FAULTS as LORA
 from tests.zoo.half_a.ops import FAULTS as OPS
 
-FAULTS: tuple[Fault, ...] = (*OPS, *CACHE_OPS, *BLOCKS, *ATTENTION, *DEVICES)
+FAULTS: tuple[Fault, ...] = (*OPS, *LORA, *CACHE_OPS, *BLOCKS, *ATTENTION, *DEVICES)
