@@ -34,8 +34,8 @@ LORA_AXES = OpAxes(
     },
 )
 """used: which adapter each token has; "mixed": any, and the second token has none; "none": no token
-has one; "last_only": only the last token, that of the last slot. data "rows_apart": rows of very different magnitude; "nan_row": one row is
-NaN and must not change the others.
+has one; "last_only": only the last token, that of the last slot. data "rows_apart": rows of very
+different magnitude; "nan_row": one row is NaN and must not change the others.
 """
 
 
