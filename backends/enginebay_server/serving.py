@@ -27,6 +27,7 @@ from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.show import progress
 from enginebay_server.app import create_app
 from enginebay_server.door import DoorState
+from enginebay_server.heads import LimitedHeads
 from enginebay_server.response_store import open_store
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import MAX_SECONDS, ServerSettings
@@ -125,6 +126,7 @@ class Address:
             access_log=False,
             lifespan="off",
             ws="none",
+            http=LimitedHeads,
             timeout_keep_alive=self.keep_alive_s,
             timeout_graceful_shutdown=int(LAST_WORDS_S),
             ssl_certfile=self.tls_cert,

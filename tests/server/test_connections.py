@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 
+from enginebay_server import heads
+from enginebay_server.heads import MAX_HEAD_BYTES
 from enginebay_server.serving import Address, run_until_drained
 from tests.server.asking import Asker
 from tests.server.wire import Answer, ask, connected
@@ -106,6 +109,62 @@ def test_a_body_that_stops_in_the_middle_is_refused_and_its_connection_closed(
     assert answer.status == 408
     assert answer.headers["connection"] == "close"
     assert hasty.state.num_open == 0
+
+
+def test_a_head_that_never_ends_is_refused(asker: Asker) -> None:
+    async def run(url: str) -> tuple[Answer, int]:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            connection.writer.write(b"GET /health HTTP/1.1\r\nhost: server\r\nx-long: ")
+            num_sent = 0
+            with contextlib.suppress(ConnectionError):
+                while num_sent < 64 * MAX_HEAD_BYTES and not connection.reader.at_eof():
+                    connection.writer.write(b"x" * 4096)
+                    await connection.writer.drain()
+                    await asyncio.sleep(0)
+                    num_sent += 4096
+            return await connection.answer(), num_sent
+
+    with listening(asker) as url:
+        answer, num_sent = asyncio.run(run(url))
+        assert num_sent < 64 * MAX_HEAD_BYTES, "the server closes the connection"
+        assert answer.status in (400, None), "a reset may overtake the answer"
+        again = asyncio.run(ask(url, "/health"))
+    assert again.status == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: "])
+def test_a_head_that_stops_in_the_middle_is_refused(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_TIMEOUT_S", 0.3)
+
+    async def run(url: str) -> Answer:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            connection.writer.write(sent)
+            answer = await connection.answer()
+            assert await connection.reader.read() == b""
+            return answer
+
+    with listening(asker) as url:
+        answer = asyncio.run(run(url))
+    assert answer.status == 400
+    assert b"took more than 0.3 s" in answer.body
+
+
+def test_requests_of_one_connection_have_a_time_each(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_TIMEOUT_S", 0.5)
+
+    async def run(url: str) -> None:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            for _ in range(4):
+                connection.send("/health")
+                assert (await connection.answer()).status == 200
+                await asyncio.sleep(0.2)
+
+    with listening(asker) as url:
+        asyncio.run(run(url))
 
 
 def test_answers_come_over_tls(asker: Asker, tmp_path: Path) -> None:

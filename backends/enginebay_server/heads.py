@@ -1,0 +1,73 @@
+"""Limits on the head of a request, which is its first line and its headers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_TIMEOUT_S = 30.0
+
+
+class LimitedHeads(HttpToolsProtocol):
+    """A connection that is closed when a head is too large, or takes too long.
+
+    A head may have MAX_HEAD_BYTES, and what the last packet has beyond them. From the first byte of
+    a connection, or of a later request on it, the whole head must arrive in HEAD_TIMEOUT_S seconds.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_in_head = True
+        self._num_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the time of the first head."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass the data on, and count it while a head is not complete."""
+        if self._is_in_head and self._timer is None:
+            self._start_timer()
+        super().data_received(data)
+        if not self._is_in_head or self.transport.is_closing():
+            return
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_HEAD_BYTES:
+            self._refuse(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """End the head."""
+        self._is_in_head, self._num_bytes = False, 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Expect the next head."""
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        self._refuse(f"The head of the request took more than {HEAD_TIMEOUT_S:g} s.")
+
+    def _refuse(self, why: str) -> None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            self.send_400_response(why)
