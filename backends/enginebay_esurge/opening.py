@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.background import Background
 from enginebay.compose.composition import Composed, build, find_family, make_plan
 from enginebay.compose.plan import Plan, make_title
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
+from enginebay.engine import LaterCompilation
 from enginebay.errors import ConfigError
 from enginebay.llm.abilities import Abilities
 from enginebay.llm.prepare import Preparer
@@ -120,14 +120,14 @@ def max_shards(plan: Plan, num_devices: int) -> int:
 
 def load_engine(
     plan: Plan, log: logging.Logger, level: int, *, compiles: bool
-) -> tuple[Composed, Background]:
+) -> tuple[Composed, LaterCompilation | None]:
     """Load the weights and allocate the cache. With `compiles`, compile the programs that every
-    step needs; the returned Background compiles the other programs. If configured, no step may
-    compile afterwards.
+    step needs; the returned LaterCompilation, if any, compiles the others. If configured, no step
+    may compile afterwards.
     """
     parts = build(plan)
     if not compiles:
-        return parts, Background()
+        return parts, None
     engine = parts.engine
     with waiting(f"compiling the largest steps of {make_title(plan)}"):
         others = engine.begin_warmup(

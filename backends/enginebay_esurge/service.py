@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from enginebay.background import Background
 from enginebay.compose.composition import Composed
-from enginebay.engine import Engine
+from enginebay.engine import Engine, LaterCompilation
 from enginebay.errors import EnginebayError
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import TakeEvent, Ticket
@@ -26,11 +25,11 @@ class Service:
     """
 
     def __init__(
-        self, parts: Composed, compiling: Background | None = None, *, drops_cache: bool
+        self, parts: Composed, compiling: LaterCompilation | None = None, *, drops_cache: bool
     ) -> None:
         """`compiling`: compilations that run in the background from the first start on."""
         self.parts = parts
-        self._compiling = compiling or Background()
+        self._compiling = compiling
         self.lock = threading.RLock()
         self.audience = Observers()
         self._drops_cache = drops_cache
@@ -75,7 +74,8 @@ class Service:
                 )
             elif loop.is_paused:
                 loop.call(lambda: _go_on(loop, engine))
-            self._compiling.start()
+            if self._compiling is not None:
+                self._compiling.start()
 
     def pause(self) -> None:
         """Keep requests and run none. If the cache has no rows, its memory may be freed
@@ -94,7 +94,8 @@ class Service:
             loop, self._loop = self._loop, None
             if loop is not None:
                 loop.close()
-            self._compiling.stop()
+            if self._compiling is not None:
+                self._compiling.stop()
 
     def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> list[Ticket]:
         """Queue all requests or none; their events are passed to `takes`. NotRunningError unless

@@ -8,15 +8,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from enginebay.adapters import Adapters
-from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError
 from enginebay.memory import MemoryPlan
-from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
 from enginebay.rows import EngineRows
@@ -274,6 +273,16 @@ group by name.
 """
 
 
+class LaterCompilation(Protocol):
+    """Compilations that run on a thread beside the engine. Any thread may call the methods."""
+
+    def start(self) -> None:
+        """Start a thread for what is not compiled. Does nothing while one runs."""
+
+    def stop(self) -> object:
+        """Begin no more compilations, and wait for the running one."""
+
+
 class Engine(ABC):
     """Runs steps over a model and owns the model's weights and cache.
 
@@ -311,15 +320,17 @@ class Engine(ABC):
         raises ends the warmup once the compilations that are running have finished.
         """
 
-    def begin_warmup(self, progress: Callable[[int, int, str], None] | None = None) -> Background:
+    def begin_warmup(
+        self, progress: Callable[[int, int, str], None] | None = None
+    ) -> LaterCompilation | None:
         """Compile a few large programs that can run every step, though more slowly, and return the
-        compilation of all others as a Background, which the caller starts.
+        compilation of all others, which the caller starts; None when no program is left.
 
         A step uses the smallest compiled program that can run it. `warmup` compiles the programs
         that are still missing. An engine without such large programs compiles all programs here.
         """
         self.warmup(progress)
-        return Background()
+        return None
 
     def attention_problems(self) -> Sequence[AttentionProblem]:
         """Return the attention problem of every program that serving can need, for reports and
@@ -378,6 +389,8 @@ class Engine(ABC):
         )
 
     @property
-    def shadow_report(self) -> ShadowReport | None:
-        """Results of shadow mode so far; None when it is off, and while parts are swapped."""
+    def shadow_report(self) -> Any:
+        """The executor's record of shadow mode so far; None when it is off, and while parts are
+        swapped.
+        """
         return None

@@ -20,7 +20,7 @@ from enginebay_cli.waiting import shown_by
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from enginebay.ops.shadow import ShadowReport
+    from enginebay_executor.shadow_report import ShadowReport
 
 
 @contextmanager

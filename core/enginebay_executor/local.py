@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from enginebay.background import Background
 from enginebay.engine import Compilations, Engine
 from enginebay.errors import UnsupportedError
 from enginebay.executor.commands import (
@@ -27,11 +26,12 @@ from enginebay.executor.commands import (
 )
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.ops.shadow import ShadowReport
+from enginebay_executor.background import Background
 from enginebay_executor.pages import PageMover
 from enginebay_executor.resize import CacheMaker
 from enginebay_executor.rowio import put_row, take_row
 from enginebay_executor.runner import Runner
+from enginebay_executor.shadow_report import ShadowReport
 from enginebay_executor.slots import SlotWriter
 from enginebay_executor.step import Program
 from enginebay_executor.weights import merge_weights

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from enginebay.background import Background
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.config import EngineConfig
@@ -20,6 +19,7 @@ from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Report
 from enginebay.model import ModelInfo, Weights
 from enginebay.waits import waiting
+from enginebay_executor.background import Background
 from enginebay_executor.compiling import StepCompiler
 from enginebay_executor.launched import LaunchedStep
 from enginebay_executor.programs import ProgramName, cost, covering, covers, parts_of, program_name

@@ -31,7 +31,7 @@ from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import Layouts, OpsFactory, ShadowParts
 from enginebay.model import Model
-from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
+from enginebay_executor.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_executor.shadow_steps import (
     ShadowCacheForm,
     attend_over_copy,

@@ -5,15 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from enginebay.adapters import ADAPTER_WEIGHTS
-from enginebay.background import Background
 from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import pages_for
-from enginebay.engine import AttentionProblem, Demand, Engine, Pending, RowState, StepPlan
+from enginebay.engine import (
+    AttentionProblem,
+    Demand,
+    Engine,
+    LaterCompilation,
+    Pending,
+    RowState,
+    StepPlan,
+)
 from enginebay.errors import InternalError
 from enginebay.executor.commands import (
     CopyPages,
@@ -31,7 +39,6 @@ from enginebay.executor.commands import (
 )
 from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.assemble import (
@@ -185,7 +192,7 @@ class StepEngine(Engine):
     def warmup(self, progress: Report | None = None) -> int:
         return self.executor.compile_all(self._whole_steps(), progress, copies=self.ledger.forks)
 
-    def begin_warmup(self, progress: Report | None = None) -> Background:
+    def begin_warmup(self, progress: Report | None = None) -> LaterCompilation | None:
         return self.executor.compile_first(self._whole_steps(), progress, copies=self.ledger.forks)
 
     def _whole_steps(self) -> list[StepKey]:
@@ -226,7 +233,7 @@ class StepEngine(Engine):
         return tuple(values_of(state))
 
     @property
-    def shadow_report(self) -> ShadowReport | None:
+    def shadow_report(self) -> Any:
         return self.executor.shadow_report
 
     def swap(

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 import jax
 import numpy as np
 
-from enginebay.background import Background
-from enginebay.engine import Pending, TokenLogprobs
+from enginebay.engine import LaterCompilation, Pending, TokenLogprobs
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.commands import ExecutorCommand, Step
 from enginebay.executor.keys import StepKey, StepNeeds
@@ -77,7 +76,7 @@ class RecordingExecutor(Executor):
 
     def compile_first(
         self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
-    ) -> Background:
+    ) -> LaterCompilation | None:
         return self._inner.compile_first(keys, progress, copies=copies)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
-from enginebay.background import Background
 from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.config import EngineConfig
 from enginebay.engine import Compilations, RowPlan, StepPlan
@@ -20,6 +19,7 @@ from enginebay.executor.commands import Drop, ExecutorCommand, Make, Step, Write
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.hooks import Declaration
+from enginebay_executor.background import Background
 from enginebay_executor.local import LocalExecutor, runner_of
 from enginebay_stepping.engine import StepEngine
 from enginebay_testing.driver import request_of

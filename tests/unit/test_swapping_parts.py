@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.background import Background
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
@@ -22,6 +21,7 @@ from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.sampler import SamplingState
 from enginebay_byhand.override import overridden_plan
+from enginebay_executor.background import Background
 from enginebay_samplers import greedy, standard
 from enginebay_stepping.engine import StepEngine
 from tests.brief import BRIEF

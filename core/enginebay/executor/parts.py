@@ -13,17 +13,15 @@ from typing import Any, TypeVar
 import jax
 
 from enginebay.adapters import Adapters
-from enginebay.background import Background
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.config import EngineConfig
-from enginebay.engine import AttentionProblem, Compilations
+from enginebay.engine import AttentionProblem, Compilations, LaterCompilation
 from enginebay.executor.commands import ExecutorCommand
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.sharding import Placement
 from enginebay.model import Model, ModelInfo, Weights
 from enginebay.ops.bound import Ops
-from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.platform import Platform
 from enginebay.processor import Processors
@@ -139,9 +137,9 @@ class Executor(ABC):
     @abstractmethod
     def compile_first(
         self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
-    ) -> Background:
-        """Compile the fewest programs that serve all these steps. Returns a Background that
-        compiles the others once it is started.
+    ) -> LaterCompilation | None:
+        """Compile the fewest programs that serve all these steps. Returns the compilation of the
+        others, which the caller starts; None when no program is left.
         """
 
     @abstractmethod
@@ -149,8 +147,10 @@ class Executor(ABC):
         """Free weights, cache and programs for good."""
 
     @property
-    def shadow_report(self) -> ShadowReport | None:
-        """The comparisons that shadow mode has made so far; None without shadow mode."""
+    def shadow_report(self) -> Any:
+        """The comparisons that shadow mode has made so far, in a record of the executor's own; None
+        without shadow mode.
+        """
         return None
 
 

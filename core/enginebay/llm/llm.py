@@ -26,7 +26,6 @@ from enginebay.llm.prompts import Prompt, Prompts, prompts_of
 from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
 from enginebay.loop.loop import EngineLoop
-from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
 from enginebay.text import Tokenizer
 from enginebay.types import Pooling, as_sampling_params
@@ -195,12 +194,12 @@ class LLM:
         adapters = required(self.plan.adapters, f"unload_adapter({name!r})")
         self._loop.call(lambda: adapters.unload(name, self._loop.adapters_in_use))
 
-    def shadow_report(self) -> ShadowReport | None:
-        """The comparisons that shadow mode has made so far; None when shadow mode is off, and
-        inside an override() block.
+    def shadow_report(self) -> Any:
+        """The comparisons that shadow mode has made so far, in the executor's own record
+        (enginebay_executor.shadow_report); None when shadow mode is off, and inside an override()
+        block.
         """
-        report: ShadowReport | None = self._loop.call(lambda: self._parts.engine.shadow_report)
-        return report
+        return self._loop.call(lambda: self._parts.engine.shadow_report)
 
     def generate(
         self,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.background import Background
 from enginebay.executor.keys import StepKey
 from enginebay_esurge import eSurge
+from enginebay_executor.background import Background
 from enginebay_executor.compiling import StepCompiler
 from enginebay_executor.local import runner_of
 from enginebay_executor.programs import cost, covering, parts_of

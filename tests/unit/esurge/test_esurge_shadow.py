@@ -10,10 +10,10 @@ import urllib.request
 import pytest
 
 from enginebay.config import make_config
-from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_esurge import eSurge
 from enginebay_executor.local import runner_of
 from enginebay_executor.shadow import Shadow
+from enginebay_executor.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_executor.shadowing import choose_shadow
 from tests.unit.esurge.small import HOT_ON, PROMPT, token_ids
 
