@@ -129,11 +129,8 @@ def _revised(plan: Plan) -> Plan:
         given, todo = "shadow, but no plugin supports it", "Install one, or leave shadow out."
         raise UnsupportedError(given, "a plugin that runs shadows, such as executor", todo)
     if plan.config.lora_slots and plan.adapters is None:
-        given, todo = (
-            "lora or max_loras, but no plugin supports it",
-            "Install one, or leave both out.",
-        )
-        raise UnsupportedError(given, "a plugin that holds adapters, such as lora", todo)
+        given, todo = "adapters, but no plugin holds them", "Install one, or name no adapters."
+        raise UnsupportedError(given, "a plugin such as enginebay_lora", todo)
     return plan
 
 
