@@ -47,8 +47,8 @@ class Monitoring:
         """Start the requested monitors, and return their URLs; if they run already, return the
         URLs.
 
-        Missing packages are skipped with a warning in the log. InputError, and nothing is left
-        running, for a wrong value, a used port or an unwritable log file.
+        Missing packages are skipped with a warning in the log. A wrong value, a used
+        port or an unwritable log file raises InputError, and no new monitor is left running.
         """
         settings.check()
         with self._lock:

@@ -193,9 +193,9 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()
     ):
-        given = f"{folder / INDEX_FILE} has no weight_map"
+        given = f"{folder / INDEX_FILE} has no valid weight_map"
         raise CheckpointError(
-            given, "an object from tensor names to file names", "Fetch the file again."
+            given, "a weight_map that gives the file name of each tensor", "Fetch the file again."
         )
     paths = []
     for name in sorted(set(weight_map.values())):

@@ -149,7 +149,8 @@ class EngineConfig(Validated):
         default_factory=dict, description="devices along each mesh axis, such as {tensor = 2}"
     )
     axis_rules: dict[LogicalAxis, str | None] = Field(
-        default_factory=dict, description="logical axis -> mesh axis, over the defaults"
+        default_factory=dict,
+        description="logical axis -> mesh axis; replaces the default rules of these axes",
     )
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="makes requests without a seed repeatable"

@@ -150,9 +150,9 @@ class Hooks:
 
     @hookspec
     def register_kernels(self, register: Register) -> None:
-        """Register kernels: implementations of the op `op`. Target: an implementation with the
-        signature of the op's record (`Op.signature`); for the op "attention", an
-        `enginebay.ops.bound.AttentionImpl`.
+        """Register kernels. The argument `op` of `register` names the op that a kernel implements.
+        Target: an implementation with the signature of the op's record (`Op.signature`); for the
+        op "attention", an `enginebay.ops.bound.AttentionImpl`.
         """
 
     @hookspec

@@ -58,7 +58,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platform",
         metavar="NAME",
-        help="run on this platform (default: the best declared one that has a device)",
+        help="run on this platform (default: the best one with a device that the part declares, "
+        "else the best of all)",
     )
     parser.add_argument(
         "--config",

@@ -91,7 +91,9 @@ def grammars_allow_the_texts_and_nothing_else(guide: Guide) -> None:
 
 
 def completions_go_their_own_way(guide: Guide) -> None:
-    """Constraints of one grammar, and of two requests with the same field, are independent."""
+    """Two constraints do not affect each other: neither two that start from one grammar, nor
+    those of two requests with the same field.
+    """
     grammar = grammar_of(guide, choice=WORDS)
     goes_on_alone(grammar, WORDS)
     check_place(grammar_of(guide, choice=WORDS).start(), WORDS, "", "a second request")

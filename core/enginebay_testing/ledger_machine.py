@@ -324,8 +324,8 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
 def any_sequence_keeps_the_ledger_consistent(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int
 ) -> None:
-    """Requests arrive, share prefixes, grow, commit, end and are preempted in any order, until
-    pages are evicted.
+    """The ledger stays consistent while requests arrive, share prefixes, grow, commit, end and are
+    preempted in any order, also when cached pages are evicted.
 
     `make` may return the same ledger each time.
     """

@@ -39,7 +39,7 @@ class AllowedTokenIdsOptions(BaseModel):
     )
 
     token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
-        default=None, description="at least one; None: all of them"
+        default=None, description="ids of the allowed tokens, at least one; None: all tokens"
     )
 
 

@@ -1,5 +1,5 @@
-"""Configurations of kernels: the contracts of implementations that have some, and of the part that
-chooses among them.
+"""Contracts for configurations of kernels: `Tunable` and `TunableOp` are kernels that have several
+configurations, and `Tuning` is the part that chooses one of them.
 """
 
 from __future__ import annotations

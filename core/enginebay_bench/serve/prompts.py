@@ -29,7 +29,9 @@ WORDS = tuple(_TEXT.split())
 CHARACTERS_PER_TOKEN = 4
 """Estimates the tokens of an answer in a file where no tokenizer is given."""
 
-FORMATS = '"prompt", "messages" or "conversations" (ShareGPT) per entry, as a JSON list or JSONL'
+FORMATS = (
+    'a JSON list or JSONL, with "prompt", "messages" or "conversations" (ShareGPT) in each entry'
+)
 HUMANS = ("human", "user")
 
 

@@ -295,7 +295,7 @@ def _ask(worker: LimitedWorker, limits: GuidedLimits, content: dict[str, Any]) -
 
 def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestError:
     """Return the error with which the request of an order ends."""
-    place = f"the mask after token {len(order.token_ids)} of its output"
+    place = f"the mask after token {len(order.token_ids)} of the request's output"
     if isinstance(error, LimitError):
         values = {
             "time": f"{limits.mask_s:g} seconds (guided_limits.mask_s)",
@@ -304,9 +304,9 @@ def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestErr
             "depth": "structures within Python's recursion limit",
         }
         why = RequestError(
-            f"a constraint that exceeds the limit of {error.limit} at {place}",
+            f"a constraint with which {place} exceeds the {error.limit} limit",
             values[error.limit],
-            "Simplify it, or raise the limit.",
+            "Simplify the constraint, or raise the limit.",
         )
         order.grammar.refuse(why)
         return why
