@@ -206,7 +206,9 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
                 f"{INDEX_FILE} names {shown(name)} for {wanted} tensors, "
                 f"and {folder} has no such file"
             )
-            raise CheckpointError(given, "all files of the index", "Fetch the missing file.")
+            raise CheckpointError(
+                given, "a folder with every file that the index names", "Fetch the missing file."
+            )
         paths.append(path)
     return _united(paths)
 

@@ -111,8 +111,8 @@ class HeldPages:
         return pages_for(num_tokens, one.table.page_size)
 
     def slide(self, held: Held, num_tokens: int) -> None:
-        """Exchange pages before the window for pages that the next step writes, for a row that
-        continues to `num_tokens`.
+        """Release a row's pages before the window, and take pages for the tokens that the next step
+        writes. The row continues to `num_tokens`.
         """
         lease = held.lease
         for name in self._sliding:

@@ -20,7 +20,7 @@ class PagedOptions(BaseModel):
         ge=8,
         le=256,
         multiple_of=8,
-        description="tokens per page; prefixes are shared by full pages",
+        description="tokens per page; rows share only the full pages of a prefix",
     )
     num_pages: int | None = Field(
         default=None,

@@ -44,8 +44,10 @@ DEVICE_AXIS = "tensor"
 
 
 class StepLauncher:
-    """Launches steps one at a time: hold `lock` during a sequence of calls. Storage and rows are
-    donated and returned.
+    """Launches steps, one at a time. Callers hold `lock` during a sequence of calls.
+
+    A step consumes the storage and the rows, which are donated: the launcher keeps the new storage,
+    and `run` returns the new rows.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Tools of a chat: the offered tools, the demanded call, and the parser of each answer."""
+"""Tools of a chat: the tools that a request offers, the call that its tool_choice demands, and the
+parser of each answer.
+"""
 
 from __future__ import annotations
 

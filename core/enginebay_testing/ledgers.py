@@ -17,8 +17,8 @@ from enginebay_testing.verdicts import Check
 
 @dataclasses.dataclass(frozen=True)
 class Books:
-    """A ledger under test: it serves rows 0 to num_rows - 1, and a row that is alone gets
-    max_tokens.
+    """A ledger under test. It serves rows 0 to num_rows - 1, and a row that is alone can reserve
+    max_tokens tokens.
     """
 
     ledger: Ledger

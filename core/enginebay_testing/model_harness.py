@@ -41,7 +41,9 @@ class Chunk:
 
 
 def place_over(num_devices: int) -> Placement:
-    """Return a placement with all sharded axes over the first `num_devices` devices."""
+    """Return a placement that splits heads, kv_heads, mlp, vocab and expert over the first
+    `num_devices` devices.
+    """
     rules: dict[str, str | None] = dict.fromkeys(DEFAULT_AXIS_RULES)
     rules |= dict.fromkeys(("heads", "kv_heads", "mlp", "vocab", "expert"), "tensor")
     return make_placement(jax.devices(), {"tensor": num_devices}, rules)

@@ -1,4 +1,7 @@
-"""Checks of linear, rms_norm, add_rms_norm, rope and embedding, with cases from their axes."""
+"""Checks of linear, rms_norm, add_rms_norm, rope and embedding.
+
+A case has one value for each axis that the op's kit varies, such as dtype.
+"""
 
 from __future__ import annotations
 

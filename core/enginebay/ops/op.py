@@ -18,8 +18,8 @@ class Op(Generic[SignatureT]):
     Functions and other objects are named as "module:attribute".
 
     signature: a typing.Protocol whose `__call__` is the signature of the op. If it has a
-    keyword-only argument `batch: StepBatch = ...`, calls in `Model.hidden` pass the StepBatch of
-    the step; models do not pass it.
+    keyword-only argument `batch: StepBatch = ...`, enginebay adds the StepBatch of the step to
+    every call in `Model.hidden`, so models leave this argument out.
 
     reference: the implementation in plain JAX. quick_cases: a function that takes a CheckSetting
     and returns QuickCases (both in `enginebay_byhand.cases`); an unregistered implementation runs

@@ -80,7 +80,7 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
     parser.add_argument(
         "--shapes",
         metavar="SHAPE,...",
-        help="MODEL/MODE/bROWS/cCONTEXT or its beginning, or all (default: a small model)",
+        help="MODEL/MODE/bROWS/cCONTEXT, without the last parts too, or all (default: small)",
     )
     parser.add_argument(
         "--case",
