@@ -79,7 +79,7 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
         raise InputError(
             f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids "
             f"{list(mask.shape)}",
-            "a mask of the shape of tokens with true_length true values per row",
+            "valids of the same shape as tokens, in which every row has true_length true values",
             "Pass the number of true values as true_length.",
         )
     return tuple(row[keep].astype(np.int32) for row, keep in zip(ids, mask, strict=True))

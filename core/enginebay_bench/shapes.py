@@ -195,10 +195,11 @@ def _expand(text: str, axes: Axes) -> list[Shape]:
     context = _number(pieces, "c", text)
     part = pieces.pop(0) if pieces else ""
     if pieces or (part and part not in axes.parts):
-        known = ", ".join(p for p in axes.parts if p) or "no part, as this op has none"
+        names = ", ".join(p for p in axes.parts if p)
+        known = f"/PART, where PART is one of {names}" if names else "; this op has no parts to add"
         raise InputError(
             f"shape {text!r}",
-            f"MODEL/MODE/bROWS/cCONTEXT, followed by {known}",
+            f"MODEL/MODE/bROWS/cCONTEXT{known}",
             "Pass --shapes llama-3.1-8b/decode, for example.",
         )
     shapes = []

@@ -53,10 +53,11 @@ def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
 def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache.
 
-    It counts 16 f32 activations per token; the logits four times (penalties count tokens); the
-    token history of the rows twice; the fields of logits processors twice. A verify step has logits
-    for every draft of one pass. Of quantised weights it counts the largest once more, in the dtype
-    of the computation.
+    It counts 16 f32 activations per token; the logits of each row four times, because penalties
+    keep token counts of the same size; the token history of the rows twice; the fields of logits
+    processors twice. A verify step has logits for `max_drafts` + 1 tokens of each row, in at most
+    MAX_VERIFIED_ROWS rows. Of quantised weights, the largest is counted once more, in the dtype of
+    the computation.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

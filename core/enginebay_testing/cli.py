@@ -70,7 +70,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--level",
         choices=LEVELS,
-        help="interpret, compile or run kernels (default: every level that works here)",
+        help="interpret, compile or run (default: run; without a device: interpret and compile)",
     )
     parser.add_argument(
         "--interpret",

@@ -88,7 +88,7 @@ class NoRepeatNgram(LogitsProcessor):
     reads_tokens = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """Return the field: the size."""
+        """Return the one field of a row: the option `size`, the length of a banned sequence."""
         return option_fields(NoRepeatNgramOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:

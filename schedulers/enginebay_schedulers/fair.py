@@ -39,9 +39,8 @@ class Fair(Scheduler):
       the rules. The requests of one tenant are served in order of arrival, so many requests of one
       tenant delay that tenant only.
     - New tenants start at the smallest counter of the waiting ones. Many new tenants could
-      therefore
-      starve an old one. To prevent this, a tenant with waiting requests of which none was admitted
-      for `max_wait_s` is served first, once; the longest waiting tenant before the others.
+      therefore starve an old one. To prevent this, a tenant with waiting requests of which none was
+      admitted for `max_wait_s` is served first, once; the longest waiting tenant before the others.
     - When decoding rows need cache, the latest row of the tenant with the highest counter is
       preempted first. The oldest row is never preempted, so that every row finishes.
 

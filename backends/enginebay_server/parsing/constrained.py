@@ -1,4 +1,6 @@
-"""Calls that a request demands: the JSON schema that constrains the output, and their parser."""
+"""Tool calls that a request demands: the JSON schema that makes the model write them, and the
+parser that reads them.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Chooses the replica of a request by smg, a router that sends prompts with the same beginning to
-the same replica, and away from it when it has too many requests.
+"""Chooses the replica of a request by smg. This router sends prompts with the same beginning to
+the same replica, but to another one when that replica has too many requests.
 
 smg gets a placement request with the beginning of the prompt. Its workers are not the replicas but
 ports of this process, one per replica. The port that smg chooses names the replica, and the
 placement stays open until the request has ended, so that smg knows the load of each replica.
-Prompts beyond their beginning, answers and keys do not pass through smg.
+Only the beginning of a prompt passes through smg. The rest of it, the answer and the client's API
+key do not.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class RequestTable:
         return [*self.running.values(), *self.waiting.values()]
 
     def demand(self) -> Demand:
-        """What all requests together may need."""
+        """The number of unfinished requests, and the most tokens that one of them may need."""
         totals = [t.num_total for t in self.everything]
         return Demand(len(totals), max(totals, default=0))
 
