@@ -119,7 +119,7 @@ def test_the_mask_that_exceeds_the_limit_of_time_ends_its_own_request(
     token_ids, reason, error = outcome(doomed)
     assert (len(token_ids), reason) == (4, "error")
     assert isinstance(error, RequestError)
-    assert "limit of time at the mask behind token 4" in str(error)
+    assert "the mask after token 4 of the request's output exceeds the time limit" in str(error)
     assert "1 seconds (guided_limits.mask_s)" in str(error)
     for i, (one, ticket) in enumerate(zip(others, tickets, strict=True)):
         assert outcome(ticket) == (expected_tokens(one)[: 8 + i], "stop", None)
@@ -237,6 +237,6 @@ def test_a_hostile_grammar_whose_twentieth_mask_takes_minutes_is_a_refused_reque
         bits = constraint.bits()
         assert np.unpackbits(bits.view(np.uint8), bitorder="little")[token_id]
         constraint.accept(token_id)
-    with pytest.raises(RequestError, match=r"limit of time .*0.5 seconds \(guided_limits.mask_s\)"):
+    with pytest.raises(RequestError, match=r"time limit\. .*0.5 seconds \(guided_limits.mask_s\)"):
         constraint.bits()
     guides.close()

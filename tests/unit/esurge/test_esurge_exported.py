@@ -55,6 +55,7 @@ def test_metrics_are_those_of_the_updates_and_steps(engine: eSurge) -> None:  # 
 
 def test_the_server_counts_the_same_requests_from_the_same_reports(engine: eSurge) -> None:
     """The exporter of eSurge and the observer of `enginebay serve` are observers of one loop."""
+    pytest.importorskip("orjson", reason="the extra serve is not installed")
     from enginebay_server.decode_rate import DecodeRate
     from enginebay_server.metrics import EngineObserver
 

@@ -246,7 +246,7 @@ def test_a_batch_needs_as_many_slots(engine: oEngine, prompts: Any) -> None:
         ({"tokens": [5000]}, "token id 5000"),
         ({"tokens": np.zeros((3, 4), np.int32), "true_length": 4}, "1 to 2 prompts"),
         ({"tokens": np.zeros(160, np.int32), "true_length": 160}, "1 to 159"),
-        ({"true_length": 2, "valids": [True, True, True]}, "of the shape of tokens"),
+        ({"true_length": 2, "valids": [True, True, True]}, "of the same shape as tokens"),
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -2}, "top_k"),
