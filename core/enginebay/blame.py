@@ -6,7 +6,7 @@ import importlib.metadata
 import traceback
 
 from enginebay.errors import EnginebayError, InternalError, error_line
-from enginebay.hooks import GROUP
+from enginebay.startup import GROUP
 
 
 def failure(what: str, error: BaseException) -> EnginebayError:

@@ -21,7 +21,8 @@ from typing import Any, TypedDict, Unpack
 
 import pluggy
 
-GROUP = "enginebay"
+from enginebay.startup import GROUP
+
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from enginebay.errors import error_line
-from enginebay.hooks import GROUP
-
-PLUGIN = "startup"
-"""The entry point of the plugin that has `guard`."""
-
-Guard = Callable[[str], AbstractContextManager[None]]
-"""Returns a context manager for code of a plugin, such as "plugin 'lifo'". It raises StrayExitError
-in place of a BaseException that is no Exception, except for the KeyboardInterrupt of a real Ctrl-C.
-"""
+from enginebay.startup import startup
 
 
 class StrayExitError(Exception):
@@ -32,11 +21,4 @@ def reason_of(error: BaseException) -> str:
 
 def guarded(who: str) -> AbstractContextManager[None]:
     """Return the guard for a block that imports or calls code of `who`."""
-    return _guard()(who)
-
-
-@functools.cache
-def _guard() -> Guard:
-    [point] = importlib.metadata.entry_points(group=GROUP, name=PLUGIN)
-    guard: Guard = point.load().guard
-    return guard
+    return startup().guard(who)

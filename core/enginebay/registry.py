@@ -25,6 +25,7 @@ from enginebay.errors import (
 )
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
+from enginebay.startup import GROUP
 from enginebay.validation import describe_validation
 
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
@@ -228,7 +229,7 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
     UnknownNameError for a name that is no entry point. A plugin that fails to load is listed as
     broken. Built-in plugins are loaded first, so that no other plugin can take their names.
     """
-    points = sorted(importlib.metadata.entry_points(group=hooks.GROUP), key=_built_in_first)
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_built_in_first)
     known = {point.name for point in points}
     if names is None:
         listed = os.environ.get(PLUGINS_VARIABLE, "").split(",")

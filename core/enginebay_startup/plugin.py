@@ -1,14 +1,15 @@
-"""Registers JAX's configuration, which runs before an engine is planned; and has the guard within
-which the code of plugins is imported.
+"""Registers JAX's configuration, which runs before an engine is planned; and has what the
+core uses before any plugin is loaded (`enginebay.startup.Startup`).
 """
 
 from __future__ import annotations
 
 from enginebay.config import EngineConfig
 from enginebay.hooks import Register, hookimpl
+from enginebay_startup.findings import described
 from enginebay_startup.guard import guard
 
-__all__ = ["guard", "prepare", "register_startups"]
+__all__ = ["described", "guard", "prepare", "register_startups"]
 
 
 @hookimpl

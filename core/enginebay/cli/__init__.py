@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Sequence
 
-from enginebay.hooks import GROUP
+from enginebay.startup import GROUP
 
 PLUGIN = "cli"
 """The entry point of the plugin that has `main` and registers the built-in commands."""

@@ -1,0 +1,34 @@
+"""What the core takes from the plugin `startup` before it loads any other plugin."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from pydantic import BaseModel, ValidationError
+
+GROUP = "enginebay"
+"""The group of the entry points of plugins."""
+
+
+class Startup(Protocol):
+    """The module that the entry point `startup` names."""
+
+    def guard(self, who: str) -> AbstractContextManager[None]:
+        """Return a context manager for code of a plugin, such as "plugin 'lifo'". It raises
+        `enginebay.importing.StrayExitError` in place of a BaseException that is no Exception,
+        except for the KeyboardInterrupt of a real Ctrl-C.
+        """
+
+    def described(self, error: ValidationError, model: type[BaseModel]) -> str:
+        """Return pydantic's findings about a `model` as our messages, one for each wrong field."""
+
+
+@functools.cache
+def startup() -> Startup:
+    """Return the module of the entry point, which is loaded at the first call."""
+    [point] = importlib.metadata.entry_points(group=GROUP, name="startup")
+    module: Startup = point.load()
+    return module
