@@ -15,6 +15,7 @@ import numpy as np
 from enginebay.errors import CheckpointError, InputError, shown, shown_text
 from enginebay.model import Model, TokenInfo
 from enginebay.nesting import parse_json
+from enginebay_models.quantized_tensors import QuantizedTensor, Tensors
 from enginebay_models.safetensors_file import StoredTensor, read_file
 from enginebay_models.tensors import EMBEDDING, HEAD
 
@@ -233,7 +234,7 @@ def _united(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     return found
 
 
-def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
+def check_tensors(model: Model, stored: Tensors) -> None:
     """Raise CheckpointError for a tensor that is missing, has a wrong shape, or is not used."""
     sources = model.tensor_sources().values()
     wanted = {
@@ -272,7 +273,9 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
         )
 
 
-def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
+def check_tied(
+    head: StoredTensor | QuantizedTensor, embedding: StoredTensor | QuantizedTensor
+) -> None:
     """Raise CheckpointError when a tied head is stored and differs from the embedding."""
     if head.shape == embedding.shape and all(
         np.array_equal(ours, theirs, equal_nan=True)
@@ -290,7 +293,7 @@ def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
     raise CheckpointError(given, "a tied head that equals the embedding, or is not stored", todo)
 
 
-def _pieces(tensor: StoredTensor) -> Iterator[np.ndarray]:
+def _pieces(tensor: StoredTensor | QuantizedTensor) -> Iterator[np.ndarray]:
     """Yield the tensor [rows, features] in f32, some rows at a time."""
     whole = tensor.view()
     for row in range(0, whole.shape[0], _TIED_ROWS):

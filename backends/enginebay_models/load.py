@@ -5,7 +5,7 @@ weight is in memory twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,13 @@ from enginebay.errors import CheckpointError, ConfigError, explain
 from enginebay.model import Model, TensorSource
 from enginebay.weights import Quantization, QuantizedArray, Weight, WeightFormat, WeightSpec
 from enginebay_models.checkpoint import check_tensors
+from enginebay_models.quantized_tensors import (
+    QuantizedForm,
+    QuantizedTensor,
+    Tensors,
+    gather,
+    places,
+)
 from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.tensors import Index
 
@@ -31,26 +38,25 @@ _PIECE_BYTES = 32 << 20
 
 def load_weights(
     model: Model,
-    stored: Mapping[str, StoredTensor],
+    stored: Tensors,
     *,
-    dtype: str,
+    form: WeightFormat,
     place: Place,
-    quantization: Quantization | None = None,
     verify: bool = False,
     progress: LoadProgress | None = None,
 ) -> dict[str, Weight]:
-    """Load every weight of `model` from `stored` tensors, in `dtype`.
+    """Load every weight of `model` from `stored` tensors, in the form that `form` says.
 
-    Each shard is built on the host and sent to its devices. `quantization` applies to weights that
-    have `num_inputs`. `place` returns the sharding of a weight, None for the default device. Peak
-    memory is the weights, _PIECE_BYTES, and, if the devices are not the host's own, one shard (all
-    shards of a quantised weight). Raises CheckpointError, which names the tensor, for a tensor that
-    is missing, extra, or of a wrong shape or dtype, and for NaN and infinity: in quantised weights
-    always, in others with `verify`.
+    Each shard is built on the host and sent to its devices. `place` returns the sharding of a
+    weight, None for the default device. Peak memory is the weights, _PIECE_BYTES, and, if the
+    devices are not the host's own, one shard (all shards of a quantised weight). Raises
+    CheckpointError, which names the tensor, for a tensor that is missing, extra, or of a wrong
+    shape, dtype or form, and for NaN and infinity: in quantised weights always, in others with
+    `verify`.
     """
+    dtype = form.dtype
     if dtype not in DTYPES:
         raise ConfigError(explain(f"dtype {dtype!r}", ", ".join(DTYPES), "Choose one of these."))
-    form = WeightFormat(dtype, quantization)
     check_tensors(model, stored)
     specs, sources = model.weight_specs(), model.tensor_sources()
     total = sum(stored[name].num_bytes for source in sources.values() for name in source.names)
@@ -59,12 +65,11 @@ def load_weights(
     for path, spec in specs.items():
         tensors = [stored[name] for name in sources[path].names]
         part = _Part(sources[path], tensors, jnp.dtype(dtype), verify=verify)
-        arrays = form.stored(spec)
-        if isinstance(arrays, QuantizedArray) and quantization is not None:
-            quantized = part.quantized(spec, arrays, quantization)
+        arrays = form.stored(path, spec)
+        if isinstance(arrays, QuantizedArray):
             weights[path] = jax.tree.map(
                 lambda array, one, path=path: jax.device_put(array, place(path, one.spec)),
-                quantized,
+                part.quantized(spec, arrays, form.quantization),
                 arrays,
             )
         else:
@@ -79,7 +84,12 @@ class _Part:
     """Builds parts of one weight in the target dtype."""
 
     def __init__(
-        self, source: TensorSource, tensors: list[StoredTensor], dtype: np.dtype, *, verify: bool
+        self,
+        source: TensorSource,
+        tensors: Sequence[StoredTensor | QuantizedTensor],
+        dtype: np.dtype,
+        *,
+        verify: bool,
     ) -> None:
         self.source = source
         self.tensors = tensors
@@ -100,19 +110,54 @@ class _Part:
         return out
 
     def quantized(
-        self, spec: WeightSpec, arrays: QuantizedArray, quantization: Quantization
+        self, spec: WeightSpec, arrays: QuantizedArray, quantization: Quantization | None
     ) -> QuantizedArray:
-        """Return the whole weight quantised, as NumPy arrays with the shapes of `arrays`."""
-        assert spec.num_inputs is not None, "only such a weight is quantised"
+        """Return the whole weight as NumPy arrays with the shapes of `arrays`: quantised, or with
+        `quantization` None as the tensors store it.
+        """
         out = jax.tree.map(lambda a: _aligned_empty(a.spec.shape, jnp.dtype(a.dtype)), arrays)
+        made = (
+            self._as_stored(spec, arrays)
+            if quantization is None
+            else self._rounded(spec, arrays, quantization)
+        )
+        for rows, piece in made:
+            for whole, values in zip(jax.tree.leaves(out), jax.tree.leaves(piece), strict=True):
+                whole.reshape(-1, *values.shape[1:])[rows] = values
+            del piece
+        return out
+
+    def _rounded(
+        self, spec: WeightSpec, arrays: QuantizedArray, quantization: Quantization
+    ) -> Iterator[tuple[slice, QuantizedArray]]:
         for rows, built in self.pieces([(0, size) for size in spec.shape]):
             if has_non_finite(built):
                 raise self._non_finite()
-            made = quantization.quantize(built.astype(np.float32), spec.num_inputs)
-            for whole, piece in zip(jax.tree.leaves(out), jax.tree.leaves(made), strict=True):
-                whole[rows] = piece
-            del built, made
-        return out
+            yield rows, quantization.quantize(built.astype(np.float32), arrays)
+
+    def _as_stored(
+        self, spec: WeightSpec, arrays: QuantizedArray
+    ) -> Iterator[tuple[slice, QuantizedArray]]:
+        """Yield some outputs of the weight, counted as if it had one dimension of outputs."""
+        tensors = [one for one in self.tensors if isinstance(one, QuantizedTensor)]
+        for plain in (one for one in self.tensors if isinstance(one, StoredTensor)):
+            given = f"tensor {plain.name!r} in {plain.path.name} is {plain.dtype}"
+            raise CheckpointError(
+                given,
+                f"a tensor that is stored by {arrays.method}, as the model was planned",
+                "Make the engine for this checkpoint.",
+            )
+        rows, wanted = places(spec, self.source).ravel(), QuantizedForm.of(arrays)
+        step = max(
+            1, _PIECE_BYTES // math.prod(spec.shape[len(spec.shape) - (spec.num_inputs or 1) :])
+        )
+        for first in range(0, rows.size, step):
+            made = gather(tensors, rows[first : first + step], wanted)
+            if not np.isfinite(made.scales.astype(np.float32)).all():
+                raise self._non_finite()
+            yield slice(first, first + step), made
+            for tensor in tensors:
+                tensor.forget()
 
     def pieces(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the part of the weight within `bounds`, piece by piece.
@@ -136,7 +181,7 @@ class _Part:
 
     def _non_finite(self) -> CheckpointError:
         for tensor, reader in zip(self.tensors, self.readers, strict=True):
-            if has_non_finite(reader):
+            if has_non_finite(reader[:]):
                 given = f"tensor {tensor.name!r} in {tensor.path.name} holds NaN or infinity"
                 return CheckpointError(
                     explain(

@@ -7,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from enginebay.config import NO_QUANTIZATION
 from enginebay.model import Model, TokenInfo
-from enginebay.weights import Quantization, Weight
+from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.checkpoint import (
     find_folder,
     find_tensors,
@@ -17,6 +18,7 @@ from enginebay_models.checkpoint import (
     read_token_info,
 )
 from enginebay_models.load import LoadProgress, Place, load_weights
+from enginebay_models.quantized_tensors import quantized_weights
 from enginebay_models.sampling_defaults import read_sampling_defaults
 
 
@@ -43,24 +45,24 @@ class CheckpointSource:
 
         return load_tokenizer(self.folder)
 
+    @property
+    def quantization(self) -> str:
+        """Return "none": config.json with a quantization_config is refused by the families."""
+        return NO_QUANTIZATION
+
+    def quantized_weights(self, model: Model) -> Mapping[str, QuantizedArray]:
+        """Return the StoredArrays of the quantised weights, by path."""
+        return quantized_weights(model, find_tensors(self.folder))
+
     def load_weights(
         self,
         model: Model,
         *,
-        dtype: str,
+        form: WeightFormat,
         place: Place,
-        quantization: Quantization | None = None,
         verify: bool = False,
         progress: LoadProgress | None = None,
     ) -> dict[str, Weight]:
         """Load every weight of `model`, each shard to its device; see `load.load_weights`."""
         stored = find_tensors(self.folder)
-        return load_weights(
-            model,
-            stored,
-            dtype=dtype,
-            place=place,
-            quantization=quantization,
-            verify=verify,
-            progress=progress,
-        )
+        return load_weights(model, stored, form=form, place=place, verify=verify, progress=progress)

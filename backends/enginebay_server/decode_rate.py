@@ -61,8 +61,8 @@ class PassBytes:
             return sum(on_device(one.shape, one.dtype, axes[name]) for name, one in shapes)
 
         sizes: dict[str | None, list[int]] = {}  # of each weight, by its first axis
-        for spec in specs.values():
-            arrays = jax.tree.leaves(plan.weight_format.stored(spec))
+        for path, spec in specs.items():
+            arrays = jax.tree.leaves(plan.weight_format.stored(path, spec))
             size = sum(on_device(one.spec.shape, one.dtype, one.spec.axes) for one in arrays)
             sizes.setdefault(spec.axes[0], []).append(size)
         experts, tables = sum(sizes.pop("expert", ())), sizes.pop("vocab", [0])

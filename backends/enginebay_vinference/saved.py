@@ -232,7 +232,7 @@ def fingerprint(programs: Programs) -> str:
     facts = {
         "info": repr(model.info),
         "weights": {
-            path: repr(parts.weight_format.stored(spec))
+            path: repr(parts.weight_format.stored(path, spec))
             for path, spec in model.weight_specs().items()
         },
         "dtypes": [parts.dtype, *(s.kv_dtype for s in parts.model.info.attention.values())],

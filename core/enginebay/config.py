@@ -29,7 +29,7 @@ from enginebay.validation import Validated
 
 NO_PROPOSER: Final = "none"
 NO_QUANTIZATION: Final = "none"
-PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
+PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars", "quantization")
 
 MAX_PASSES = 4
 """Max passes of the model in one verify step. The device begins another pass, without the host,
@@ -115,8 +115,14 @@ class EngineConfig(Validated):
         AUTO,
         description="dtype of the cache, or one for each cache group; auto: the same as `dtype`",
     )
-    quantization: str = Field(
-        NO_QUANTIZATION, description="method that stores weights in fewer bits, such as int8"
+    quantization: Choice = Field(
+        Choice(),
+        description="how weights are stored in fewer bits, such as int8; auto: as the checkpoint "
+        "stores them",
+    )
+    activation_quantization: Literal["auto", "none", "int8"] = Field(
+        AUTO,
+        description="rounding of the inputs of quantised weights; auto: as the checkpoint says",
     )
     layout: str = Field(AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(

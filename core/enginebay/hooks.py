@@ -28,7 +28,14 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "model": ("architectures",),
-    "kernel": ("custom_calls", "compiler", "layouts", "sharded", "quantizations"),
+    "kernel": (
+        "custom_calls",
+        "compiler",
+        "layouts",
+        "sharded",
+        "quantizations",
+        "activation_quantizations",
+    ),
     "sampler": ("greedy_only", "exact_greedy", "draws"),
     "logits_processor": ("order", "default"),
     "scheduler": ("order",),
@@ -130,7 +137,7 @@ class Hooks:
     @hookspec
     def register_quantizations(self, register: Register) -> None:
         """Register methods that store weights in fewer bits. Target: a subclass of
-        `enginebay.weights.Quantization` whose constructor takes no arguments.
+        `enginebay.weights.Quantization`, whose constructor takes the options if some are declared.
         """
 
     @hookspec

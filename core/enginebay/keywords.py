@@ -24,7 +24,8 @@ class ServingChoices(TypedDict, total=False):
     platform: str
     weight_dtype: Dtype
     kv_cache_dtype: Dtype | Mapping[str, Dtype]
-    quantization: str
+    quantization: Section
+    activation_quantization: Literal["auto", "none", "int8"]
     scheduler: Section
     sampler: Section
     proposer: Section

@@ -19,7 +19,7 @@ from enginebay.cache_state import StateGroup
 from enginebay.errors import unknown_name
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec
-from enginebay.weights import Quantization, Weight, WeightSpec
+from enginebay.weights import QuantizedArray, Weight, WeightFormat, WeightSpec
 
 Weights = Mapping[str, Weight]
 """A model's weights by dotted path, such as "layers.0.attention.qkv". The dict is flat, so that a
@@ -197,6 +197,16 @@ class Checkpoint(Protocol):
     token_info: TokenInfo
     sampling_defaults: Mapping[str, Any]
     """Field of SamplingParams -> the value that the checkpoint recommends; may be empty."""
+    quantization: str
+    """Name of the form in which the checkpoint stores weights in fewer bits, such as "gptq"; "none"
+    for a checkpoint without quantised weights.
+    """
+
+    def quantized_weights(self, model: Model) -> Mapping[str, QuantizedArray]:
+        """Return how the checkpoint stores the quantised weights of `model`, by path, as
+        StoredArrays; empty for a checkpoint without quantised weights. CheckpointError, which names
+        the tensor, for tensors that do not fit together.
+        """
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer, which has the interface of `enginebay.text.Tokenizer`."""
@@ -205,16 +215,16 @@ class Checkpoint(Protocol):
         self,
         model: Model,
         *,
-        dtype: str,
+        form: WeightFormat,
         place: Callable[[str, WeightSpec], Sharding | None],
-        quantization: Quantization | None = None,
         verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Weight]:
         """Load all weights of `model`, each shard directly to its device.
 
-        `place(path, spec)` returns the sharding of a weight, or of an array of a quantised weight;
-        None: the default device. `quantization` is applied to the weights that have `num_inputs`.
-        CheckpointError, which names the tensor, for NaN or infinity in quantised weights, and in
-        all weights with `verify`. `progress(bytes_done, bytes_total)` is called while loading.
+        `form` says how each weight is stored; weights that the checkpoint stores in fewer bits are
+        dequantised where `form` has plain ones. `place(path, spec)` returns the sharding of a
+        weight, or of an array of a quantised weight; None: the default device. CheckpointError,
+        which names the tensor, for NaN or infinity in quantised weights, and in all weights with
+        `verify`. `progress(bytes_done, bytes_total)` is called while loading.
         """

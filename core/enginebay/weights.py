@@ -6,13 +6,16 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
+
+FLOAT: Final = "float"
+"""`QuantizedArray.activations` of a weight whose inputs are not rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +42,27 @@ class StoredArray:
 @functools.partial(
     tree_util.register_dataclass,
     data_fields=["values", "scales", "zero_points"],
-    meta_fields=["method"],
+    meta_fields=["method", "activations"],
 )
 @dataclasses.dataclass(frozen=True)
 class QuantizedArray:
     """A quantised weight [*outputs, *inputs] = (values - zero_points) * scales. Only the ops
     linear, grouped_linear and embedding read its parts.
 
-    values: [*outputs, *inputs] of a small dtype. scales: f32 [*outputs, groups]; each scale is for
-    an equal share of the flattened inputs. zero_points: the same shape as scales, or None when all
-    are 0. method: the registered name of the quantisation. In the plan of an engine the parts are
-    StoredArrays, and NumPy arrays while a checkpoint is loaded.
+    values: [*outputs, *inputs] of a small dtype. scales: [*outputs, groups]; each scale is for an
+    equal share of the flattened inputs, that is for consecutive inputs. zero_points: the shape and
+    dtype of scales, or None when all are 0. method: the name of the form of the numbers, which the
+    capability `quantizations` of a kernel lists; docs/quantization.md describes the built-in ones.
+    activations: "int8" where the ops linear and grouped_linear round each row of their inputs to
+    int8, with one scale for the row, before the product; FLOAT where they do not. In the plan of an
+    engine the parts are StoredArrays, and NumPy arrays while a checkpoint is loaded.
     """
 
     values: Any
     scales: Any
     zero_points: Any | None
     method: str
+    activations: str = FLOAT
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,50 +80,62 @@ class QuantizedArray:
         shares = self.values.reshape(*self.scales.shape, -1).astype(jnp.float32)
         if self.zero_points is not None:
             shares = shares - self.zero_points[..., None].astype(jnp.float32)
-        return (shares * self.scales[..., None]).reshape(self.shape)
+        return (shares * self.scales[..., None].astype(jnp.float32)).reshape(self.shape)
 
 
 Weight = jax.Array | QuantizedArray
 
 
 class Quantization(ABC):
-    """A method that stores weights in fewer bits. A plugin registers a subclass as kind
-    "quantization"; its constructor takes no arguments.
+    """Stores weights in fewer bits while a checkpoint is loaded. A plugin registers a subclass as
+    kind "quantization"; its constructor takes the options, if the plugin declares some.
 
     Rows along the first axis of a weight are quantised independently of one another, and each array
     of the result has the same first axis.
     """
 
-    name: str
+    @abstractmethod
+    def arrays(self, spec: WeightSpec) -> QuantizedArray | None:
+        """Return the StoredArrays for a weight, whose spec has `num_inputs`; None: the weight is
+        not quantised.
+        """
 
     @abstractmethod
-    def arrays(self, spec: WeightSpec) -> QuantizedArray:
-        """Return the StoredArrays for a weight, whose spec has `num_inputs`."""
-
-    @abstractmethod
-    def quantize(self, rows: np.ndarray, num_inputs: int) -> QuantizedArray:
-        """Quantise some rows of a weight, f32 [rows, *outputs, *inputs], all finite. Returns NumPy
-        arrays.
+    def quantize(self, rows: np.ndarray, arrays: QuantizedArray) -> QuantizedArray:
+        """Quantise some rows of a weight, f32 [rows, *outputs, *inputs], all finite. `arrays`: the
+        result of `arrays` for the weight. Returns NumPy arrays.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightFormat:
-    """How an engine stores its weights: the dtype of plain arrays, and the quantisation of weights
-    that may be quantised (None: no weight is quantised).
+    """How an engine stores its weights.
+
+    dtype: of plain arrays. quantized: the StoredArrays of each quantised weight, by path. name: the
+    quantisation that they are stored by, "none" without one. quantization: quantises them while a
+    checkpoint is loaded; None: the checkpoint itself stores them so.
     """
 
     dtype: str
+    quantized: Mapping[str, QuantizedArray] = dataclasses.field(default_factory=dict)
+    name: str = "none"
     quantization: Quantization | None = None
 
     def __str__(self) -> str:
-        return self.dtype if self.quantization is None else f"{self.quantization.name} {self.dtype}"
+        return f"{self.name} {self.dtype}" if self.quantized else self.dtype
 
-    def stored(self, spec: WeightSpec) -> StoredArray | QuantizedArray:
+    def stored(self, path: str, spec: WeightSpec) -> StoredArray | QuantizedArray:
         """Return how a weight is stored: one StoredArray, or a QuantizedArray of StoredArrays."""
-        if self.quantization is None or spec.num_inputs is None:
-            return StoredArray(spec, self.dtype)
-        return self.quantization.arrays(spec)
+        return self.quantized.get(path) or StoredArray(spec, self.dtype)
+
+    @property
+    def needs(self) -> Mapping[str, frozenset[str]]:
+        """What kernels that read weights must support, by capability."""
+        weights = self.quantized.values()
+        return {
+            "quantizations": frozenset(one.method for one in weights),
+            "activation_quantizations": frozenset(one.activations for one in weights) - {FLOAT},
+        }
 
 
 def stored_bytes(shape: Sequence[int], dtype: Any) -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import jax
 import numpy as np
 
-from enginebay.compose.candidates import why_not_declared
+from enginebay.compose.candidates import NOTHING, why_not_declared
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.kernels import refuse_unused
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
-from enginebay.config import NO_QUANTIZATION, Reason
+from enginebay.config import Reason
 from enginebay.config_sections import PHASES, Choice
 from enginebay.errors import (
     IncorrectError,
@@ -182,9 +182,9 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
         refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
-    if entry is None and _quantization(plan, op) != NO_QUANTIZATION:
+    if entry is None and any(_needs(plan, op).values()):
         raise UnsupportedError(
-            f"{op} = {name} cannot be used with {plan.config.quantization} weights",
+            f"{op} = {name} cannot be used with {plan.weight_format.name} weights",
             "a registered kernel whose capability `quantizations` names the method",
             "Register the kernel, or make the LLM without quantization.",
         )
@@ -204,7 +204,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     entry = plan.registry.find("kernel", value, op)
     is_sharded = plan.kernels.is_sharded and not plan.kernels.ops[op].partition
     reason = why_not_declared(
-        entry, plan.kernels.layout, is_sharded=is_sharded, quantization=_quantization(plan, op)
+        entry, plan.kernels.layout, is_sharded=is_sharded, needs=_needs(plan, op)
     )
     if reason is not None:
         raise UnsupportedError(
@@ -215,9 +215,9 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     return value, plan.registry.load(entry), entry
 
 
-def _quantization(plan: Plan, op: str) -> str:
-    """Return the quantization method of the weights of an op."""
-    return plan.config.quantization if plan.kernels.ops[op].reads_weights else NO_QUANTIZATION
+def _needs(plan: Plan, op: str) -> Mapping[str, Collection[str]]:
+    """Return what a kernel of the op must support to read the weights of the plan."""
+    return plan.weight_format.needs if plan.kernels.ops[op].reads_weights else NOTHING
 
 
 def _refuse(plan: Plan, one: _Given) -> None:

@@ -25,7 +25,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
         ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),
         ("kv_cache_dtype", "T", "dtype of keys and values in the cache; auto: as --dtype"),
-        ("quantization", "NAME", "method that stores weights in fewer bits, such as int8"),
+        ("quantization", "NAME", "weights in fewer bits, such as int8; auto: as they are stored"),
         ("engine", "NAME", "engine, which owns the cache and runs the steps"),
         ("scheduler", "NAME", "policy that decides which requests run next"),
         ("sampler", "NAME", "sampler, which chooses each next token"),
@@ -35,6 +35,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, metavar=metavar, help=with_default(what, name))
     _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help=with_default("cache layout", "layout"))
+    group.add_argument(
+        "--activation-quantization",
+        choices=["auto", "none", "int8"],
+        help=with_default("rounding of the inputs of quantised weights", "activation_quantization"),
+    )
     group.add_argument(
         "--generation-config",
         choices=["auto", "none"],

@@ -86,7 +86,8 @@ def _spec(names: Sequence[str], array: Any, split: MeshAxes, mesh: Mesh) -> Any:
         return None
     factors = PartitionSpec(*axes[:outputs], first if groups > 1 else None)
     points = None if array.zero_points is None else factors
-    return QuantizedArray(PartitionSpec(*axes), factors, points, array.method)
+    values = PartitionSpec(*axes)
+    return QuantizedArray(values, factors, points, array.method, array.activations)
 
 
 def _sharded(

@@ -71,8 +71,8 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
     widened = (
         math.prod(spec.shape)
-        for spec in parts.model.weight_specs().values()
-        if isinstance(parts.weight_format.stored(spec), QuantizedArray)
+        for path, spec in parts.model.weight_specs().items()
+        if isinstance(parts.weight_format.stored(path, spec), QuantizedArray)
     )
     return (
         max(widened, default=0) * jnp.dtype(parts.dtype).itemsize

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from enginebay.weights import WeightFormat
 from enginebay_models.source import CheckpointSource
 from enginebay_testing.model_harness import (
     ModelHarness,
@@ -42,7 +43,7 @@ def loaded(
     source = CheckpointSource(str(tiny.write_checkpoint(folder, variant)))
     placement = place_over(num_devices)
     model = tiny.family_of(variant).build(source.config, dtype=dtype, num_shards=num_devices)
-    weights = source.load_weights(model, dtype=dtype, place=placement.weight)
+    weights = source.load_weights(model, form=WeightFormat(dtype), place=placement.weight)
     return ModelHarness(
         model, weights, plain_ops, placement, num_rows=len(tiny.PROMPT_LENGTHS), capacity=384
     )

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.model import Model, TokenInfo
-from enginebay.weights import WeightSpec
+from enginebay.weights import WeightFormat, WeightSpec
 from enginebay_models.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -44,7 +44,9 @@ def load(
     source = CheckpointSource(str(folder))
     model = family.build(source.config, dtype=dtype, num_shards=num_shards)
     place = place_over(num_shards).weight if num_shards > 1 else default_place
-    return source.load_weights(model, dtype=dtype, place=place, verify=verify, **fields)
+    return source.load_weights(
+        model, form=WeightFormat(dtype), place=place, verify=verify, **fields
+    )
 
 
 def default_place(path: str, spec: WeightSpec) -> None:
@@ -331,8 +333,9 @@ def test_names_that_are_no_model(folder: Path) -> None:
 
 
 def test_dtype_that_is_not_read(folder: Path) -> None:
+    form = WeightFormat("float8")
     with pytest.raises(ConfigError, match="dtype 'float8'"):
-        load_weights(model_of(), find_tensors(folder), dtype="float8", place=default_place)
+        load_weights(model_of(), find_tensors(folder), form=form, place=default_place)
 
 
 def test_special_tokens_of_both_files_are_united(folder: Path) -> None:
@@ -350,7 +353,9 @@ def test_special_tokens_of_both_files_are_united(folder: Path) -> None:
 def test_demo_model_loads() -> None:
     source = CheckpointSource("demo")
     model = family.build(source.config, dtype="bfloat16")
-    loaded = source.load_weights(model, dtype="bfloat16", place=default_place, verify=True)
+    loaded = source.load_weights(
+        model, form=WeightFormat("bfloat16"), place=default_place, verify=True
+    )
     assert {path: spec.shape for path, spec in model.weight_specs().items()} == {
         p: a.shape for p, a in loaded.items()
     }

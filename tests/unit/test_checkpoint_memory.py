@@ -18,6 +18,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import jax
+from enginebay.weights import WeightFormat
 from enginebay_models.llama import family
 from enginebay_models.source import CheckpointSource
 
@@ -28,7 +29,7 @@ jax.device_put(1).block_until_ready()
 source = CheckpointSource(sys.argv[1])
 model = family.build(source.config, dtype=sys.argv[2])
 before = resident("VmRSS")
-weights = source.load_weights(model, dtype=sys.argv[2], place=lambda path, spec: None)
+weights = source.load_weights(model, form=WeightFormat(sys.argv[2]), place=lambda path, spec: None)
 print(json.dumps([sum(w.nbytes for w in weights.values()), resident("VmHWM") - before]))
 """
 

@@ -15,11 +15,11 @@ from enginebay.errors import CheckpointError, ConfigError
 from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray
 from enginebay_executor.local import runner_of
-from enginebay_models.int8 import Int8
 from enginebay_models.qwen3_moe import family
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
 from tests.parity import tiny
+from tests.unit.quantizing import quantized as as_int8
 
 VARIANT = "qwen3_moe-normed"
 SIZES: dict[str, Any] = {
@@ -46,7 +46,7 @@ def test_blocks_of_groups_give_what_each_row_gives_alone() -> None:
             for function in (grouped_linear, grouped_linear_reference)
         ]
 
-    plain, exact, quantized, widened = both(x, (weight, Int8().quantize(weight, 1)), sizes)
+    plain, exact, quantized, widened = both(x, (weight, as_int8(weight)), sizes)
     for got, wanted in ((plain, exact), (quantized, widened)):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, wanted

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from enginebay.errors import CheckpointError
+from enginebay.weights import WeightFormat
 from enginebay_models.llama import family
 from enginebay_models.source import CheckpointSource
 from tests.parity import tiny
@@ -157,7 +158,9 @@ def load(home: Path, endpoint: str, *, offline: bool = False) -> Loaded:
     with fresh_hub(home, endpoint, offline=offline):
         source = CheckpointSource(REPO)
         model = family.build(source.config, dtype="float32")
-        weights = source.load_weights(model, dtype="float32", place=lambda *_: None, verify=True)
+        weights = source.load_weights(
+            model, form=WeightFormat("float32"), place=lambda *_: None, verify=True
+        )
         files = sorted(path.name for path in source.folder.iterdir())
         return files, len(weights), source.load_tokenizer().encode("w3 w5")
 

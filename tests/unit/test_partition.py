@@ -21,7 +21,6 @@ from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_executor.partition import partitioned
 from enginebay_executor.rules import NamedWeight
-from enginebay_models.int8 import Int8
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample
 from enginebay_xla import linear as xla
@@ -37,6 +36,7 @@ from enginebay_xla.ops import (
     RMS_NORM,
     SAMPLE,
 )
+from tests.unit.quantizing import quantized
 from tests.unit.test_native_compiling import need_compiler
 
 P = PartitionSpec
@@ -91,7 +91,7 @@ def test_a_product_is_split_as_its_weight_is_and_a_split_sum_is_added_up(
     impl: Any = xla.linear
     if kind == "native_int8":
         need_compiler()
-        weight = Int8().quantize(WIDE, 2)
+        weight = quantized(WIDE, 2)
         impl = importlib.import_module("enginebay_native.linear").linear
     expected = weight.dequantized() if kind == "native_int8" else WIDE
     mesh_axes = PLACEMENT.spec(axes)
@@ -159,7 +159,7 @@ def test_each_device_multiplies_the_rows_of_its_own_groups(kind: str) -> None:
     sizes = np.array([2, 0, 3, 1], np.int32)
     x = RNG.normal(size=(7 if kind == "odd_rows" else 8, 6)).astype(np.float32)
     plain = RNG.normal(size=(4, 5, 6)).astype(np.float32)
-    weight = Int8().quantize(plain, 1) if kind == "int8" else plain
+    weight = quantized(plain) if kind == "int8" else plain
     weights = jax.tree.map(lambda array: placed(array, "tensor"), weight)
     impl = grouped_linear.grouped_linear
     got, found, seen = run(GROUPED_LINEAR, impl, placed(x), weights, placed(sizes))

@@ -22,10 +22,10 @@ from enginebay.errors import CheckpointError, InputError, UnknownNameError, Unsu
 from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_executor.weights import merge_weights
-from enginebay_models.int8 import Int8
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.linear import embedding, linear
 from tests.brief import BRIEF, LEAST
+from tests.unit.quantizing import quantized
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPTS = ["Once upon a time", "The little dog"]
@@ -63,7 +63,7 @@ def by_hand(weight: QuantizedArray) -> np.ndarray:
 def test_a_product_is_that_of_the_dequantised_weight(
     shape: tuple[int, ...], num_inputs: int, dtype: str
 ) -> None:
-    weight, inputs = Int8().quantize(random(*shape), num_inputs), shape[-num_inputs:]
+    weight, inputs = quantized(random(*shape), num_inputs), shape[-num_inputs:]
     x = random(3, *inputs, seed=1).astype(jnp.dtype(dtype))
     bias = random(*shape[:-num_inputs], seed=2)
     wanted = np.tensordot(
@@ -92,7 +92,7 @@ def test_groups_of_inputs_have_scales_and_zero_points_of_their_own() -> None:
 def test_a_value_errs_by_half_a_scale_at_most_and_zeros_stay() -> None:
     rows = random(7, 3, 20) * np.logspace(-6, 6, 7, dtype=np.float32)[:, None, None]
     rows[2] = 0
-    made = Int8().quantize(rows, 1)
+    made = quantized(rows)
     error = np.abs(by_hand(made) - rows)
     assert (error <= made.scales / 2 * (1 + 1e-5)).all()
     assert np.abs(made.values).max() == 127

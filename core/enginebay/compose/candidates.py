@@ -4,9 +4,9 @@ why it cannot be used here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from enginebay.config import NO_QUANTIZATION, EngineConfig
+from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env, Interpretable
@@ -14,7 +14,10 @@ from enginebay.ops.select import Candidate
 from enginebay.registry import Entry, Registry
 
 ANY = "any"
-"""The entry of the capability `quantizations` that stands for every quantisation method."""
+"""The entry of a capability about quantisation that stands for every entry."""
+
+QUANTIZED = {"quantizations": "weights", "activation_quantizations": "activations"}
+NOTHING: Mapping[str, Collection[str]] = {}
 
 
 def candidates(
@@ -24,22 +27,19 @@ def candidates(
     *,
     is_sharded: bool = False,
     layout: str | None = None,
-    quantization: str = NO_QUANTIZATION,
+    needs: Mapping[str, Collection[str]] = NOTHING,
     interpret: Collection[str] = (),
 ) -> list[Candidate]:
     """Return a candidate for every registered implementation of an op.
 
     An implementation is loaded if its declaration allows this platform. Refused are, with
     `is_sharded`, implementations with the capability sharded = False; implementations whose
-    capability `layouts` does not contain `layout`; and implementations whose capability
-    `quantizations` does not contain the method `quantization` of the op's weights. Implementations
-    for another platform are interpreted if their name is in `interpret`.
+    capability `layouts` does not contain `layout`; and implementations that lack an entry which the
+    weights of the op need (`WeightFormat.needs`). Implementations for another platform are
+    interpreted if their name is in `interpret`.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
-    unable = [
-        why_not_declared(e, layout, is_sharded=is_sharded, quantization=quantization)
-        for e in kernels
-    ]
+    unable = [why_not_declared(e, layout, is_sharded=is_sharded, needs=needs) for e in kernels]
     return [
         _candidate(registry, e, env, interpret=e.name in interpret)
         if reason is None
@@ -49,7 +49,11 @@ def candidates(
 
 
 def why_not_declared(
-    entry: Entry, layout: str | None, *, is_sharded: bool, quantization: str = NO_QUANTIZATION
+    entry: Entry,
+    layout: str | None,
+    *,
+    is_sharded: bool,
+    needs: Mapping[str, Collection[str]] = NOTHING,
 ) -> str | None:
     """Return why the declared capabilities of a kernel rule it out here, or None. Its state and
     platforms are not checked.
@@ -59,9 +63,11 @@ def why_not_declared(
         return "does not support weights split over devices"
     if layout is not None and layouts is not None and layout not in layouts:
         return f"does not support layout {layout} (has {', '.join(layouts)})"
-    methods = entry.capability("quantizations", ())
-    if quantization != NO_QUANTIZATION and not {quantization, ANY} & set(methods):
-        return f"does not support {quantization} weights (has {', '.join(methods) or 'none'})"
+    for capability, needed in needs.items():
+        has = entry.capability(capability, ())
+        if ANY not in has and (lacking := sorted(set(needed) - set(has))):
+            what = f"{', '.join(lacking)} {QUANTIZED[capability]}"
+            return f"does not support {what} (has {', '.join(has) or 'none'})"
     return None
 
 

@@ -15,20 +15,21 @@ from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
-from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig
+from enginebay.compose.weight_format import choose_weight_format
+from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, Choice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.executor.sharding import make_placement
-from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
+from enginebay.model import Checkpoint, ModelFamily, with_cache_dtypes
 from enginebay.ops.select import Candidate, choose
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 from enginebay.waits import waiting
-from enginebay.weights import Quantization, Weight, WeightFormat
+from enginebay.weights import Weight
 
 log = logging.getLogger("enginebay.compose")
 
@@ -68,7 +69,11 @@ def make_plan(
     model = family.build(
         checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
     )
-    weight_format = choose_weight_format(registry, config, model, weight_dtype)
+    weight_format, why_weights = choose_weight_format(
+        registry, config, checkpoint, model, weight_dtype
+    )
+    named = config.quantization.model_copy(update={"name": weight_format.name})
+    config = config.model_copy(update={"quantization": named})
     kv_dtypes = config.kv_cache_dtype
     if isinstance(kv_dtypes, str):
         kv_dtypes = dict.fromkeys(model.info.attention, kv_dtypes)
@@ -87,11 +92,13 @@ def make_plan(
         prefers_mixed_steps=platform.mixed_steps,
     )
     settled, reasons = resolve(config, facts)
+    reasons += why_weights
     _check_parts(registry, settled, here)
     steps = engine_steps(registry, settled, platform, model)
     kernels = choose_kernels(
-        registry, settled, platform.env(), model.info, placement, platform.default_layout, steps
-    )
+        registry, settled, platform.env(), model.info, placement, platform.default_layout, steps,
+        weight_format.needs,
+    )  # fmt: skip
     processors = choose_processors(registry, settled)
     reasons += (processors.reason, *kernels.reasons)
     plan = Plan(
@@ -99,26 +106,6 @@ def make_plan(
         kernels, processors, weight_format,
     )  # fmt: skip
     return _revised(plan)
-
-
-def choose_weight_format(
-    registry: Registry, config: EngineConfig, model: Model, dtype: str
-) -> WeightFormat:
-    """Return the weight format of a configuration, with plain weights of `dtype`. UnknownNameError
-    for an unknown method; UnsupportedError for a model without weights that may be quantised.
-    """
-    if config.quantization == NO_QUANTIZATION:
-        return WeightFormat(dtype)
-    entry = registry.find("quantization", config.quantization)
-    quantization: Quantization = registry.load(entry)()
-    if all(spec.num_inputs is None for spec in model.weight_specs().values()):
-        raise UnsupportedError(
-            f"quantization = {config.quantization!r} for a model of family "
-            f"{model.info.family!r}, none of whose weights has `num_inputs`",
-            "a model whose family sets num_inputs of the weights that may be quantised",
-            "Leave --quantization out.",
-        )
-    return WeightFormat(dtype, quantization)
 
 
 def _revised(plan: Plan) -> Plan:

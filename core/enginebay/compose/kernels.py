@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.by_hand import by_hand
-from enginebay.compose.candidates import candidates, interpreted_names
+from enginebay.compose.candidates import NOTHING, candidates, interpreted_names
 from enginebay.compose.fused import FusedPart, choose_fused
 from enginebay.compose.negotiate import (
     PlanSteps,
@@ -20,7 +20,7 @@ from enginebay.compose.negotiate import (
     why_not_phase,
 )
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
-from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
+from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO, PHASES, KernelChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, UnsupportedError, unknown_name
@@ -103,12 +103,14 @@ def choose_kernels(
     placement: Placement,
     default_layout: str,
     steps: PlanSteps,
+    needs: Mapping[str, Collection[str]] = NOTHING,
 ) -> ChosenKernels:
     """Choose an implementation for every op, and the cache layout.
 
     UnsupportedError, with the reason, for an implementation chosen by name that cannot be used
     here; UnknownNameError for an unknown op or name. `steps` computes the attention problems of the
-    engine's steps, with the engine's pages, rows and context lengths.
+    engine's steps, with the engine's pages, rows and context lengths. `needs`: what kernels that
+    read weights must support (`WeightFormat.needs`).
     """
     ops, refused = usable_ops(registry)
     known = [*ops, *(reason.setting.removeprefix("kernels.") for reason in refused)]
@@ -129,7 +131,7 @@ def choose_kernels(
         registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
     )
     plain, why_plain = _choose_plain(
-        registry, config, env, ops, layout.chosen, is_sharded=shards > 1
+        registry, config, env, ops, layout.chosen, is_sharded=shards > 1, needs=needs
     )
     reasons = [layout, *why, *why_plain, *refused]
     calls = {call for one in (*attention.values(), *plain.values()) for call in one.custom_calls}
@@ -184,6 +186,7 @@ def _choose_plain(
     layout: str,
     *,
     is_sharded: bool,
+    needs: Mapping[str, Collection[str]],
 ) -> tuple[dict[str, Candidate], list[Reason]]:
     """Choose every op without phases. A fused op is left out if its parts compute it."""
     plain: dict[str, Candidate] = {}
@@ -199,7 +202,7 @@ def _choose_plain(
             # it: "auto" takes none whose speed was not measured when split.
             is_sharded=is_sharded and not (op.partition and wanted != AUTO),
             layout=layout,
-            quantization=config.quantization if op.reads_weights else NO_QUANTIZATION,
+            needs=needs if op.reads_weights else NOTHING,
             interpret=interpreted_names(config, wanted),
         )
         parts = [

@@ -59,9 +59,8 @@ class Plan:
         """
         return (checkpoint or self.checkpoint).load_weights(
             self.model,
-            dtype=self.weight_format.dtype,
+            form=self.weight_format,
             place=self.placement.weight,
-            quantization=self.weight_format.quantization,
             verify=self.config.verify_weights,
             progress=progress,
         )

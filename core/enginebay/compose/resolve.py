@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig, Reason
+from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
 from enginebay.ops.select import Candidate, choose
@@ -81,8 +81,6 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
         else Reason(name, chosen, "chosen by name")
         for name, chosen in (("weight_dtype", config.weight_dtype), ("kv_cache_dtype", cached))
     ]
-    if config.quantization != NO_QUANTIZATION:
-        others.append(Reason("quantization", config.quantization, "chosen by name"))
     reasons += [dtype, *others, _max_model_len(config, facts)]
     reasons.append(_mixed_steps(config, facts, reasons[1].chosen))
     draft_tokens = config.draft_tokens

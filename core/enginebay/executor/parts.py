@@ -237,8 +237,8 @@ class EngineParts:
 def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:
     """Bytes of a model's weights on each device."""
     total = 0
-    for weight in model.weight_specs().values():
-        for array in jax.tree.leaves(form.stored(weight)):
+    for path, weight in model.weight_specs().items():
+        for array in jax.tree.leaves(form.stored(path, weight)):
             shards = math.prod(placement.num_shards(axis) for axis in array.spec.axes)
             total += stored_bytes(array.spec.shape, array.dtype) // shards
     return total

@@ -1,0 +1,102 @@
+"""Chooses how the weights of a model are stored: plain, quantised while they are loaded, or as the
+checkpoint itself quantised them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+
+from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
+from enginebay.config_sections import AUTO
+from enginebay.errors import ConfigError, UnsupportedError
+from enginebay.model import Checkpoint, Model
+from enginebay.registry import Registry
+from enginebay.weights import FLOAT, Quantization, QuantizedArray, WeightFormat, stored_bytes
+
+
+def choose_weight_format(
+    registry: Registry, config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: str
+) -> tuple[WeightFormat, tuple[Reason, ...]]:
+    """Return the weight format of a configuration, with plain weights of `dtype`, and the reasons.
+
+    UnknownNameError for an unknown quantisation. UnsupportedError for a model without weights that
+    may be quantised, and for a second quantisation of a checkpoint that is quantised. ConfigError
+    for rounded activations without quantised weights.
+    """
+    form, why = _quantized(registry, config, checkpoint, model, dtype)
+    rounding = config.activation_quantization
+    if not form.quantized:
+        if rounding not in (AUTO, NO_QUANTIZATION):
+            raise ConfigError(
+                f"activation_quantization = {rounding!r} with plain weights",
+                "rounded inputs of quantised weights only",
+                "Pass --quantization too, or leave --activation-quantization out.",
+            )
+        return form, why
+    if rounding != AUTO:
+        inputs = FLOAT if rounding == NO_QUANTIZATION else rounding
+        changed = {
+            path: dataclasses.replace(one, activations=inputs)
+            for path, one in form.quantized.items()
+        }
+        form = dataclasses.replace(form, quantized=changed)
+        why = (*why, Reason("activation_quantization", rounding, "chosen by name"))
+    elif rounded := form.needs["activation_quantizations"]:
+        chosen = ", ".join(sorted(rounded))
+        why = (*why, Reason("activation_quantization", chosen, "the checkpoint's own"))
+    return form, why
+
+
+def _quantized(
+    registry: Registry, config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: str
+) -> tuple[WeightFormat, tuple[Reason, ...]]:
+    own, choice = checkpoint.quantization, config.quantization
+    name = own if choice.name == AUTO else choice.name
+    if name == NO_QUANTIZATION:
+        why = () if own == name else (Reason("quantization", name, f"chosen by name, not {own}"),)
+        return WeightFormat(dtype), why
+    if own not in (NO_QUANTIZATION, name):
+        raise UnsupportedError(
+            f"quantization = {name!r} for a checkpoint that is stored as {own}",
+            f"auto, {own}, or none, which dequantises its weights",
+            "Leave --quantization out, or choose a checkpoint that is not quantised.",
+        )
+    quantization: Quantization | None = None
+    if own == NO_QUANTIZATION:
+        entry = registry.find("quantization", name)
+        options = registry.options(entry, choice.options)
+        target = registry.load(entry)
+        made: Quantization = target() if options is None else target(options)
+        found = {
+            path: made.arrays(spec)
+            for path, spec in model.weight_specs().items()
+            if spec.num_inputs is not None
+        }
+        quantized = {path: one for path, one in found.items() if one is not None}
+        quantization = made
+    else:
+        quantized = dict(checkpoint.quantized_weights(model))
+    if not quantized:
+        raise UnsupportedError(
+            f"quantization = {name!r} for a model of family {model.info.family!r}, none of whose "
+            "weights is quantised by it (a weight with `num_inputs` may be)",
+            "a model whose family sets num_inputs of the weights that may be quantised",
+            "Leave --quantization out.",
+        )
+    by = "the checkpoint's own" if choice.name == AUTO else "chosen by name"
+    why = (Reason("quantization", name, f"{by}; {_saving(model, quantized, dtype)}"),)
+    return WeightFormat(dtype, quantized, name, quantization), why
+
+
+def _saving(model: Model, quantized: Mapping[str, QuantizedArray], dtype: str) -> str:
+    """Return the bytes of the quantised weights, and those of plain ones, in words."""
+    specs = model.weight_specs()
+    few = sum(stored_bytes(a.spec.shape, a.dtype) for a in jax.tree.leaves(dict(quantized)))
+    plain = sum(stored_bytes(specs[path].shape, dtype) for path in quantized)
+    bits = 8 * few / sum(math.prod(specs[path].shape) for path in quantized)
+    sizes = f"{few / 2**20:.1f} MiB in place of {plain / 2**20:.1f} in {dtype}"
+    return f"{len(quantized)} weights take {sizes}, {bits:.2f} bits each number"
