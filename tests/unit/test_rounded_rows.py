@@ -1,0 +1,25 @@
+"""Rows that are rounded to int8: within half a scale, rows of zeros and of NaN included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from enginebay_numerics.activations import LARGEST, rounded_rows
+
+
+def test_rows_are_rounded_to_int8_with_a_scale_each() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)
+    x *= np.logspace(-3, 3, 5, dtype=np.float32)[:, None]
+    x[3] = 0.0
+    values, scales = (np.asarray(each) for each in rounded_rows(x))
+    assert (values.dtype, scales.shape) == (np.int8, (5, 1))
+    assert (np.abs(values * scales - x) <= 0.501 * scales).all()
+    assert (np.abs(values).max(axis=1) == [LARGEST, LARGEST, LARGEST, 0, LARGEST]).all()
+
+
+def test_a_row_of_nan_changes_no_other_row() -> None:
+    x = np.ones((3, 8), np.float32)
+    x[1, 4] = np.nan
+    values, scales = (np.asarray(each) for each in rounded_rows(x))
+    assert (values[[0, 2]] == LARGEST).all()
+    assert np.isnan(scales[1]).all()
