@@ -39,6 +39,10 @@ CLIENT_schemathesis := schemathesis>=4.30
 # Ray and the router, which nothing else needs.
 CLUSTER_VENV := .venv-cluster
 
+# llama.cpp, which is compiled while it is installed: a quarter of an hour on two cores.
+LLAMA_VENV := .venv-llama-cpp
+LLAMA := llama-cpp-python>=0.3.16,<0.4
+
 EVAL_VENV := .venv-eval
 EVAL_TESTS := tests/unit/test_lm_eval.py tests/unit/test_lm_eval_tasks.py
 
@@ -111,6 +115,10 @@ test-cluster: env-cluster ## the HTTP server with two engine processes, which Ra
 .PHONY: test-clients
 test-clients: env-clients ## LangChain, LiteLLM, llm, lm-eval and schemathesis against a running server
 	@$(PYTEST) -m clients tests/clients $(PYTEST_ARGS)
+
+.PHONY: test-gguf
+test-gguf: env-test env-llama-cpp ## GGUF files against llama.cpp: token ids, and logits of files that its tool quantised
+	@LLAMA_CPP_PYTHON=$(CURDIR)/$(LLAMA_VENV)/bin/python $(PYTEST) -n $(N) tests/llama_cpp $(PYTEST_ARGS)
 
 .PHONY: zoo-kinds
 zoo-kinds: env-test ## faulty parts of every kind but kernels, and the check that finds each (KINDS="scheduler layout" plants two)
@@ -207,7 +215,7 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-serve env-clients env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster
+.PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster
 env:
 	@$(SETUP)
 env-test:
@@ -220,6 +228,11 @@ env-clients: env-serve $(CLIENTS:%=$(CLIENTS_VENV)/%/.made)
 $(CLIENTS_VENV)/%/.made: Makefile
 	@$$(tools/setup_env.sh --find) -m venv $(CLIENTS_VENV)/$*
 	@$(CLIENTS_VENV)/$*/bin/python -m pip install -qq --disable-pip-version-check $(foreach one,$(CLIENT_$*),"$(one)")
+	@touch $@
+env-llama-cpp: $(LLAMA_VENV)/.made
+$(LLAMA_VENV)/.made: Makefile
+	@$$(tools/setup_env.sh --find) -m venv $(LLAMA_VENV)
+	@$(LLAMA_VENV)/bin/python -m pip install -qq --disable-pip-version-check "$(LLAMA)"
 	@touch $@
 env-dev:
 	@$(SETUP) dev

@@ -66,6 +66,7 @@ PARTS = (
         ("test-clients",),
         "LangChain, LiteLLM, llm, lm-eval and schemathesis as clients of a server",
     ),
+    Part("gguf", ("test-gguf",), "GGUF files against llama.cpp: token ids and logits"),
     Part(
         "cluster", ("test-cluster",), "the HTTP server with two engine processes, which are killed"
     ),

@@ -51,9 +51,9 @@ def register_quantizations(register: Register) -> None:
 
 @hookimpl
 def register_checkpoints(register: Register) -> None:
-    """Register folders, hub ids and the embedded demo model."""
+    """Register folders, hub ids, GGUF files and the embedded demo model."""
     register(
         "huggingface",
-        "enginebay_models.source:CheckpointSource",
-        summary="a Hugging Face checkpoint: 'demo', a folder, or a hub id",
+        "enginebay_models.opening:open_stored_model",
+        summary="a Hugging Face checkpoint ('demo', a folder, or a hub id), or a GGUF file",
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,19 @@ _DOWNLOAD_AGAIN = "Fetch the file again; it was probably cut short."
 
 
 class StoredTensor:
-    """One tensor of a file: name, dtype as in the header, shape, and a view of its bytes."""
+    """One tensor of a file: name, dtype as in the header, shape, and a view of its bytes.
+
+    `change` makes the tensor of the stored one; it keeps dtype and shape.
+    """
 
     def __init__(
-        self, data: mmap.mmap, path: Path, name: str, facts: Mapping[str, Any], start: int
+        self,
+        data: mmap.mmap,
+        path: Path,
+        name: str,
+        facts: Mapping[str, Any],
+        start: int,
+        change: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self.path = path
         self.name = name
@@ -45,16 +54,20 @@ class StoredTensor:
         self.num_bytes: int = end - begin
         self._data = data
         self._start = start + begin
+        self._change = change
 
     def view(self) -> np.ndarray:
-        """Return the tensor as a read-only view of the file; memory is used when it is read."""
+        """Return the tensor, which is a read-only view of the file unless it is changed. Memory of
+        a view is used when it is read.
+        """
         if self.dtype not in DTYPES:
             given = f"tensor {self.name!r} in {self.path.name} is {self.dtype}"
             raise CheckpointError(
                 given, ", ".join(DTYPES), "Convert the checkpoint to one of these."
             )
         flat = np.frombuffer(self._data, DTYPES[self.dtype], int(np.prod(self.shape)), self._start)
-        return flat.reshape(self.shape)
+        stored = flat.reshape(self.shape)
+        return stored if self._change is None else self._change(stored)
 
     def forget(self) -> None:
         """Release the memory of the tensor's pages; they stay in the system's file cache."""

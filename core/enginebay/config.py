@@ -67,7 +67,7 @@ class EngineConfig(Validated):
     model_config = ConfigDict(frozen=True, extra="forbid")
     refusal: ClassVar[type[EnginebayError]] = ConfigError
 
-    model: str = Field("demo", description="folder, hub id, or demo: the embedded model")
+    model: str = Field("demo", description="folder, hub id, GGUF file, or demo: the embedded model")
     platform: str = Field(AUTO, description="devices to run on")
     dtype: Dtype = Field(AUTO, description="dtype of the computation")
     engine: Choice = Choice()

@@ -20,7 +20,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="TOML file with settings; flags override it"
     )
     for name, metavar, what in (
-        ("model", "DIR|ID", "model: a folder, a hub id, or demo (the built-in model)"),
+        (
+            "model",
+            "DIR|ID|FILE",
+            "model: a folder, a hub id, a GGUF file, or demo (the built-in model)",
+        ),
         ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
         ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
         ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),

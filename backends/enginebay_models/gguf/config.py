@@ -1,0 +1,179 @@
+"""Makes the configuration of a GGUF file, with the fields that a config.json has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from enginebay.errors import CheckpointError, UnknownNameError, shown, unknown_name
+from enginebay_models.gguf.header import GgufFile
+from enginebay_models.gguf.metadata import Metadata
+from enginebay_models.hf_config import FULL, SLIDING
+
+ROPE_DIVISORS = "rope_freqs.weight"
+"""Tensor of numbers that rotary frequencies are divided by; it is no weight."""
+EMBEDDING_TENSOR, HEAD_TENSOR = "token_embd.weight", "output.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufArchitecture:
+    """An architecture of GGUF files: the class that config.json names for it, and the fields that
+    other architectures do not have.
+    """
+
+    hf_class: str
+    fields: Callable[[Metadata, GgufFile], Mapping[str, Any]]
+
+
+def _llama(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    if metadata.whole(".expert_count", 0, least=0):
+        raise metadata.refused(".expert_count", "0: experts of this architecture are not served")
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+def _qwen2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return {}
+
+
+def _qwen3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+_GEMMA3_27B_LAYERS = 62
+_GEMMA3_PATTERN = 6
+
+
+def _gemma3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the fields of Gemma 3. A file has no factor of the scores: it is that of the heads'
+    size, and in the model of 27 billion weights, which has 62 layers, that of hidden size / heads.
+    """
+    layers, heads = metadata.whole(".block_count"), metadata.whole(".attention.head_count")
+    hidden = metadata.whole(".embedding_length")
+    scalar = hidden // heads if layers == _GEMMA3_27B_LAYERS else _head_dim(metadata)
+    fields: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
+    }
+    if metadata.get(".final_logit_softcapping"):
+        fields["final_logit_softcapping"] = metadata.number(".final_logit_softcapping")
+    window = metadata.whole(".attention.sliding_window", 0, least=0)
+    pattern = metadata.get(".attention.sliding_window_pattern")
+    if not window:
+        fields["layer_types"] = [FULL] * layers
+    elif isinstance(pattern, np.ndarray):
+        kinds = metadata.numbers(".attention.sliding_window_pattern", layers)
+        assert kinds is not None, "it is an array"
+        fields |= {"sliding_window": window}
+        fields["layer_types"] = [SLIDING if kind else FULL for kind in kinds]
+    else:
+        every = metadata.whole(".attention.sliding_window_pattern", _GEMMA3_PATTERN)
+        fields |= {"sliding_window": window, "sliding_window_pattern": every}
+    return fields
+
+
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma3),
+    "llama": GgufArchitecture("LlamaForCausalLM", _llama),
+    "qwen2": GgufArchitecture("Qwen2ForCausalLM", _qwen2),
+    "qwen3": GgufArchitecture("Qwen3ForCausalLM", _qwen3),
+}
+
+
+def make_config_json(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+    """Return the configuration of a file as config.json has it.
+
+    CheckpointError, which names the key, for an architecture or a value that is not served.
+    """
+    name = metadata.architecture
+    if name not in ARCHITECTURES:
+        todo = "Choose a model of one of these, or its checkpoint in safetensors."
+        error: UnknownNameError = unknown_name("GGUF architecture", name, ARCHITECTURES, todo)
+        raise CheckpointError(f"{file.path}: {error}")
+    architecture = ARCHITECTURES[name]
+    heads = metadata.whole(".attention.head_count")
+    embedding = file.tensors.get(EMBEDDING_TENSOR)
+    if embedding is None or len(embedding.shape) != 2:
+        given = f"{file.path} has no tensor {EMBEDDING_TENSOR} of two dimensions"
+        raise CheckpointError(given, "a whole model", "Choose another file.")
+    return {
+        "architectures": [architecture.hf_class],
+        "model_type": name,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": metadata.whole(".embedding_length"),
+        "intermediate_size": metadata.whole(".feed_forward_length"),
+        "num_hidden_layers": metadata.whole(".block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.whole(".attention.head_count_kv", heads),
+        "head_dim": _head_dim(metadata),
+        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.whole(".context_length"),
+        "tie_word_embeddings": HEAD_TENSOR not in file.tensors,
+        "rope_theta": metadata.number(".rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(metadata, file),
+        **architecture.fields(metadata, file),
+    }
+
+
+def _head_dim(metadata: Metadata) -> int:
+    """Return the size of a head. Values and rotary positions must have the same size."""
+    heads = metadata.whole(".attention.head_count")
+    size = max(1, metadata.whole(".embedding_length") // heads)
+    size = metadata.whole(".attention.key_length", size)
+    for name in (".attention.value_length", ".rope.dimension_count"):
+        if metadata.whole(name, size) != size:
+            raise metadata.refused(name, f"{size}, the size of a key")
+    return size
+
+
+def _rope_scaling(metadata: Metadata, file: GgufFile) -> Mapping[str, Any] | None:
+    """Return the rule of rotary positions; None for the plain one."""
+    kind = metadata.text(".rope.scaling.type", "linear")
+    factor = metadata.get(".rope.scaling.factor") or metadata.get(".rope.scale_linear") or 1.0
+    for name in (".rope.scaling.attn_factor", ".rope.scaling.yarn_attn_factor"):
+        if metadata.number(name, 1.0) != 1.0:
+            raise metadata.refused(name, "1.0")
+    if ROPE_DIVISORS in file.tensors:
+        return _divided(metadata, file)
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
+    if kind == "linear":
+        name = (
+            ".rope.scaling.factor" if metadata.get(".rope.scaling.factor") else ".rope.scale_linear"
+        )
+        return {"rope_type": "linear", "factor": metadata.number(name)}
+    if kind != "yarn":
+        raise metadata.refused(".rope.scaling.type", "none, linear, yarn")
+    return {
+        "rope_type": "yarn",
+        "factor": metadata.number(".rope.scaling.factor"),
+        "original_max_position_embeddings": metadata.whole(
+            ".rope.scaling.original_context_length", metadata.whole(".context_length")
+        ),
+        "beta_fast": metadata.number(".rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.number(".rope.scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def _divided(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the rule with a divisor per frequency, which files have for Llama 3."""
+    info = file.tensors[ROPE_DIVISORS]
+    if info.type_name != "F32" or info.shape != (_head_dim(metadata) // 2,):
+        given = f"{file.path} has tensor {ROPE_DIVISORS} of type {info.type_name} and shape "
+        allowed = f"F32 and [{_head_dim(metadata) // 2}], half of the size of a head"
+        raise CheckpointError(f"{given}{shown(info.shape)}", allowed, "Choose another file.")
+    divisors = np.frombuffer(info.data, "<f4", info.shape[0], info.start).tolist()
+    context = metadata.whole(".context_length")
+    return {
+        "rope_type": "longrope",
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "factor": 1.0,
+        "original_max_position_embeddings": context,
+    }

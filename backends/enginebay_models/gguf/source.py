@@ -1,0 +1,86 @@
+"""GgufSource: a model in one GGUF file, with everything that an engine needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from enginebay.config import NO_QUANTIZATION
+from enginebay.errors import CheckpointError
+from enginebay.model import Model, TokenInfo
+from enginebay.weights import QuantizedArray, Weight, WeightFormat
+from enginebay_models.checkpoint import read_architecture
+from enginebay_models.gguf.config import make_config_json
+from enginebay_models.gguf.conversions import conversions
+from enginebay_models.gguf.header import read_parts
+from enginebay_models.gguf.metadata import Metadata
+from enginebay_models.gguf.tensors import check_shapes, open_tensors
+from enginebay_models.gguf.vocabulary import GgufVocabulary, read_vocabulary
+from enginebay_models.load import LoadProgress, Place, load_weights
+from enginebay_models.quantized_tensors import QuantizedTensor, Tensors, quantized_weights
+
+log = logging.getLogger("enginebay.models")
+
+
+class GgufSource:
+    """A GGUF file of llama.cpp. Raises CheckpointError when it cannot be used.
+
+    `folder` is the path of the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.folder = Path(path).expanduser()
+        self.file = read_parts(self.folder)
+        metadata = Metadata(self.file)
+        self.config: Mapping[str, Any] = make_config_json(metadata, self.file)
+        self.architecture: str = read_architecture(self.config)
+        self.vocabulary: GgufVocabulary = read_vocabulary(metadata)
+        if len(self.vocabulary.tokens) > self.config["vocab_size"]:
+            given = f"{self.folder} has {len(self.vocabulary.tokens)} tokens"
+            allowed = f"at most {self.config['vocab_size']}, the rows of its embedding"
+            raise CheckpointError(given, allowed, "Choose another file.")
+        self.token_info: TokenInfo = self.vocabulary.token_info
+        self.sampling_defaults: Mapping[str, Any] = {}
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        """The tensors by the names of models."""
+        return open_tensors(self.file, self.config)
+
+    @property
+    def quantization(self) -> str:
+        """Return "gguf" if a tensor is quantised."""
+        found = any(isinstance(one, QuantizedTensor) for one in self.tensors.values())
+        return "gguf" if found else NO_QUANTIZATION
+
+    def load_tokenizer(self) -> Any:
+        """Make the tokenizer of the file."""
+        from enginebay_models.gguf.tokenizer import GgufTokenizer
+        from enginebay_worker.tokenizer import TextTokenizer
+
+        return TextTokenizer(GgufTokenizer(self.vocabulary))
+
+    def quantized_weights(self, model: Model) -> Mapping[str, QuantizedArray]:
+        """Return the StoredArrays of the weights that the file's tensors quantise, by path."""
+        return quantized_weights(model, self.tensors)
+
+    def load_weights(
+        self,
+        model: Model,
+        *,
+        form: WeightFormat,
+        place: Place,
+        verify: bool = False,
+        progress: LoadProgress | None = None,
+    ) -> dict[str, Weight]:
+        """Load every weight of `model`, each shard to its device; see `load.load_weights`."""
+        check_shapes(model, self.file, self.tensors, self.config["model_type"])
+        if form.quantized and form.quantization is None:
+            for line in conversions(model, self.tensors, self.file.tensors, form):
+                log.warning("%s: %s", self.folder.name, line)
+        return load_weights(
+            model, self.tensors, form=form, place=place, verify=verify, progress=progress
+        )

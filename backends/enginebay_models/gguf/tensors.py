@@ -1,0 +1,201 @@
+"""Names the tensors of a GGUF file as the models do, and makes them readable: plain ones as those
+of safetensors, quantised ones row by row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from enginebay.errors import CheckpointError, shown
+from enginebay.model import Model
+from enginebay.weights import QuantizedArray
+from enginebay_models.gguf.block_types import BLOCK_TYPES, BlockType
+from enginebay_models.gguf.config import EMBEDDING_TENSOR, HEAD_TENSOR, ROPE_DIVISORS
+from enginebay_models.gguf.header import GgufFile, GgufTensorInfo, tensor_bytes
+from enginebay_models.quantized_tensors import QuantizedForm, QuantizedTensor, Tensors
+from enginebay_models.safetensors_file import StoredTensor
+from enginebay_models.tensors import EMBEDDING, HEAD
+
+_WHOLE = {EMBEDDING_TENSOR: EMBEDDING, HEAD_TENSOR: HEAD, "output_norm.weight": "model.norm.weight"}
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_PARTS = _PARTS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_MODEL_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_METHODS = {"int4": "int4", "uint4": "uint4", "int8": "int8_group"}
+"""Dtype of the values of a block type -> the method that stores them."""
+_VALUE_DTYPES: Mapping[str, Any] = {
+    "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8,
+}  # fmt: skip
+
+
+def model_name(name: str, architecture: str) -> str:
+    """Return the name that models have for a tensor; an unknown name is returned unchanged."""
+    parts = _GEMMA3_PARTS if architecture == "gemma3" else _PARTS
+    found = _LAYER.fullmatch(name)
+    if found is None or found[2] not in parts:
+        return _WHOLE.get(name, name)
+    return f"model.layers.{int(found[1])}.{parts[found[2]]}.{found[3]}"
+
+
+def file_name(name: str, architecture: str) -> str:
+    """Return the name that files have for a tensor of a model."""
+    parts = _GEMMA3_PARTS if architecture == "gemma3" else _PARTS
+    of_model = {own: usual for usual, own in parts.items()}
+    found = _MODEL_LAYER.fullmatch(name)
+    if found is None or found[2] not in of_model:
+        return {own: usual for usual, own in _WHOLE.items()}.get(name, name)
+    return f"blk.{found[1]}.{of_model[found[2]]}.{found[3]}"
+
+
+def open_tensors(file: GgufFile, config: Mapping[str, Any]) -> Tensors:
+    """Return the tensors of a file by the names that models have for them."""
+    architecture = config["model_type"]
+    return {
+        model_name(name, architecture): _opened(info, config)
+        for name, info in file.tensors.items()
+        if name != ROPE_DIVISORS
+    }
+
+
+def check_shapes(model: Model, file: GgufFile, tensors: Tensors, architecture: str) -> None:
+    """Raise CheckpointError for a tensor that is missing or has another shape than the model's. The
+    error has the names and types of the file.
+    """
+    for source in model.tensor_sources().values():
+        for name, shape in zip(source.names, source.shapes, strict=True):
+            if name not in tensors:
+                wanted = file_name(name, architecture)
+                given = f"{file.path} has no tensor {wanted!r}"
+                raise CheckpointError(
+                    given, f"all tensors of a {model.info.family}", "Choose another file."
+                )
+            found = tensors[name]
+            if tuple(found.shape) != tuple(shape):
+                kind = file.tensors[found.name].type_name
+                given = f"{file.path} has tensor {found.name!r} of type {kind} with shape "
+                raise CheckpointError(
+                    f"{given}{shown(list(found.shape))}",
+                    f"{list(shape)}, by its metadata",
+                    "Choose another file, or convert the model anew.",
+                )
+
+
+def _opened(info: GgufTensorInfo, config: Mapping[str, Any]) -> StoredTensor | QuantizedTensor:
+    architecture = config["model_type"]
+    form = BLOCK_TYPES[info.type_number]
+    heads = _interleaved_heads(info.name, config) if architecture == "llama" else None
+    order = None if heads is None else _rotary_order(info, heads)
+    if form.decode is not None:
+        return _quantized(info, form, order)
+    change: Callable[[np.ndarray], np.ndarray] | None = None
+    if order is not None:
+        change = lambda values: values[order]  # noqa: E731
+    elif architecture == "gemma3" and info.name.endswith("norm.weight"):
+        change = _without_one
+    facts = {"dtype": form.name, "shape": info.shape, "data_offsets": (0, tensor_bytes(info))}
+    return StoredTensor(info.data, info.path, info.name, facts, info.start, change)
+
+
+def _without_one(factors: np.ndarray) -> np.ndarray:
+    """Return the weight of a norm of Gemma, which its files store with 1 added."""
+    return factors - factors.dtype.type(1)
+
+
+def _interleaved_heads(name: str, config: Mapping[str, Any]) -> int | None:
+    """Return the number of heads of a tensor of queries or keys, None for other tensors."""
+    found = _LAYER.fullmatch(name)
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    return config[heads[found[2]]] if found is not None and found[2] in heads else None
+
+
+def _rotary_order(info: GgufTensorInfo, heads: int) -> np.ndarray:
+    """Return the rows of queries or keys in the order of the models. A llama's files have the two
+    features of a rotary pair beside each other; models have the first features of all pairs first.
+    """
+    rows = info.shape[0]
+    if rows % (2 * heads):
+        given = f"{info.path} has tensor {info.name!r} of type {info.type_name} with {rows} rows"
+        raise CheckpointError(given, f"a multiple of {2 * heads}", "Choose another file.")
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+
+
+def _quantized(info: GgufTensorInfo, form: BlockType, order: np.ndarray | None) -> QuantizedTensor:
+    if len(info.shape) != 2:
+        given = (
+            f"{info.path} has tensor {info.name!r} of type {info.type_name} "
+            f"with {len(info.shape)} dimensions"
+        )
+        raise CheckpointError(given, "2, or a plain type", "Choose another file.")
+    rows, columns = info.shape
+    count = rows * columns // form.num_values
+    stored = np.frombuffer(info.data, form.layout, count, info.start).reshape(rows, -1)
+
+    def read(first: int, last: int) -> QuantizedArray:
+        blocks = stored[first:last] if order is None else stored[order[first:last]]
+        return _decoded(blocks, form, info)
+
+    def forget() -> None:
+        _forget(info)
+
+    return QuantizedTensor(
+        path=info.path,
+        name=info.name,
+        shape=(rows, columns),
+        num_bytes=tensor_bytes(info),
+        form=QuantizedForm(
+            _METHODS[form.values_dtype],
+            columns // form.group_size,
+            form.scales_dtype,
+            form.has_zero_points,
+        ),
+        read=read,
+        forget=forget,
+    )
+
+
+def _decoded(blocks: np.ndarray, form: BlockType, info: GgufTensorInfo) -> QuantizedArray:
+    """Return rows of blocks [rows, blocks of a row]; CheckpointError for NaN and infinity."""
+    assert form.decode is not None, "a plain tensor has no blocks"
+    found = form.decode(blocks.ravel())
+    rows = len(blocks)
+    arrays = [found.scales, *([] if found.zero_points is None else [found.zero_points])]
+    if not all(np.isfinite(array).all() for array in arrays):
+        given = (
+            f"tensor {info.name!r} of type {info.type_name} in {info.path.name} "
+            "holds NaN or infinity"
+        )
+        raise CheckpointError(given, "finite weights", "Fetch the file again, or choose another.")
+    scales, *points = (array.reshape(rows, -1) for array in arrays)
+    values = found.values.reshape(rows, -1).astype(_VALUE_DTYPES[form.values_dtype], copy=False)
+    return QuantizedArray(
+        values, scales, points[0] if points else None, _METHODS[form.values_dtype]
+    )
+
+
+def _forget(info: GgufTensorInfo) -> None:
+    """Release the memory of the tensor's pages; they stay in the system's file cache."""
+    first = info.start // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(mmap, "MADV_DONTNEED"):
+        info.data.madvise(mmap.MADV_DONTNEED, first, info.start + tensor_bytes(info) - first)
