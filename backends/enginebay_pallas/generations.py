@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 
 from enginebay.errors import UnsupportedError
 
@@ -80,3 +81,14 @@ def packing(dtype: str) -> int:
 def round_up(number: int, multiple: int) -> int:
     """Return the smallest multiple that is at least `number`."""
     return -(-number // multiple) * multiple
+
+
+def multiplies_int8() -> bool:
+    """Return whether the TPU that a program is traced for multiplies int8; False for no TPU.
+
+    A v4 does not.
+    """
+    try:
+        return pltpu.get_tpu_info().int8_ops_per_second > 0
+    except ValueError:  # the device is no TPU
+        return False

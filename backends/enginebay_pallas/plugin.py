@@ -8,11 +8,16 @@ from typing import Any
 from enginebay.hooks import Register, hookimpl
 
 COMPILER: Mapping[str, Any] = {"compiler": "enginebay_pallas.compiler:compiler"}
+QUANTIZED: Mapping[str, Any] = {
+    "quantizations": ("int8", "int8_group", "int4", "uint4", "fp8"),
+    "activation_quantizations": ("int8",),
+}
+"""Forms of weights and of rounded inputs that the kernels of products read."""
 
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Register attention of every phase, flash attention of prompts, and four other ops."""
+    """Register attention of every phase, flash attention of prompts, and five other ops."""
     attention = {
         "pallas": (
             "attention:attention",
@@ -42,8 +47,12 @@ def register_kernels(register: Register) -> None:
             "copies new tokens to their slots by DMA",
         ),
         "rms_norm": (norm, "computes a block of rows at a time"),
+        "linear": (
+            {"sharded": False, "priority": 10, **QUANTIZED},
+            "widens quantised weights in VMEM; plain weights by XLA",
+        ),
         "grouped_linear": (
-            {"sharded": False, "priority": 10, "quantizations": ("int8",)},
+            {"sharded": False, "priority": 10, **QUANTIZED},
             "blocks of rows of one group; reads each weight once",
         ),
         "sample": (

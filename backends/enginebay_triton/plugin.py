@@ -13,6 +13,12 @@ CAPABILITIES: dict[str, Any] = {
     "custom_calls": ("triton_kernel_call", "triton_kernel_call_ffi"),
 }
 
+QUANTIZED: dict[str, Any] = {
+    "quantizations": ("int8", "int8_group", "int4", "uint4", "fp8"),
+    "activation_quantizations": ("int8",),
+}
+"""Forms of weights and of rounded inputs that the kernels of products read."""
+
 
 @hookimpl
 def register_kernels(register: Register) -> None:
@@ -52,8 +58,12 @@ def _register_plain(register: Register) -> None:
     targets = {
         "rms_norm": ("norm:rms_norm", "reads and writes each row once"),
         "add_rms_norm": ("norm:add_rms_norm", "a residual sum and its norm in one kernel"),
+        "linear": (
+            "linear:linear",
+            "widens quantised weights in registers; plain weights by XLA",
+        ),
         "grouped_linear": (
-            "grouped:grouped_linear",
+            "grouped_linear:grouped_linear",
             "blocks of rows of one group; reads that group's weight only",
         ),
         "kv_write": ("write:kv_write", "in place"),
@@ -66,7 +76,7 @@ def _register_plain(register: Register) -> None:
     for op, (target, summary) in targets.items():
         knows_cache = op.endswith("kv_write")  # these ops run under shard_map, as attention does
         more: dict[str, Any] = {"layouts": ("nhd", "hnd")} if knows_cache else {"sharded": False}
-        more |= {"quantizations": ("int8",)} if op == "grouped_linear" else {}
+        more |= QUANTIZED if op.endswith("linear") else {}
         register(
             "triton",
             f"enginebay_triton.{target}",

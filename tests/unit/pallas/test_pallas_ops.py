@@ -17,16 +17,14 @@ import pytest
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay.weights import QuantizedArray
 from enginebay_pallas.compiler import compiler
 from enginebay_pallas.flash import flash_attention
 from enginebay_pallas.generations import generation
-from enginebay_pallas.grouped_linear import grouped_linear
 from enginebay_pallas.kv_write import IN_FLIGHT, RUN, kv_write
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_pallas.rms_norm import rms_norm
 from enginebay_pallas.sample import sample
-from enginebay_testing import kernels, oracle
+from enginebay_testing import kernels
 from enginebay_xla.kit import sample as sample_op
 from enginebay_xla.layout import HndLayout
 
@@ -243,14 +241,3 @@ def test_flash_attention_compiles_and_works_in_place(target: str) -> None:
     figures = compiler.compile(call, arguments, target=target, donated=(3,)).figures
     assert figures["alias_bytes"] == CACHE_BYTES
     assert figures["vmem_bytes"] < generation(target).vmem_limit_bytes
-
-
-def test_experts_of_int8_are_multiplied_by_their_values_and_scales() -> None:
-    rng, sizes = np.random.default_rng(0), np.array([3, 0, 20], np.int32)
-    x = rng.normal(size=(25, 40)).astype(np.float32)
-    values = rng.integers(-127, 128, size=(3, 130, 40), dtype=np.int8)
-    scales = rng.random((3, 130, 1), np.float32)
-    weight = QuantizedArray(values, scales, None, "int8")
-    got = jax.jit(grouped_linear.interpreted())(x, weight, sizes)
-    exact = oracle.grouped_linear(x, values * scales.astype(np.float64), sizes)
-    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-3)

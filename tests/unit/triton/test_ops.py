@@ -17,10 +17,8 @@ import numpy as np
 
 from enginebay.cache import KVLayout
 from enginebay.errors import UnsupportedError
-from enginebay.weights import QuantizedArray
 from enginebay_pallas.layout import TpuRpaLayout
-from enginebay_testing import fused, kernels, oracle
-from enginebay_triton.grouped import grouped_linear
+from enginebay_testing import fused, kernels
 from enginebay_triton.layout import NhdLayout
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import SampleConfig, sample
@@ -124,14 +122,3 @@ def test_sample(config: SampleConfig, case: int) -> None:
 def test_sample_in_full(config: SampleConfig, number: int) -> None:
     _, check = sample_checks(dataclasses.replace(sample, config=config).interpreted())[number]
     check()
-
-
-def test_experts_of_int8_are_multiplied_by_their_values_and_scales() -> None:
-    rng, sizes = np.random.default_rng(0), np.array([3, 0, 20], np.int32)
-    x = rng.normal(size=(25, 40)).astype(np.float32)
-    values = rng.integers(-127, 128, size=(3, 130, 40), dtype=np.int8)
-    scales = rng.random((3, 130, 1), np.float32)
-    weight = QuantizedArray(values, scales, None, "int8")
-    got = jax.jit(grouped_linear.interpreted())(x, weight, sizes)
-    exact = oracle.grouped_linear(x, values * scales.astype(np.float64), sizes)
-    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-3)
