@@ -129,7 +129,7 @@ def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[
         heads = None
     order: dict[int, Any] = {
         0: batch,
-        layout.offset_axis: length,
+        layout.offset_axis_of(array): length,
         layout.head_axis()[array]: heads,
         rank - 1: width,
     }

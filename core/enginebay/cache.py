@@ -101,17 +101,32 @@ class KVLayout(CacheLayout):
     first `v_prefix_dim` columns of their keys (as in latent attention) and no array stores them;
     the layer then has one KV head, and every device holds the whole head.
     """
+    storage: str | None = None
+    """How values are quantised, such as "int8", with arrays of scales beside the values. None: the
+    arrays hold values of `dtype`. `dtype` is always the dtype of values that are written and read.
+    """
 
     offset_axis: ClassVar[int]
-    """The axis of every array that counts tokens within a page; axis 0 counts pages."""
+    """The axis that counts tokens within a page, in every array for which `offset_axis_of` names no
+    other; axis 0 counts pages.
+    """
 
     serves_v_prefix: ClassVar[bool] = False
     """Whether the layout supports `v_prefix_dim`."""
 
-    tolerance: ClassVar[float] = 0.0
-    """Max difference between a written and a read value, as a share of the largest value of the
-    same head and token. 0: they are equal. A layout that quantises has a tolerance above 0.
-    """
+    storages: ClassVar[frozenset[str]] = frozenset()
+    """The allowed values of `storage`, besides None."""
+
+    @property
+    def tolerance(self) -> float:
+        """Max difference between a written and a read value, as a share of the largest value of the
+        same head and token. 0: they are equal. A layout that quantises has a tolerance above 0.
+        """
+        return 0.0
+
+    def offset_axis_of(self, array: str) -> int:
+        """Return the axis of an array that counts tokens within a page."""
+        return self.offset_axis
 
     @abstractmethod
     def head_axis(self) -> dict[str, int]:

@@ -17,10 +17,9 @@ def compact_rows(
     table int32 [rows, pages_per_row]. `num_tokens` must not exceed pages_per_row * page_size.
     """
     small = layout.resized(num_pages=table.shape[0], page_size=num_tokens)
-    axis = layout.offset_axis
     pages_needed = -(-num_tokens // layout.page_size)
 
-    def compact(array: jax.Array) -> jax.Array:
+    def compact(array: jax.Array, axis: int) -> jax.Array:
         if pages_needed == 1:
             return jax.lax.slice_in_dim(array, 0, num_tokens, axis=axis)[table[:, 0]]
         rows = jnp.moveaxis(array[table[:, :pages_needed]], 1, axis)
@@ -29,4 +28,6 @@ def compact_rows(
         )
         return jax.lax.slice_in_dim(merged, 0, num_tokens, axis=axis)
 
-    return small, {name: compact(array) for name, array in cache.items()}
+    return small, {
+        name: compact(array, layout.offset_axis_of(name)) for name, array in cache.items()
+    }

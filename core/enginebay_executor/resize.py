@@ -63,15 +63,16 @@ class CacheMaker:
         cache = {}
         for group, layers in remaining.items():
             old = old_layouts[group]
-            offset_axis = old.offset_axis if isinstance(old, KVLayout) else None
-            sizes = old_shapes[group], command.shapes[group], offset_axis
+            sizes = old_shapes[group], command.shapes[group]
             where = runner.placement.cache(runner.layouts[group])
             made = []
             while layers:
                 layer = layers.pop(0)
                 made.append(
                     {
-                        name: jax.device_put(_resized(layer.pop(name), *sizes), where[name])
+                        name: jax.device_put(
+                            _resized(layer.pop(name), *sizes, _offset_axis(old, name)), where[name]
+                        )
                         for name in list(layer)
                     }
                 )
@@ -82,6 +83,11 @@ class CacheMaker:
     def drop(self, _: Drop) -> None:
         """Free the cache and the rows; the weights stay."""
         self._runner.state = None
+
+
+def _offset_axis(layout: CacheLayout, array: str) -> int | None:
+    """The axis of an array that counts tokens of a page; None: no axis does."""
+    return layout.offset_axis_of(array) if isinstance(layout, KVLayout) else None
 
 
 def _resized(

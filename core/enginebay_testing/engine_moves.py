@@ -158,7 +158,7 @@ def _stored(engine: StepEngine, lease: Lease, state: RowState) -> dict[str, np.n
         for name, array in engine.executor.run(PageOut({group: table[0]})).items():
             stored[name] = array[0]
             if isinstance(layout, KVLayout):
-                by_token = np.moveaxis(array, layout.offset_axis, 1)
+                by_token = np.moveaxis(array, layout.offset_axis_of(name.rpartition("/")[2]), 1)
                 by_token = by_token.reshape(-1, *by_token.shape[2:])
                 stored[name] = by_token[state.groups[group].first : state.num_cached]
     return stored

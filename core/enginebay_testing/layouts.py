@@ -167,7 +167,7 @@ def _check_axes(layout: KVLayout) -> None:
         (
             "offset_axis",
             layout.resized(page_size=2 * layout.page_size),
-            dict.fromkeys(shapes, layout.offset_axis),
+            {n: layout.offset_axis_of(n) for n in shapes},
         ),
     ):
         for name, shape in other.shapes().items():

@@ -245,14 +245,30 @@ def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     sizes: list[tuple[tuple[int, ...], int | None]] = [((3, 4, 2, 8), None), ((2, 16, 3, 40), None)]
     if kind.serves_v_prefix:
         sizes.append(((3, 4, 1, 8), 6))
+    cases: list[tuple[str, tuple[int, ...], int | None, str | None]]
+    cases = [(dtype, *size, None) for dtype in DTYPES for size in sizes]
+    # Four heads fill a word of bytes, so that more heads lengthen an array that packs them.
+    quantised = [((3, 4, 4, 40), None), *sizes[2:]]
+    cases += [(dtype, *size, s) for dtype in DTYPES for size in quantised for s in _storages(kind)]
     return [
         (
-            f"layout[{dtype}-{'x'.join(map(str, shape))}{f'-v{prefix}' if prefix else ''}]",
-            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype, prefix),
+            f"layout[{'-'.join(_of_layout(dtype, shape, prefix, storage))}]",
+            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype, prefix, storage),
         )
-        for dtype in DTYPES
-        for shape, prefix in sizes
+        for dtype, shape, prefix, storage in cases
     ]
+
+
+def _storages(kind: type[KVLayout]) -> list[str]:
+    return sorted(kind.storages)
+
+
+def _of_layout(
+    dtype: str, shape: tuple[int, ...], prefix: int | None, storage: str | None
+) -> list[str]:
+    """Return the parts of a case's name."""
+    names = [dtype, "x".join(map(str, shape))]
+    return [*names, *([f"v{prefix}"] if prefix else []), *([storage] if storage else [])]
 
 
 def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
@@ -293,7 +309,7 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     quantised = []
     for name in registry.names("layout"):
         with contextlib.suppress(PluginError):  # the part's own suite reports what is wrong
-            if registry.load(registry.find("layout", name)).tolerance:
+            if registry.load(registry.find("layout", name))(1, 1, 1, 8, "float32").tolerance:
                 quantised.append(name)
     checks = engine_checks(
         EngineSubject(entry.name, choices={} if is_best else {"platform": platform.name}),

@@ -46,7 +46,8 @@ class Caps:
     """The capabilities of an attention implementation. Sets list the allowed values; predicates
     return whether a value is allowed.
 
-    layouts: the cache layouts, in order of preference. features: any of window, softcap, sinks,
+    layouts: the cache layouts, in order of preference. kv_dtypes: dtypes of keys and values, and
+    storages of quantised caches (`KVLayout.storage`). features: any of window, softcap, sinks,
     alibi, lse, kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
     Without the feature fused_write, the op kv_write runs first and the implementation receives
     k = v = None. compact_decode: a decode call should first copy the cache of its rows into one
@@ -102,6 +103,14 @@ class Caps:
             (bucket.mode in self.modes, f"mode {bucket.mode}"),
             (spec.q_dtype in self.q_dtypes, f"dtype {spec.q_dtype}"),
             (spec.kv_dtype in self.kv_dtypes, f"cache dtype {spec.kv_dtype}"),
+            (
+                spec.kv_storage is None or spec.kv_storage in self.kv_dtypes,
+                f"cache dtype {spec.kv_storage}",
+            ),
+            (
+                spec.kv_storage is None or spec.kv_storage in layout.storages,
+                f"layout {layout.name} for a {spec.kv_storage} cache",
+            ),
             (self.key_dim(spec), f"head_dim {spec.head_dim}"),
             (self.group(spec.group), f"{spec.group} query heads per KV head"),
             (self.page_size(layout.page_size), f"page size {layout.page_size}"),

@@ -24,6 +24,7 @@ class AttnSpec:
     attends to keys j with p - w < j <= p. softcap: with softcap c, a score s becomes c * tanh(s /
     c). sinks: each query head has one additional score without a value. alibi: each query head has
     a slope, and slope * (j - p) is added to the scaled and capped score of query p and key j.
+    kv_storage: how the cache quantises keys and values (`KVLayout.storage`); None: it does not.
     kv_shared: the layer reads the cache of another layer. v_is_k_prefix: values are the first
     `v_head_dim` columns of the keys; there is one KV head, which every shard holds whole.
     return_lse: attention also returns the log-sum-exp of each query's scores.
@@ -41,6 +42,7 @@ class AttnSpec:
     alibi: bool = False
     q_dtype: str = "float32"
     kv_dtype: str = "float32"
+    kv_storage: str | None = None
     kv_shared: bool = False
     v_is_k_prefix: bool = False
     return_lse: bool = False
@@ -78,6 +80,7 @@ class AttnSpec:
             self.head_dim,
             self.kv_dtype,
             v_prefix_dim=self.v_dim if self.v_is_k_prefix else None,
+            storage=self.kv_storage,
         )
 
 
