@@ -13,6 +13,7 @@ from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_native.calls import register
+from enginebay_numerics.kv_storage import KV_STORAGES
 
 TARGET = register("attention")
 
@@ -23,7 +24,7 @@ CAPS = Caps(
     layouts=("hnd",),
     modes=frozenset({"decode"}),
     q_dtypes=DTYPES,
-    kv_dtypes=DTYPES,
+    kv_dtypes=DTYPES | KV_STORAGES,
     features=frozenset(
         {"window", "softcap", "sinks", "lse", "kv_share", "mla", "deterministic", "shard_map"}
     ),
@@ -35,12 +36,12 @@ CAPS = Caps(
 class NativeAttention:
     """Decode attention: scores of a row's keys, softmax, and the weighted sum of its values.
 
-    Nothing after the row's length is read. A latent cache is read in blocks of keys, whose first
-    columns are the values.
+    Nothing after the row's length is read. Keys and values of a quantised cache are converted a few
+    at a time. A latent cache is read in blocks of keys, whose first columns are the values.
     """
 
     name: str = "native"
-    version: str = "2"
+    version: str = "3"
     priority: int = 10
     caps: Caps = CAPS
 
@@ -82,6 +83,7 @@ class NativeAttention:
             q,
             cache["k"],
             cache["k" if spec.v_is_k_prefix else "v"],
+            *self._scales(cache),
             batch.page_table,
             batch.kv_lens,
             none if sinks is None else sinks.astype(jnp.float32),
@@ -91,6 +93,14 @@ class NativeAttention:
             v_prefix=np.bool_(spec.v_is_k_prefix),
         )
         return out, cache, lse if spec.return_lse else None
+
+    @staticmethod
+    def _scales(cache: CacheArrays) -> list[jax.Array]:
+        """Return scales and zero points of keys and values; empty arrays for those that the cache
+        does not have.
+        """
+        none = {"scales": jnp.zeros(0, jnp.bfloat16), "zeros": jnp.zeros(0, jnp.int16)}
+        return [cache.get(f"{n}_{part}", none[part]) for part in none for n in "kv"]
 
 
 attention = NativeAttention()

@@ -235,7 +235,7 @@ def fingerprint(programs: Programs) -> str:
             path: repr(parts.weight_format.stored(path, spec))
             for path, spec in model.weight_specs().items()
         },
-        "dtypes": [parts.dtype, *(s.kv_dtype for s in parts.model.info.attention.values())],
+        "dtypes": [parts.dtype, *(s.cache_dtype for s in parts.model.info.attention.values())],
         "layout": parts.layout,
         "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.sizes.page_size,
         "sampler": parts.config.sampler.model_dump(mode="json"),

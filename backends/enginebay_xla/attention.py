@@ -12,6 +12,7 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_numerics.kv_storage import KV_STORAGES
 from enginebay_xla.attention_blocks import (
     AttentionBlocks,
     attend_blocks,
@@ -24,6 +25,7 @@ from enginebay_xla.kv_write import kv_write
 CAPS = Caps(
     platforms=frozenset({"cpu", "cuda", "tpu"}),
     layouts=("hnd", "nhd", "tpu_rpa"),
+    kv_dtypes=frozenset({"bfloat16", "float16", "float32"}) | KV_STORAGES,
     features=frozenset(
         {
             "window",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_numerics.kv_storage import QUANTIZE, narrowed
 from enginebay_xla.softmax import (
     Partial,
     add_keys,
@@ -100,9 +101,7 @@ def attend_blocks(
     bucket, tokens = batch.bucket, q.shape[0]
     blocks = blocks or default_blocks(bucket)
     if bucket.mode == "prefill" and k is not None and v is not None:
-        source = _fresh_keys(
-            k.astype(layout.dtype), v.astype(layout.dtype), batch, blocks.key_chunk
-        )
+        source = _fresh_keys(_as_cached(k, layout), _as_cached(v, layout), batch, blocks.key_chunk)
     else:
         source = _cached_keys(cache, batch, layout, blocks.key_chunk)
     largest = blocks.query_block
@@ -225,6 +224,15 @@ def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array
     return jax.lax.dynamic_update_slice_in_dim(done, jnp.where(chosen, block, old), start, axis=2)
 
 
+def _as_cached(x: jax.Array, layout: KVLayout) -> jax.Array:
+    """Return new keys or values with what the cache will hold of them, so that a prompt gives the
+    same result in one chunk and in several.
+    """
+    if layout.storage is None:
+        return x.astype(layout.dtype)
+    return narrowed(QUANTIZE[layout.storage](x).values(), layout.dtype)
+
+
 def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch, chunk: int) -> KeySource:
     """Return a source that reads the packed new k and v [T, Hkv, D]."""
     size = min(chunk, k.shape[0])
@@ -262,15 +270,16 @@ def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: 
 def _sliced_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: int) -> KeySource:
     capacity = layout.page_size
     size = min(chunk, capacity)
-    _, heads, _, head_dim = cache["k"].shape
+    page = dataclasses.replace(layout, num_pages=1, page_size=size)
 
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         base = jnp.minimum(i * size, capacity - size)
         at = (batch.page_table[row, 0], jnp.int32(0), base, jnp.int32(0))
         part = {
-            n: jax.lax.dynamic_slice(array, at, (1, heads, size, head_dim))[0]
+            n: jax.lax.dynamic_slice(array, at[: array.ndim], page.shapes()[n].shape)
             for n, array in cache.items()
         }
-        return part["k"], part.get("v", part["k"])[..., : layout.v_prefix_dim], base
+        k, v = page.read(part, jnp.int32(0))
+        return k.swapaxes(0, 1), v.swapaxes(0, 1), base
 
     return KeySource(size, read)

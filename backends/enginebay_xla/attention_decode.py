@@ -23,12 +23,14 @@ def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
 
     On accelerators it always should. On a CPU it should only if the cache can be multiplied as it
     is: otherwise the step would first gather pages or shorten rows, and that copy does not fit the
-    processor's cache. It is then faster to read one row after the other, in chunks.
+    processor's cache. It is then faster to read one row after the other, in chunks. A quantised
+    cache is always read in chunks, so that never all of it is converted at once.
     """
     as_it_lies = (
         bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
     )
-    return bucket.mode == "decode" and (as_it_lies or not is_cpu())
+    whole = layout.storage is None and bucket.mode == "decode"
+    return whole and (as_it_lies or not is_cpu())
 
 
 def attend_one_token_rows(

@@ -5,7 +5,14 @@ from __future__ import annotations
 from enginebay.hooks import Register, hookimpl
 
 EVERYWHERE = ("cpu", "cuda", "tpu")
-READS_WEIGHTS = ("linear", "grouped_linear", "embedding")
+ANY_METHOD, ANY_STORAGE = {"quantizations": ("any",)}, {"storages": ("any",)}
+CAPABILITIES = {
+    "linear": ANY_METHOD,
+    "grouped_linear": ANY_METHOD,
+    "embedding": ANY_METHOD,
+    "kv_write": ANY_STORAGE,
+    "rope_kv_write": ANY_STORAGE,
+}
 
 
 @hookimpl
@@ -65,7 +72,7 @@ def register_kernels(register: Register) -> None:
             op=op,
             platforms=EVERYWHERE,
             summary="plain JAX, on any platform",
-            capabilities={"quantizations": ("any",)} if op in READS_WEIGHTS else {},
+            capabilities=CAPABILITIES.get(op, {}),
         )
 
 

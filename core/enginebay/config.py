@@ -23,7 +23,7 @@ from enginebay.config_sections import (
     with_options,
 )
 from enginebay.errors import ConfigError, EnginebayError, InputError
-from enginebay.keywords import Dtype, EngineFields
+from enginebay.keywords import CacheDtype, Dtype, EngineFields
 from enginebay.nesting import MAX_DEPTH, check_depth, fault_of
 from enginebay.validation import Validated
 
@@ -111,7 +111,7 @@ class EngineConfig(Validated):
         "auto", description="whether generation_config.json sets defaults of sampling parameters"
     )
     weight_dtype: Dtype = Field(AUTO, description="dtype of the weights; auto: the value of dtype")
-    kv_cache_dtype: Dtype | dict[str, Dtype] = Field(
+    kv_cache_dtype: CacheDtype | dict[str, CacheDtype] = Field(
         AUTO,
         description="dtype of the cache, or one for each cache group; auto: the same as `dtype`",
     )
@@ -207,8 +207,9 @@ class EngineConfig(Validated):
     @classmethod
     def _cache_dtypes_are_known(cls, value: Any) -> Any:
         given = list(value.values()) if isinstance(value, Mapping) else [value]
-        if not all(each in get_args(Dtype) for each in given):
-            raise ValueError(f"{', '.join(get_args(Dtype))}, or one of these for each cache group")
+        known = get_args(CacheDtype)
+        if not all(each in known for each in given):
+            raise ValueError(f"{', '.join(known)}, or one of these for each cache group")
         return value
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         "custom_calls",
         "compiler",
         "layouts",
+        "storages",
         "sharded",
         "quantizations",
         "activation_quantizations",

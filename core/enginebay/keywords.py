@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 from pydantic import BaseModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal[Dtype, "int8", "uint4", "fp8"]
 Section = str | Mapping[str, Any] | BaseModel
 """A part: its name, or a section with its name and options."""
 
@@ -23,7 +24,7 @@ class ServingChoices(TypedDict, total=False):
     executor: str
     platform: str
     weight_dtype: Dtype
-    kv_cache_dtype: Dtype | Mapping[str, Dtype]
+    kv_cache_dtype: CacheDtype | Mapping[str, CacheDtype]
     quantization: Section
     activation_quantization: Literal["auto", "none", "int8"]
     scheduler: Section

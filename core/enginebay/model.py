@@ -80,14 +80,14 @@ class ModelInfo:
 
 
 def with_cache_dtypes(info: ModelInfo, chosen: Mapping[str, str]) -> ModelInfo:
-    """Return `info` with the given dtypes of keys and values (cache group -> dtype).
-    UnknownNameError for a group that the model does not have.
+    """Return `info` with the given dtypes of keys and values (cache group -> a float dtype, or a
+    storage such as "int8"). UnknownNameError for a group that the model does not have.
     """
     for group in chosen:
         if group not in info.attention:
             raise unknown_name("cache group in kv_cache_dtype", group, info.attention)
     attention = {
-        group: dataclasses.replace(spec, kv_dtype=chosen.get(group, spec.kv_dtype))
+        group: spec.stored_as(chosen.get(group, spec.kv_dtype))
         for group, spec in info.attention.items()
     }
     return dataclasses.replace(info, attention=attention)

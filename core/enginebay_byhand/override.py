@@ -9,9 +9,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from enginebay.compose.candidates import NOTHING, why_not_declared
+from enginebay.compose.candidates import QUANTIZED, why_not_declared
 from enginebay.compose.fused import COMPOSED
-from enginebay.compose.kernels import refuse_unused
+from enginebay.compose.kernels import needs_of, refuse_unused
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
 from enginebay.config import Reason
@@ -182,10 +182,12 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
         refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
-    if entry is None and any(_needs(plan, op).values()):
+    needed = [(capability, methods) for capability, methods in _needs(plan, op).items() if methods]
+    if entry is None and needed:
+        capability, methods = needed[0]
         raise UnsupportedError(
-            f"{op} = {name} cannot be used with {plan.weight_format.name} weights",
-            "a registered kernel whose capability `quantizations` names the method",
+            f"{op} = {name} cannot be used with {' and '.join(methods)} {QUANTIZED[capability]}",
+            f"a registered kernel whose capability `{capability}` names the method",
             "Register the kernel, or make the LLM without quantization.",
         )
     one = _Given(op, phases, name, impl, entry is not None, value)
@@ -216,8 +218,9 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
 
 
 def _needs(plan: Plan, op: str) -> Mapping[str, Collection[str]]:
-    """Return what a kernel of the op must support to read the weights of the plan."""
-    return plan.weight_format.needs if plan.kernels.ops[op].reads_weights else NOTHING
+    """Return what a kernel of the op must support for the weights and the cache of the plan."""
+    kernels = plan.kernels
+    return needs_of(kernels.ops[op], kernels.ops, plan.weight_format.needs, kernels.specs)
 
 
 def _refuse(plan: Plan, one: _Given) -> None:

@@ -12,6 +12,9 @@ from enginebay.config import EngineConfig, make_config, merge, read_toml
 from enginebay.config_sections import PHASES, Choice
 from enginebay.errors import InputError
 
+CACHE_DTYPE = "--cache-dtype"
+"""The short form of --kv-cache-dtype."""
+
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --config and one flag per setting; a flag overrides the file."""
@@ -28,15 +31,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
         ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
         ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),
-        ("kv_cache_dtype", "T", "dtype of keys and values in the cache; auto: as --dtype"),
+        ("kv_cache_dtype", "T", "dtype of the cache; int8, uint4, fp8: quantised; auto: --dtype"),
         ("quantization", "NAME", "weights in fewer bits, such as int8; auto: as they are stored"),
         ("engine", "NAME", "engine, which owns the cache and runs the steps"),
         ("scheduler", "NAME", "policy that decides which requests run next"),
         ("sampler", "NAME", "sampler, which chooses each next token"),
         ("proposer", "NAME", "proposer, which drafts tokens for the next step to verify"),
     ):
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, metavar=metavar, help=with_default(what, name))
+        flags = [f"--{name.replace('_', '-')}", *([CACHE_DTYPE] if "cache" in name else [])]
+        group.add_argument(*flags, metavar=metavar, help=with_default(what, name))
     _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help=with_default("cache layout", "layout"))
     group.add_argument(

@@ -59,7 +59,7 @@ class OpsBinder:
         impl = self.chosen.attention[bucket.mode]
         # The model's specs have the dtype of the computation; the cache may have another dtype.
         by_spec = {
-            dataclasses.replace(spec, kv_dtype=spec.q_dtype): (spec, layout)
+            spec.stored_as(spec.q_dtype): (spec, layout)
             for group, spec in self.info.attention.items()
             if isinstance(layout := layouts[group], KVLayout)
         }

@@ -92,7 +92,7 @@ class StepEngine(Engine):
     @property
     def weights_version(self) -> str:
         parts = self.parts
-        kv_dtypes = [spec.kv_dtype for spec in parts.model.info.attention.values()]
+        kv_dtypes = [spec.cache_dtype for spec in parts.model.info.attention.values()]
         dtypes = f"{parts.weight_format} {parts.dtype} {kv_dtypes}"
         return f"{parts.config.model} {dtypes} {self._num_updates}"
 

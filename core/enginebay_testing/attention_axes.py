@@ -42,6 +42,7 @@ ATTENTION = OpAxes(
         "kv_heads": (2, 1, 3),
         "page": (16, 64, "row", 32, 128),
         "layout": (),
+        "storage": (None, "int8", "uint4", "fp8"),
         "window": WINDOWS,
         "softcap": (None, 2.0, 30.0),
         "sinks": (False, True),
@@ -73,9 +74,10 @@ ATTENTION = OpAxes(
 )
 """Meaning of the axes.
 
-phase: Bucket.mode. page: tokens per page, or "row" where one page holds a whole row. kv_shared: a
-layer that reads the cache of another layer. latent: values are a prefix of the keys, eight ninths
-of their width. context: lengths near page borders; of at least three blocks; powers of two plus
+phase: Bucket.mode. storage: how the cache is quantised. page: tokens per page, or "row" where one
+page holds a whole row. kv_shared: a layer that reads the cache of another layer. latent: values are
+a prefix of the keys, eight ninths of their width. context: lengths near page borders; of at least
+three blocks; powers of two plus
 one. config: the kernel's default, or its candidates with the smallest or largest numbers. scores:
 about +200, about -200, or one key at +200. sharing: rows whose first pages are the same. padding:
 unused rows and tokens; "holes" lie between the rows of a decode step.
@@ -124,6 +126,7 @@ def claimed_axes(caps: Caps, layouts: Mapping[str, type[KVLayout]]) -> OpAxes:
     claims: dict[str, Any] = {
         "phase": lambda v: v in caps.modes,
         "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
+        "storage": lambda v: v is None or v in caps.kv_dtypes,
         "head_dim": lambda v: caps.head_dim(v) or ("mla" in caps.features and caps.latent_dim(v)),
         "group": caps.group,
         "page": lambda v: all(map(caps.page_size, (48, 80))) if v == "row" else caps.page_size(v),
@@ -145,6 +148,9 @@ def claimed_axes(caps: Caps, layouts: Mapping[str, type[KVLayout]]) -> OpAxes:
     never: list[tuple[str, Value, str, Value]] = [
         ("layout", n, "latent", True) for n, k in layouts.items() if not k.serves_v_prefix
     ]
+    for name, kind in layouts.items():
+        known = {*kind.storages, None}
+        never += [("layout", name, "storage", v) for v in axes.values["storage"] if v not in known]
     for size in axes.values["head_dim"]:
         never += [("head_dim", size, "latent", False)] * (not caps.head_dim(cast("int", size)))
         never += [("head_dim", size, "latent", True)] * (not caps.latent_dim(cast("int", size)))
@@ -209,6 +215,7 @@ def spec_of(row: Combination) -> AttnSpec:
         alibi=bool(row["alibi"]),
         q_dtype=dtype,
         kv_dtype=dtype,
+        kv_storage=cast("str | None", row["storage"]),
         kv_shared=bool(row["kv_shared"]),
         v_is_k_prefix=is_latent,
         return_lse=bool(row["lse"]),

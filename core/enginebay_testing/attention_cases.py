@@ -117,7 +117,7 @@ class AttentionCase:
 @dataclasses.dataclass(frozen=True)
 class AttentionInputs:
     """The arrays of a case. `keys[i]` and `values[i]` [kv_len, Hkv, D] are the whole context of row
-    i in the cache's dtype.
+    i as the cache stores it: in the cache's dtype, or in f32 with what a quantised cache loses.
 
     q, k and v are packed, with poison on padding. `cache` holds all keys and values before this
     step; `slots` are the places of the new ones.
@@ -157,12 +157,13 @@ def make_problem(
     values = tuple(draw((n, *shape)).astype(dtype) for n in case.kv_lens)
     if spec.v_is_k_prefix:
         values = tuple(each[..., : spec.v_dim] for each in keys)
-    keys, values = kept(layout, keys, values)
     table, q_lens, kv_lens = _tables(case, layout, rng)
     if case.shares_pages:
         _share_pages(case, layout, table, keys, values)
     token_rows = _token_rows(case)
     places = _places_before(case, layout, keys, values, table)
+    given = keys, values
+    keys, values = kept(layout, keys, values)
     if empty:
         q_lens, kv_lens, token_rows = (
             np.zeros_like(q_lens),
@@ -180,7 +181,7 @@ def make_problem(
             continue
         random = rng.normal(size=(new, spec.num_q_heads, spec.head_dim))
         q[mine] = (random + sign * np.repeat(toward, spec.group, axis=0)).astype(spec.q_dtype)
-        k[mine], v[mine] = keys[i][total - new :], values[i][total - new :]
+        k[mine], v[mine] = (rows[i][total - new :] for rows in given)
     cache, batch, before = _on_device(layout, bucket, places, q_lens, kv_lens, table)
     sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
     slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32) if spec.alibi else None

@@ -305,7 +305,8 @@ def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -
         changed = (_bits(old[~new]) != _bits(now[~new])).any(axis=(1, 2)).sum()
         assert not changed, f"{problem.case.name}: {name} changed at {changed} unwritten places"
         written, given = now[slots[real]].astype(np.float64), fresh[real].astype(np.float64)
-        lost = layout.tolerance * np.abs(given).max(axis=-1, keepdims=True, initial=0.0)
+        share = layout.tolerance and layout.tolerance + float(jnp.finfo(layout.dtype).eps)
+        lost = share * np.abs(given).max(axis=-1, keepdims=True, initial=0.0)
         is_there = (np.abs(written - given) <= lost).all()
         assert is_there, f"{problem.case.name}: new {name} are not at their slots"
 

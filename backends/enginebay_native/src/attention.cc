@@ -2,9 +2,13 @@
 //
 // Heads are independent, and sums run in the order of the keys. So a result depends neither on other rows, nor on where the
 // pages lie, nor on the length of the page table. Nothing after a row's length is read.
+//
+// Keys and values of a quantised cache become f32 a few at a time, and all queries of a head are multiplied with these while
+// they are in the first-level cache.
 
 #include <vector>
 
+#include "codes.h"
 #include "latent.h"
 #include "softmax.h"
 
@@ -17,7 +21,7 @@ struct Shape {
 
 // Scratch memory of a thread, kept between calls.
 struct Space {
-  std::vector<float> query, scores, out;
+  std::vector<float> query, scores, out, wide;
 };
 
 Space& space() {
@@ -202,12 +206,15 @@ __attribute__((noinline)) void sum_values(const float* weights, const T* values,
     sum_few<kQueries, D>(s.group - g, weights + g * stride, stride, values, out + g * width<D>(s.dim), count, s.dim, ahead);
 }
 
+constexpr int64_t kWidened = 32;  // keys, or values, that become f32 at once
+
 template <typename Q, typename T>
 struct Problem {
   Shape s;
   Rule rule;
   const Q* q;
   const T *k, *v;
+  Scales k_scales, v_scales;
   const int32_t *table, *lengths;
   const float* sinks;  // null: none
   Q* out;
@@ -225,15 +232,22 @@ struct Problem {
     std::vector<float>& plain = mine.out;  // not needed yet: holds the query as f32
     for (int64_t g = 0; g < s.group; ++g) {
       for (int64_t d = 0; d < s.dim; ++d) plain[d] = to_float(q[(at + g) * s.dim + d]);
-      arrange(plain.data(), mine.query.data() + g * s.dim, s.dim, k);
+      arrange(plain.data(), mine.query.data() + g * s.dim, s.dim, static_cast<const Wide<T>*>(nullptr));
     }
     std::fill_n(plain.begin(), s.dim, 0.0f);
-    int64_t page_stride = s.kv_heads * s.page_size * s.dim;
+    const int64_t stored = stored_dim<T>(s.dim), page_stride = s.kv_heads * s.page_size * stored;
     const int32_t* pages = table + row * s.table_width;
-    Pages<T> keys{k + h * s.page_size * s.dim, pages, page_stride, s.page_size};
-    Pages<T> values{v + h * s.page_size * s.dim, pages, page_stride, s.page_size};
-    keys.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
-      score_keys<D>(mine.query.data(), some, mine.scores.data() + from, n, stride, s, ahead);
+    Pages<T> keys{k + h * s.page_size * stored, pages, page_stride, s.page_size};
+    Pages<T> values{v + h * s.page_size * stored, pages, page_stride, s.page_size};
+    keys.each(first, length, stored, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
+      if constexpr (kIsCode<T>)
+        widened<D>(some, k_scales.at(place(pages, h, first + from)), n, ahead, [&](const float* wide, int64_t i, int64_t m) {
+          for (int64_t g = 0; g < s.group; ++g)
+            score_for<D, false>(mine.query.data() + g * width<D>(s.dim), wide, mine.scores.data() + g * stride + from + i, m,
+                                s.dim, 0);
+        });
+      else
+        score_keys<D>(mine.query.data(), some, mine.scores.data() + from, n, stride, s, ahead);
     });
     std::vector<Total>& totals = totals_of(s.group);
     for (int64_t g = 0; g < s.group; ++g) {
@@ -241,12 +255,35 @@ struct Problem {
       totals[g].maximum = scale_scores(scores, count, rule, kLowest);
       totals[g].sum = weigh(scores, count, totals[g].maximum);
     }
-    values.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
-      sum_values<D>(mine.scores.data() + from, some, mine.out.data(), n, stride, s, ahead);
+    values.each(first, length, stored, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
+      if constexpr (kIsCode<T>)
+        widened<D>(some, v_scales.at(place(pages, h, first + from)), n, ahead, [&](const float* wide, int64_t i, int64_t m) {
+          sum_values<D>(mine.scores.data() + from + i, wide, mine.out.data(), m, stride, s, 0);
+        });
+      else
+        sum_values<D>(mine.scores.data() + from, some, mine.out.data(), n, stride, s, ahead);
     });
     for (int64_t g = 0; g < s.group; ++g)
-      finish<T>(totals[g], mine.out.data() + g * s.dim, s.dim, sinks ? sinks + h * s.group + g : nullptr,
+      finish<Wide<T>>(totals[g], mine.out.data() + g * s.dim, s.dim, sinks ? sinks + h * s.group + g : nullptr,
                 out + (at + g) * s.dim, lse + at + g);
+  }
+
+  // The place of a position of head h in the arrays of scales.
+  int64_t place(const int32_t* pages, int64_t h, int64_t position) const {
+    return (int64_t(pages[position / s.page_size]) * s.kv_heads + h) * s.page_size + position % s.page_size;
+  }
+
+  // Calls f(keys as f32, first, number) for `count` contiguous keys.
+  template <int D, typename F>
+  void widened(const T* codes, Scales scales, int64_t count, int64_t ahead, const F& f) const {
+    const int64_t dim = width<D>(s.dim);
+    std::vector<float>& to = space().wide;
+    to.resize(kWidened * dim);
+    for (int64_t i = 0; i < count; i += kWidened) {
+      int64_t some = std::min(kWidened, count - i);
+      widen(codes + i * stored_dim<T>(dim), scales.at(i), to.data(), some, dim, ahead);
+      f(to.data(), i, some);
+    }
   }
 
   static std::vector<Total>& totals_of(int64_t group) {
@@ -276,19 +313,27 @@ ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
 
 // q [rows, q_heads, dim]; k, v [pages, kv_heads, page_size, dim] of one dtype; table [rows, width] and lengths [rows] int32;
 // sinks f32 [q_heads] or [0] -> out like q, log-sum-exp f32 [rows, q_heads]. With v_prefix values are the first columns of the
-// keys of one KV head, as many as out has, and v is not read.
-ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::Buffer<ffi::S32> table,
+// keys of one KV head, as many as out has, and v is not read. k and v may be codes: int8, float8_e4m3fn, or uint8 with two
+// codes in a byte. Then scales [pages, kv_heads, page_size] are bf16 and the zero points of uint8 int16; otherwise all are [0].
+ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::AnyBuffer k_scales,
+                     ffi::AnyBuffer v_scales, ffi::AnyBuffer k_zeros, ffi::AnyBuffer v_zeros, ffi::Buffer<ffi::S32> table,
                      ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
                      ffi::ResultBuffer<ffi::F32> lse, float scale, float softcap, int64_t window,
                      bool v_prefix) {
   auto qs = q.dimensions(), ks = k.dimensions();
-  if (qs.size() != 3 || ks.size() != 4 || qs[2] != ks[3] || qs[1] % ks[1])
+  bool packed = k.element_type() == ffi::U8;
+  if (qs.size() != 3 || ks.size() != 4 || (packed ? (qs[2] + 1) / 2 : qs[2]) != ks[3] || qs[1] % ks[1])
     return ffi::Error::InvalidArgument("attention wants q [rows, heads, dim] and k, v [pages, kv_heads, page_size, dim]");
   int64_t v_dim = out->dimensions()[2];
   if (v_prefix ? ks[1] != 1 || v_dim > qs[2] : v_dim != qs[2])
     return ffi::Error::InvalidArgument("attention wants out [rows, heads, dim], or one KV head whose values are narrower");
   Shape shape{qs[0], ks[1], qs[1] / ks[1], qs[2], ks[2], table.dimensions()[1]};
   Rule rule{scale, softcap, window};
+  auto scales_of = [&](ffi::AnyBuffer& scales, ffi::AnyBuffer& zeros) {
+    return Scales{static_cast<const bf16*>(scales.untyped_data()),
+                  packed ? static_cast<const int16_t*>(zeros.untyped_data()) : nullptr};
+  };
+  Scales of_keys = scales_of(k_scales, k_zeros), of_values = scales_of(v_scales, v_zeros);
   auto with = [&](auto* query, auto* key) {
     using Q = std::remove_const_t<std::remove_pointer_t<decltype(query)>>;
     using T = std::remove_const_t<std::remove_pointer_t<decltype(key)>>;
@@ -297,17 +342,23 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
     auto* results = static_cast<Q*>(out->untyped_data());
     const float* sink = sinks.element_count() ? sinks.typed_data() : nullptr;
     if (v_prefix)
-      return LatentProblem<Q, T>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, table.typed_data(),
-                                 lengths.typed_data(), sink, results, lse->typed_data()}
+      return LatentProblem<Q, T>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, of_keys,
+                                 table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()}
           .run(pool);
-    return run(pool, Problem<Q, T>{shape, rule, queries, keys, static_cast<const T*>(v.untyped_data()), table.typed_data(),
-                                   lengths.typed_data(), sink, results, lse->typed_data()});
+    return run(pool, Problem<Q, T>{shape, rule, queries, keys, static_cast<const T*>(v.untyped_data()), of_keys, of_values,
+                                   table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()});
   };
-  bool wide_q = q.element_type() == ffi::F32, wide_k = k.element_type() == ffi::F32;
-  const float* wide = nullptr;
-  const bf16* narrow = nullptr;
-  if (wide_q) return wide_k ? with(wide, wide) : with(wide, narrow);
-  return wide_k ? with(narrow, wide) : with(narrow, narrow);
+  auto with_keys = [&](auto* query) {
+    switch (k.element_type()) {
+      case ffi::F32: return with(query, static_cast<const float*>(nullptr));
+      case ffi::S8: return with(query, static_cast<const int8_t*>(nullptr));
+      case ffi::U8: return with(query, static_cast<const Nibbles*>(nullptr));
+      case ffi::F8E4M3FN: return with(query, static_cast<const Float8*>(nullptr));
+      default: return with(query, static_cast<const bf16*>(nullptr));
+    }
+  };
+  if (q.element_type() == ffi::F32) return with_keys(static_cast<const float*>(nullptr));
+  return with_keys(static_cast<const bf16*>(nullptr));
 }
 
 }  // namespace
@@ -315,6 +366,10 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
 XLA_FFI_DEFINE_HANDLER_SYMBOL(enginebay_attention, attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "codes.h"
 #include "softmax.h"
 
 namespace enginebay {
@@ -153,19 +154,36 @@ struct LatentProblem {
   Rule rule;
   const Q* q;
   const T* k;
+  Scales scales;  // of codes
   const int32_t *table, *lengths;
   const float* sinks;  // null: none
   Q* out;
   float* lse;
 
+  // The place of the key of a position.
+  int64_t place(const int32_t* pages, int64_t position) const {
+    return int64_t(pages[position / page_size]) * page_size + position % page_size;
+  }
+
   // The address of the key of a position.
-  const T* key(const int32_t* pages, int64_t position) const {
-    return k + (pages[position / page_size] * page_size + position % page_size) * dim;
+  const T* key(const int32_t* pages, int64_t position) const { return k + place(pages, position) * stored_dim<T>(dim); }
+
+  // Finds the keys of `count` positions; codes become f32 in `wide`.
+  void find(const int32_t* pages, int64_t start, int64_t count, const Wide<T>** keys, std::vector<float>& wide) const {
+    if constexpr (kIsCode<T>) {
+      wide.resize(kBlock * dim);
+      for (int64_t j = 0; j < count; ++j) {
+        widen(key(pages, start + j), scales.at(place(pages, start + j)), wide.data() + j * dim, 1, dim, 0);
+        keys[j] = wide.data() + j * dim;
+      }
+    } else {
+      for (int64_t j = 0; j < count; ++j) keys[j] = key(pages, start + j);
+    }
   }
 
   // Computes query heads `first_head` to `first_head + num` - 1 of a row.
   void part(int64_t row, int64_t first_head, int64_t num) const {
-    thread_local std::vector<float> queries, weighted, space;
+    thread_local std::vector<float> queries, weighted, space, wide;
     thread_local std::vector<Total> totals;
     int64_t length = lengths[row], at = row * heads + first_head;
     queries.resize(num * dim);
@@ -176,21 +194,22 @@ struct LatentProblem {
     float* plain = space.data() + num * kBlock;
     for (int64_t i = 0; i < num; ++i) {
       for (int64_t d = 0; d < dim; ++d) plain[d] = to_float(q[(at + i) * dim + d]);
-      arrange(plain, queries.data() + i * dim, dim, k);
+      arrange(plain, queries.data() + i * dim, dim, static_cast<const Wide<T>*>(nullptr));
     }
     const int32_t* pages = table + row * table_width;
-    const T *keys[kBlock], *next[kBlock];
+    const Wide<T> *keys[kBlock], *next[kBlock];
     for (int64_t start = rule.first(length); start < length; start += kBlock) {
       int64_t count = std::min(kBlock, length - start);
-      bool is_last = start + kBlock >= length;
-      for (int64_t j = 0; j < count; ++j) keys[j] = key(pages, start + j);
-      for (int64_t j = 0; !is_last && j < kBlock; ++j) next[j] = key(pages, std::min(start + kBlock + j, length - 1));
+      bool is_last = kIsCode<T> || start + kBlock >= length;  // codes are not prefetched
+      find(pages, start, count, keys, wide);
+      if constexpr (!kIsCode<T>)
+        for (int64_t j = 0; !is_last && j < kBlock; ++j) next[j] = key(pages, std::min(start + kBlock + j, length - 1));
       multiply_keys(queries.data(), num, keys, is_last ? nullptr : next, scores, count, dim);
       for (int64_t i = 0; i < num; ++i) add_to(totals[i], scores[i], count, weighted.data() + i * v_dim);
       add_values_of(scores, num, keys, weighted.data(), count, v_dim);
     }
     for (int64_t i = 0; i < num; ++i)
-      finish<T>(totals[i], weighted.data() + i * v_dim, v_dim, sinks ? sinks + first_head + i : nullptr,
+      finish<Wide<T>>(totals[i], weighted.data() + i * v_dim, v_dim, sinks ? sinks + first_head + i : nullptr,
                 out + (at + i) * v_dim, lse + at + i);
   }
 

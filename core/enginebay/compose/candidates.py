@@ -16,7 +16,11 @@ from enginebay.registry import Entry, Registry
 ANY = "any"
 """The entry of a capability about quantisation that stands for every entry."""
 
-QUANTIZED = {"quantizations": "weights", "activation_quantizations": "activations"}
+QUANTIZED = {
+    "quantizations": "weights",
+    "activation_quantizations": "activations",
+    "storages": "caches",
+}
 NOTHING: Mapping[str, Collection[str]] = {}
 
 
@@ -34,8 +38,8 @@ def candidates(
 
     An implementation is loaded if its declaration allows this platform. Refused are, with
     `is_sharded`, implementations with the capability sharded = False; implementations whose
-    capability `layouts` does not contain `layout`; and implementations that lack an entry which the
-    weights of the op need (`WeightFormat.needs`). Implementations for another platform are
+    capability `layouts` does not contain `layout`; and implementations that lack an entry of
+    `needs` (capability -> entries). Implementations for another platform are
     interpreted if their name is in `interpret`.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]

@@ -131,7 +131,7 @@ def choose_kernels(
         registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
     )
     plain, why_plain = _choose_plain(
-        registry, config, env, ops, layout.chosen, is_sharded=shards > 1, needs=needs
+        registry, config, env, ops, layout.chosen, specs, is_sharded=shards > 1, needs=needs
     )
     reasons = [layout, *why, *why_plain, *refused]
     calls = {call for one in (*attention.values(), *plain.values()) for call in one.custom_calls}
@@ -154,6 +154,20 @@ def choose_kernels(
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}
     refuse_unused(named, ops, chosen.attention)
     return chosen
+
+
+def needs_of(
+    op: Op[Any],
+    ops: Mapping[str, Op[Any]],
+    weights: Mapping[str, Collection[str]],
+    specs: Mapping[str, AttnSpec],
+) -> Mapping[str, Collection[str]]:
+    """Return what the capabilities of a kernel of the op must name: what the weights need, or the
+    storages of the cache groups if the op writes the cache.
+    """
+    if op.name in ops[ATTENTION].calls[1:]:
+        return {"storages": {spec.kv_storage for spec in specs.values() if spec.kv_storage}}
+    return weights if op.reads_weights else NOTHING
 
 
 def import_paths_in(config: EngineConfig) -> list[tuple[str, str]]:
@@ -184,6 +198,7 @@ def _choose_plain(
     env: Env,
     ops: Mapping[str, Op[Any]],
     layout: str,
+    specs: Mapping[str, AttnSpec],
     *,
     is_sharded: bool,
     needs: Mapping[str, Collection[str]],
@@ -202,7 +217,7 @@ def _choose_plain(
             # it: "auto" takes none whose speed was not measured when split.
             is_sharded=is_sharded and not (op.partition and wanted != AUTO),
             layout=layout,
-            needs=needs if op.reads_weights else NOTHING,
+            needs=needs_of(op, ops, needs, specs),
             interpret=interpreted_names(config, wanted),
         )
         parts = [

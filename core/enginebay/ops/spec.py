@@ -14,6 +14,9 @@ from enginebay.cache import KVLayout
 
 Mode = Literal["decode", "prefill", "mixed"]
 
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+"""The dtypes of the computation, and of a cache that is not quantised."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AttnSpec:
@@ -62,6 +65,19 @@ class AttnSpec:
     def v_dim(self) -> int:
         """Width of values and outputs."""
         return self.v_head_dim or self.head_dim
+
+    @property
+    def cache_dtype(self) -> str:
+        """How the cache stores keys and values: a storage such as "int8", or `kv_dtype`."""
+        return self.kv_storage or self.kv_dtype
+
+    def stored_as(self, cache_dtype: str) -> AttnSpec:
+        """Return the spec with another `cache_dtype`. Quantised keys and values are written and
+        read in the dtype of the queries.
+        """
+        if cache_dtype in FLOAT_DTYPES:
+            return dataclasses.replace(self, kv_dtype=cache_dtype, kv_storage=None)
+        return dataclasses.replace(self, kv_dtype=self.q_dtype, kv_storage=cache_dtype)
 
     def per_shard(self, num_shards: int) -> AttnSpec:
         """Return the spec of one shard when the heads are split over `num_shards` devices."""

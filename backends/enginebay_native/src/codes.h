@@ -1,0 +1,99 @@
+// Codes of a quantised cache, and their conversion to f32: a few keys at a time, into memory that stays in the processor's cache.
+// enginebay_numerics/kv_storage.py defines the formats.
+#pragma once
+
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace enginebay {
+
+struct Nibbles {  // code i in the low and code i + ceil(dim / 2) in the high four bits of byte i
+  uint8_t bits;
+};
+
+struct Float8 {  // float8_e4m3fn
+  uint8_t bits;
+};
+
+template <typename T>
+constexpr bool kIsCode = std::is_same_v<T, int8_t> || std::is_same_v<T, Nibbles> || std::is_same_v<T, Float8>;
+
+// The type in which products read keys and values.
+template <typename T>
+using Wide = std::conditional_t<kIsCode<T>, float, T>;
+
+// Elements of T that a key of `dim` values has in the cache.
+template <typename T>
+inline int64_t stored_dim(int64_t dim) {
+  return std::is_same_v<T, Nibbles> ? (dim + 1) / 2 : dim;
+}
+
+// Scales and zero points of codes, one for each place; zero points are null where codes have none.
+struct Scales {
+  const bf16* scales;
+  const int16_t* zeros;
+
+  Scales at(int64_t place) const { return {scales + place, zeros ? zeros + place : nullptr}; }
+};
+
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+inline Bytes load_bytes(const void* p) {
+  Bytes v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+// The bits of a float8 moved to those of an f16 give 2^-8 of its value, for subnormal numbers too.
+inline float to_float(Float8 x) {
+  uint16_t bits = uint16_t((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7);
+  f16 f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return float(f) * 256.0f;
+}
+
+inline Floats load(const Float8* p) {
+  typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+  Halves wide = __builtin_convertvector(load_bytes(p), Halves);
+  wide = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
+  f16 halves[kLanes];
+  std::memcpy(halves, &wide, sizeof(halves));
+  return load(halves) * splat(256.0f);
+}
+
+// to[i * dim + d] = value d of key i, for `count` keys that lie together. Meanwhile what lies `ahead` of each is prefetched.
+template <typename T>
+ENGINEBAY_INLINE void widen(const T* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
+  for (int64_t i = 0; i < count; ++i, codes += dim, to += dim) {
+    float one = to_float(s.scales[i]);
+    Floats scale = splat(one);
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      if (d % 64 == 0) fetch(codes + d + ahead);
+      store(to + d, load(codes + d) * scale);
+    }
+    for (; d < dim; ++d) to[d] = to_float(codes[d]) * one;
+  }
+}
+
+ENGINEBAY_INLINE void widen(const Nibbles* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
+  const int64_t half = (dim + 1) / 2;
+  for (int64_t i = 0; i < count; ++i, codes += half, to += dim) {
+    float scale = to_float(s.scales[i]), zero = s.zeros[i];
+    int64_t d = 0;
+    for (; d + kLanes <= dim - half; d += kLanes) {
+      if (d % 64 == 0) fetch(codes + d + ahead);
+      Ints bits = __builtin_convertvector(load_bytes(codes + d), Ints);
+      Floats low = __builtin_convertvector(bits & 15, Floats), high = __builtin_convertvector(bits >> 4, Floats);
+      store(to + d, (low - splat(zero)) * splat(scale));
+      store(to + half + d, (high - splat(zero)) * splat(scale));
+    }
+    for (; d < half; ++d) {
+      to[d] = ((codes[d].bits & 15) - zero) * scale;
+      if (half + d < dim) to[half + d] = ((codes[d].bits >> 4) - zero) * scale;
+    }
+  }
+}
+
+}  // namespace enginebay
