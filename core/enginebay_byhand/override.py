@@ -11,7 +11,7 @@ import numpy as np
 
 from enginebay.compose.candidates import QUANTIZED, why_not_declared
 from enginebay.compose.fused import COMPOSED
-from enginebay.compose.kernels import needs_of, refuse_unused
+from enginebay.compose.kernels import kernel_needs, refuse_unused
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
 from enginebay.config import Reason
@@ -220,7 +220,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
 def _needs(plan: Plan, op: str) -> Mapping[str, Collection[str]]:
     """Return what a kernel of the op must support for the weights and the cache of the plan."""
     kernels = plan.kernels
-    return needs_of(kernels.ops[op], kernels.ops, plan.weight_format.needs, kernels.specs)
+    return kernel_needs(kernels.ops[op], kernels.ops, plan.weight_format.needs, kernels.specs)
 
 
 def _refuse(plan: Plan, one: _Given) -> None:

@@ -15,9 +15,33 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.registry import load_registry
 from enginebay.weights import stored_bytes
 from enginebay_executor.compacting import compact_rows
+from enginebay_testing.verdicts import Check
 
 PAGES_ASKED_FOR = (2, 3)
 """Shape of an array of page ids."""
+
+
+def layout_checks(kind: type[KVLayout], dtypes: Sequence[str]) -> list[Check]:
+    """Return the checks of a layout, by name: in each dtype, with each of its storages, and with
+    values that are a prefix of the keys if it supports them.
+    """
+    plain: list[tuple[tuple[int, ...], int | None]] = [((3, 4, 2, 8), None), ((2, 16, 3, 40), None)]
+    # Four heads fill a word of bytes, so that more heads lengthen an array that packs them.
+    quantised: list[tuple[tuple[int, ...], int | None]] = [((3, 4, 4, 40), None)]
+    if kind.serves_v_prefix:
+        plain.append(((3, 4, 1, 8), 6))
+        quantised.append(plain[-1])
+    sizes: list[tuple[tuple[int, ...], int | None, str | None]] = [(*size, None) for size in plain]
+    sizes += [(*size, storage) for size in quantised for storage in sorted(kind.storages)]
+    checks: list[Check] = []
+    for dtype in dtypes:
+        for shape, prefix, storage in sizes:
+            words = [dtype, "x".join(map(str, shape)), f"v{prefix}" * bool(prefix), storage or ""]
+            num_pages, page_size, heads, head_dim = shape
+            layout = kind(num_pages, page_size, heads, head_dim, dtype, prefix, storage)
+            run = functools.partial(check_layout, layout)
+            checks.append((f"layout[{'-'.join(filter(None, words))}]", run))
+    return checks
 
 
 def check_layout(layout: KVLayout) -> None:
@@ -193,10 +217,7 @@ def _check_equal(
     if exact or layout.tolerance == 0:
         assert (left == right).all(), f"{layout.name}: {what}"
         return
-    # Rounding to the dtype adds to the loss of the layout.
-    allowed = (layout.tolerance + float(jnp.finfo(dtype).eps)) * np.abs(right).max(
-        axis=-1, keepdims=True
-    )
+    allowed = allowed_loss(layout) * np.abs(right).max(axis=-1, keepdims=True)
     error = np.abs(left - right)
     assert (error <= allowed).all(), (
         f"{layout.name}: {what}: off by "
@@ -236,6 +257,13 @@ def _check_page_shapes(layout: KVLayout, read: tuple[np.ndarray, ...]) -> None:
     for array, width in zip(read, widths, strict=True):
         shape = (*heads, width)
         assert array.shape == shape, f"{layout.name}: read returns {array.shape}, expected {shape}"
+
+
+def allowed_loss(layout: KVLayout) -> float:
+    """Return the tolerance of a layout plus, where it is not 0, the rounding of read values to its
+    dtype.
+    """
+    return layout.tolerance and layout.tolerance + float(jnp.finfo(layout.dtype).eps)
 
 
 @functools.cache

@@ -239,36 +239,9 @@ def _example_options(registry: Registry, entry: Entry) -> list[BaseModel | None]
 
 
 def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay_testing.layouts import check_layout
+    from enginebay_testing.layouts import layout_checks
 
-    kind: type[KVLayout] = registry.load(entry)
-    sizes: list[tuple[tuple[int, ...], int | None]] = [((3, 4, 2, 8), None), ((2, 16, 3, 40), None)]
-    if kind.serves_v_prefix:
-        sizes.append(((3, 4, 1, 8), 6))
-    cases: list[tuple[str, tuple[int, ...], int | None, str | None]]
-    cases = [(dtype, *size, None) for dtype in DTYPES for size in sizes]
-    # Four heads fill a word of bytes, so that more heads lengthen an array that packs them.
-    quantised = [((3, 4, 4, 40), None), *sizes[2:]]
-    cases += [(dtype, *size, s) for dtype in DTYPES for size in quantised for s in _storages(kind)]
-    return [
-        (
-            f"layout[{'-'.join(_of_layout(dtype, shape, prefix, storage))}]",
-            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype, prefix, storage),
-        )
-        for dtype, shape, prefix, storage in cases
-    ]
-
-
-def _storages(kind: type[KVLayout]) -> list[str]:
-    return sorted(kind.storages)
-
-
-def _of_layout(
-    dtype: str, shape: tuple[int, ...], prefix: int | None, storage: str | None
-) -> list[str]:
-    """Return the parts of a case's name."""
-    names = [dtype, "x".join(map(str, shape))]
-    return [*names, *([f"v{prefix}"] if prefix else []), *([storage] if storage else [])]
+    return layout_checks(registry.load(entry), DTYPES)
 
 
 def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:

@@ -156,7 +156,7 @@ def choose_kernels(
     return chosen
 
 
-def needs_of(
+def kernel_needs(
     op: Op[Any],
     ops: Mapping[str, Op[Any]],
     weights: Mapping[str, Collection[str]],
@@ -217,7 +217,7 @@ def _choose_plain(
             # it: "auto" takes none whose speed was not measured when split.
             is_sharded=is_sharded and not (op.partition and wanted != AUTO),
             layout=layout,
-            needs=needs_of(op, ops, needs, specs),
+            needs=kernel_needs(op, ops, needs, specs),
             interpret=interpreted_names(config, wanted),
         )
         parts = [
