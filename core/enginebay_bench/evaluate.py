@@ -14,6 +14,7 @@ from enginebay.compose.composition import Progress
 from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay_bench.scoring import Scored, scoring
+from enginebay_bench.stored_bytes import StoredBytes, count_stored_bytes
 from enginebay_testing.engine_logprobs import log_softmax
 
 ROWS_AT_ONCE = 64
@@ -80,6 +81,8 @@ class Evaluation:
     same_argmax: float | None
     num_nonfinite: int
     passages: tuple[PassageReport, ...]
+    stored_bytes: StoredBytes
+    reference_stored_bytes: StoredBytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +152,7 @@ def evaluate(
         vocab_size = subject.plan.model.info.vocab_size
         passages = split(subject, text, sizes)
         mine = _score_all(subject, passages, sizes, "scoring", progress)
+        my_bytes = count_stored_bytes(subject.plan)
     del subject
     with make_reference() as reference:
         if reference.plan.model.info.vocab_size != vocab_size:
@@ -158,7 +162,8 @@ def evaluate(
                 "Choose a reference model with the same tokenizer.",
             )
         theirs = _score_all(reference, passages, sizes, "scoring the reference", progress)
-    return compare_scores(passages, mine, theirs)
+        their_bytes = count_stored_bytes(reference.plan)
+    return compare_scores(passages, mine, theirs, my_bytes, their_bytes)
 
 
 def _score_all(
@@ -174,7 +179,11 @@ def _score_all(
 
 
 def compare_scores(
-    passages: Passages, mine: Sequence[Scored], theirs: Sequence[Scored]
+    passages: Passages,
+    mine: Sequence[Scored],
+    theirs: Sequence[Scored],
+    my_bytes: StoredBytes,
+    their_bytes: StoredBytes,
 ) -> Evaluation:
     """Return the figures of a subject and a reference that scored the same passages."""
     text, decoded = [], []
@@ -205,6 +214,8 @@ def compare_scores(
         same_argmax=float(whole.same_best[finite].mean()) if finite.any() else None,
         num_nonfinite=int((~finite).sum() + (~np.isfinite(continued.kl)).sum()),
         passages=tuple(reports),
+        stored_bytes=my_bytes,
+        reference_stored_bytes=their_bytes,
     )
 
 

@@ -15,6 +15,7 @@ from enginebay_cli.show import print_table
 
 if TYPE_CHECKING:
     from enginebay_bench.configs import BucketConfig
+    from enginebay_bench.stored_bytes import StoredBytes
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -56,10 +57,12 @@ def _print_json(value: Any) -> None:
 def _explain(args: argparse.Namespace) -> None:
     from enginebay.compose.composition import make_engine, make_plan
     from enginebay_bench.configs import kernel_configs
+    from enginebay_bench.stored_bytes import count_stored_bytes
 
     plan = make_plan(config_from(args))
     engine = make_engine(plan)
     memory, configs = engine.memory, kernel_configs(plan, engine)
+    stored = count_stored_bytes(plan)
     record = {
         "model": {
             "folder": str(plan.checkpoint.folder),
@@ -87,6 +90,7 @@ def _explain(args: argparse.Namespace) -> None:
             for c in configs
         ],
         "memory": dataclasses.asdict(memory),
+        "stored_bytes": dataclasses.asdict(stored),
     }
     if args.json:
         _print_json(record)
@@ -109,6 +113,20 @@ def _explain(args: argparse.Namespace) -> None:
     )
     print(f"memory of each device, {device}:")
     print(f"  weights {weights}, cache up to {cache}, working space {workspace}")
+    _print_stored(stored)
+
+
+def _print_stored(stored: StoredBytes) -> None:
+    """Print the bytes of weights and cache, beside those without quantisation if they differ."""
+    weights = f"  weights take {stored.weights / 2**20:.1f} MiB"
+    if stored.weights != stored.plain_weights:
+        share = stored.weights / stored.plain_weights
+        weights += f", {share:.0%} of the {stored.plain_weights / 2**20:.1f} MiB of plain weights"
+    cache = f"a token takes {stored.cache_of_token:.0f} bytes of cache"
+    if stored.cache_of_token != stored.plain_cache_of_token:
+        share = stored.cache_of_token / stored.plain_cache_of_token
+        cache += f", {share:.0%} of the {stored.plain_cache_of_token:.0f} of a plain one"
+    print(f"{weights}; {cache}")
 
 
 def _print_configs(configs: Sequence[BucketConfig]) -> None:

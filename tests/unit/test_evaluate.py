@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginebay import LLM, SamplingParams
+from enginebay import LLM, EngineConfig, SamplingParams
+from enginebay.compose.composition import make_plan
 from enginebay.config import make_config
 from enginebay.errors import InputError, RequestError
 from enginebay.prefix_key import PrefixKey
 from enginebay_bench.cli.eval import print_tables, reference_config
 from enginebay_bench.evaluate import EvalSizes, Passages, compare_scores, evaluate, split
 from enginebay_bench.scoring import Scored, scoring
+from enginebay_bench.stored_bytes import StoredBytes, count_stored_bytes
 from enginebay_testing.driver import request_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
@@ -26,6 +28,7 @@ from tests.unit.serving import SIZES, assert_idle
 
 pytestmark = pytest.mark.xdist_group("llm")
 HERE = "tests.unit.unregistered"
+BYTES = StoredBytes(1, 1, 1.0, 1.0)
 TEXT = "Once upon a time there was a little fox who lived in the wood. " * 5
 
 
@@ -109,7 +112,11 @@ def test_the_figures_are_those_of_their_definitions() -> None:
     theirs = np.log(np.array([[0.25, 0.5, 0.25], [0.25, 0.5, 0.25], [0.1, 0.1, 0.8]], np.float32))
     passages = Passages(((0, 1, 2),), (0,), 0, 5)
     found = compare_scores(
-        passages, [Scored((0, 1, 2), (1,), mine)], [Scored((0, 1, 2), (2,), theirs)]
+        passages,
+        [Scored((0, 1, 2), (1,), mine)],
+        [Scored((0, 1, 2), (2,), theirs)],
+        BYTES,
+        BYTES,
     )
     kl = 0.25 * math.log(0.5) + 0.5 * math.log(2)
     assert found.prefill.max == pytest.approx(kl, abs=1e-6)
@@ -130,13 +137,14 @@ def test_logits_that_are_not_finite_are_counted_and_kept_out() -> None:
     mine, theirs = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
     mine[0, 1] = np.nan
     passages = Passages(((0, 1),), (0,), 0, 2)
-    found = compare_scores(passages, [Scored((0, 1), (0,), mine)], [Scored((0, 1), (0,), theirs)])
+    bad, good = [Scored((0, 1), (0,), mine)], [Scored((0, 1), (0,), theirs)]
+    found = compare_scores(passages, bad, good, BYTES, BYTES)
     assert found.num_nonfinite == 1
     assert found.perplexity is None
     assert found.reference_perplexity == pytest.approx(3.0)
     assert found.prefill.mean is None
     assert found.decode.mean == 0.0
-    found = compare_scores(passages, [Scored((0, 1), (0,), theirs)], [Scored((0, 1), (0,), mine)])
+    found = compare_scores(passages, good, bad, BYTES, BYTES)
     assert (found.num_nonfinite, found.prefill.mean, found.decode.mean) == (1, None, 0.0)
     assert (found.perplexity, found.reference_perplexity) == (pytest.approx(3.0), None)
 
@@ -213,9 +221,13 @@ def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
         96,
     )
     assert {choice.mixed for choice in plain.kernels.values()} == {"xla"}
+    assert plain.quantization.name == "none"
     changed = reference_config(
-        subject, "dtype=bfloat16,engine=oengine,max_model_len=64,attention.decode=native"
+        subject,
+        "dtype=bfloat16,engine=oengine,max_model_len=64,attention.decode=native,"
+        "quantization=int8,kv_cache_dtype=float16",
     )
+    assert (changed.quantization.name, changed.kv_cache_dtype) == ("int8", "float16")
     assert (changed.dtype, changed.engine.name, changed.max_model_len) == (
         "bfloat16",
         "oengine",
@@ -225,6 +237,36 @@ def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
         "native",
         "xla",
     )
+
+
+def test_bytes_are_counted_beside_those_of_plain_weights_and_caches() -> None:
+    """Two layers with keys and values of two heads of 32: 4 bytes each plain, 2 in bfloat16."""
+    sizes = {"dtype": "float32", "max_model_len": 64}
+    plain = count_stored_bytes(make_plan(EngineConfig(model=BRIEF, **sizes)))
+    assert plain.weights == plain.plain_weights
+    assert plain.cache_of_token == plain.plain_cache_of_token == 2 * 2 * 2 * 32 * 4
+    plan = make_plan(
+        EngineConfig(model=BRIEF, quantization="int8", kv_cache_dtype="bfloat16", **sizes)
+    )
+    found = count_stored_bytes(plan)
+    assert found.plain_weights == plain.weights
+    assert 0.25 < found.weights / found.plain_weights < 0.3
+    assert found.cache_of_token == plain.cache_of_token / 2
+    assert found.plain_cache_of_token == plain.cache_of_token
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pooled")
+def test_quantised_weights_are_compared_with_plain_ones(
+    run: Callable[..., tuple[int, str, str]], config: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    flags = ["--config", config, "--num-tokens", "60", "--new-tokens", "4", "--json"]
+    code, out, err = run("eval", "--text", str(tmp_path / "text"), *flags, "--quantization", "int8")
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    assert 0 < record["prefill"]["mean"] < 1e-2
+    assert record["stored_bytes"]["weights"] < 0.3 * record["reference_stored_bytes"]["weights"]
 
 
 @pytest.mark.parametrize(

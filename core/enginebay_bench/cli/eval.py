@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
-from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config import NO_QUANTIZATION, EngineConfig, make_config, read_toml
 from enginebay.config_sections import PHASES
 from enginebay.errors import InputError
 from enginebay_cli.options import (
@@ -26,7 +26,10 @@ KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
 """Settings that the reference copies from the subject; all other settings are defaults."""
 
-TEXTS = ("model", "platform", "dtype", "engine", "layout")
+TEXTS = (
+    "model", "platform", "dtype", "weight_dtype", "kv_cache_dtype", "quantization",
+    "activation_quantization", "engine", "layout",
+)  # fmt: skip
 """Keys of --reference whose values are names."""
 
 
@@ -38,8 +41,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         metavar="KEY=VALUE,...",
-        help="settings of the reference, by default float32 and xla kernels; keys: model, "
-        "platform, dtype, engine, layout, a size such as max_num_seqs, or an op, whose value is a "
+        help="settings of the reference, by default float32, nothing quantised and xla kernels; "
+        f"keys: {', '.join(TEXTS)}, a size such as max_num_seqs, or an op, whose value is a "
         "kernel",
     )
     parser.add_argument(
@@ -123,11 +126,11 @@ def read_text(path: str) -> str:
 
 
 def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
-    """Return the subject's model on its devices, in float32, with xla kernels, default parts, and
-    the changes in `given`.
+    """Return the subject's model on its devices, in float32, with nothing quantised, xla kernels,
+    default parts, and the changes in `given`.
 
-    `given` is KEY=VALUE,...: a name for `model`, `platform`, `dtype`, `engine` or `layout`, a
-    number for a size, or a kernel for an op or OP.PHASE. InputError for another key or value.
+    `given` is KEY=VALUE,...: a name for a key of TEXTS, a number for a size, or a kernel for an op
+    or OP.PHASE. InputError for another key or value.
     """
     from enginebay.compose.ops import usable_ops
     from enginebay.registry import load_registry
@@ -136,7 +139,7 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
     ops = sorted({e.op for e in registry.entries if e.kind == "kernel" and e.name == "xla"})
     fused = [op.name for op in usable_ops(registry)[0].values() if op.made_of]
     values: dict[str, Any] = {name: getattr(subject, name) for name in (*KEPT, *SIZES)}
-    values |= {"dtype": "float32"}
+    values |= {"dtype": "float32", "quantization": NO_QUANTIZATION}
     unnamed = (*fused, "kv_write")  # attention of xla writes the cache itself
     kernels: dict[str, dict[str, str]] = {
         op: dict.fromkeys(list(PHASES), "xla") for op in ops if op not in unnamed
@@ -170,8 +173,15 @@ def _settings(config: EngineConfig) -> dict[str, Any]:
 
 def print_tables(record: dict[str, Any]) -> None:
     """Print the record of an evaluation, which `--json` prints as JSON, as tables."""
-    perplexities = (_figure(record["perplexity"]), _figure(record["reference_perplexity"]))
-    print_table(("", "subject", "reference"), [("perplexity", *perplexities)])
+    sides = (record["stored_bytes"], record["reference_stored_bytes"])
+    print_table(
+        ("", "subject", "reference"),
+        [
+            ("perplexity", _figure(record["perplexity"]), _figure(record["reference_perplexity"])),
+            ("weights, MiB", *(f"{side['weights'] / 2**20:.1f}" for side in sides)),
+            ("cache, bytes of a token", *(f"{side['cache_of_token']:.0f}" for side in sides)),
+        ],
+    )
     rows: list[tuple[str, ...]] = []
     for name, what in (("prefill", "text (prefill)"), ("decode", "continuations (decode)")):
         figures = record[name]
