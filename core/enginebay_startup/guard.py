@@ -8,13 +8,14 @@ raises any exception         the exception is the cause of a PluginError; only a
 prints                       the lines are written to stderr after the name of the plugin
 changes JAX's configuration  a warning lists the settings, and they are restored
 starts a thread              the thread becomes a daemon, so it cannot delay the program's
-                             end
+                             end; a warning names a thread that runs on after the import
 ===========================  =============================================================
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -31,6 +32,11 @@ from enginebay.errors import error_line
 from enginebay.importing import StrayExitError
 
 log = logging.getLogger("enginebay.plugins")
+
+THREAD_END_S = 0.1
+"""Seconds in which a thread ends that is not meant to run on. JAX starts such a thread, a timer,
+when it looks for TPUs.
+"""
 
 
 @contextlib.contextmanager
@@ -51,6 +57,14 @@ def guard(who: str) -> Iterator[None]:
             raise StrayExitError(error_line(error)) from error
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Import:
+    """The plugin whose code a thread imports, and the threads that the code has started."""
+
+    who: str
+    threads: list[threading.Thread]
+
+
 class _Watch:
     """Replaces the standard streams and Thread.start of this process while any thread imports the
     code of a plugin.
@@ -64,22 +78,28 @@ class _Watch:
         self._start_thread = threading.Thread.start
 
     @property
+    def running(self) -> _Import | None:
+        """The import that this thread runs, or None."""
+        found: _Import | None = getattr(self._current, "running", None)
+        return found
+
+    @property
     def who(self) -> str | None:
         """The plugin whose code this thread imports, or None."""
-        found: str | None = getattr(self._current, "who", None)
-        return found
+        return None if self.running is None else self.running.who
 
     @contextlib.contextmanager
     def naming(self, who: str) -> Iterator[None]:
         """Mark this thread as importing code of `who` within the block."""
-        before = self.who
+        before, running = self.running, _Import(who, [])
         self._enter()
-        self._current.who = who
+        self._current.running = running
         try:
             yield
         finally:
-            self._current.who = before
+            self._current.running = before
             self._leave()
+            warn_of_threads(running)
 
     def print(self, who: str, lines: Sequence[str]) -> None:
         """Write lines to stderr, each after the name `who`."""
@@ -95,8 +115,13 @@ class _Watch:
             real_start = self._start_thread = threading.Thread.start
 
             def start(thread: threading.Thread) -> None:
-                self._make_daemon(thread)
+                running = self.running
+                if running is None or thread.daemon:
+                    real_start(thread)
+                    return
+                thread.daemon = True
                 real_start(thread)
+                running.threads.append(thread)
 
             threading.Thread.start = start  # type: ignore[method-assign,assignment]
 
@@ -110,12 +135,14 @@ class _Watch:
                 sys.stdout, sys.stderr = self._streams
                 threading.Thread.start = self._start_thread  # type: ignore[method-assign]
 
-    def _make_daemon(self, thread: threading.Thread) -> None:
-        who = self.who
-        if who is not None and not thread.daemon:
+
+def warn_of_threads(running: _Import) -> None:
+    """Log the threads of an import that run on after it."""
+    for thread in running.threads:
+        thread.join(THREAD_END_S)
+        if thread.is_alive():
             text = "%s starts the thread %r while it is imported; enginebay makes it a daemon"
-            log.warning(text, who, thread.name)
-            thread.daemon = True
+            log.warning(text, running.who, thread.name)
 
 
 class _Labelled(io.TextIOBase):
