@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+import uvloop
+
 DONE = b"data: [DONE]"
 TEXT = b'"text":"'
 
@@ -121,4 +123,5 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(int(sys.argv[1])))
