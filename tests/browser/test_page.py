@@ -217,10 +217,11 @@ def test_latency_percentiles_are_those_of_the_requests_before(tab: Tab) -> None:
 
 
 def test_steps_and_pages_are_drawn_in_their_colours(tab: Tab) -> None:
-    """A model of invented figures, drawn into the canvases of the page."""
+    """A model of invented figures, drawn into the canvases of the page while its clock stands."""
     tab.value("document.getElementById('tab-live').click()")
     found = tab.value("""import('./plots.js').then(({ Plots }) => {
-        const now = Date.now() / 1000, plots = new Plots();
+        const clock = Date.now, now = clock() / 1000, plots = new Plots();
+        Date.now = () => 1000 * now;  // a preemption is one pixel wide
         const step = {rows: 2, tokens: 2, prompt_tokens: 0};
         const records = [
             {kind: "prefill", at: now - 8, s: 1, ...step},
@@ -232,6 +233,7 @@ def test_steps_and_pages_are_drawn_in_their_colours(tab: Tab) -> None:
         plots.add([{...figures, compiled: 1, records: [], pages: null}]);
         plots.add([{...figures, records, pages: {full: [0, 0, -1, 1, 2]}}]);
         plots.draw("x");
+        Date.now = clock;
         const pixel = (id, x, y) => [...document.getElementById(id).getContext("2d")
             .getImageData(x, y, 1, 1).data].slice(0, 3).join();
         const width = document.getElementById("steps").width;
