@@ -1,11 +1,15 @@
-"""Limits on the head of a request, which is its first line and its headers."""
+"""Limits on the head of a request, which is its first line and its headers, and the refusal of a
+head that is not HTTP.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from enginebay_server.errors import ApiError, error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -55,6 +59,15 @@ class LimitedHeads(HttpToolsProtocol):
         """Expect the next head."""
         self._is_in_head = True
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse the request, in the format of OpenAI's API, and close the connection. uvicorn
+        calls this for a request that it cannot parse.
+        """
+        body = error_body("", ApiError(400, msg))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[400] + head % len(body) + body)
+        self.transport.close()
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end)

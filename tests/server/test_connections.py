@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 import subprocess
 import threading
@@ -148,7 +149,24 @@ def test_a_head_that_stops_in_the_middle_is_refused(
     with listening(asker) as url:
         answer = asyncio.run(run(url))
     assert answer.status == 400
-    assert b"took more than 0.3 s" in answer.body
+    assert "took more than 0.3 s" in json.loads(answer.body)["error"]["message"]
+
+
+@pytest.mark.parametrize("sent", [b"GARBAGE\r\n\r\n", b"GET /health HTTP/1.1\r\nno colon\r\n\r\n"])
+def test_a_head_that_is_not_http_is_refused_as_other_errors_are(asker: Asker, sent: bytes) -> None:
+    async def run(url: str) -> Answer:
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            connection.writer.write(sent)
+            answer = await connection.answer()
+            assert await connection.reader.read() == b""
+            return answer
+
+    with listening(asker) as url:
+        answer = asyncio.run(run(url))
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
+    error = json.loads(answer.body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("Invalid HTTP request")
 
 
 def test_requests_of_one_connection_have_a_time_each(
