@@ -98,6 +98,7 @@ def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> 
         "chat_template": model.chat_template,
         "chat_template_kwargs": variables or None,
         "tools": list(use.described) or None,
+        "max_prompt_tokens": model.max_prompt_tokens,
     }
     if body.continue_final_message:
         options |= {"continue_final_message": True, "add_generation_prompt": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -54,7 +55,9 @@ async def embed(
         )
 
     def tokenised() -> list[list[int]]:
-        encode = model.llm.tokenizer.encode
+        encode = functools.partial(
+            model.llm.tokenizer.encode, max_prompt_tokens=model.max_prompt_tokens
+        )
         return [encode(text) if isinstance(text, str) else text for text in texts]
 
     await state.limit.enter()

@@ -83,7 +83,7 @@ class ApiError(Exception):
 
 
 FIELD = re.compile(r"([\w.]+) = ")
-TOO_LONG = re.compile(r"a prompt of \d+ tokens(?:\. Allowed: at most (?P<most>\d+))?")
+TOO_LONG = re.compile(r"a prompt of (?:at least )?\d+ tokens(?:\. Allowed: at most (?P<most>\d+))?")
 """Matches the errors of a prompt that is longer than the context or the cache."""
 
 

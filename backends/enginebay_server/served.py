@@ -55,6 +55,13 @@ class ServedModel:
         self.token_text = functools.lru_cache(maxsize=65536)(self._token_text)
 
     @property
+    def max_prompt_tokens(self) -> int:
+        """Max tokens of a prompt, which leave room for a new token."""
+        length = self.llm.config.max_model_len
+        assert length is not None, "an LLM settles max_model_len"
+        return length - 1
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine accepts requests."""
         return not self.llm.loop.is_closed

@@ -20,7 +20,7 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: whether to end with the prefix of an assistant's message; True by
     default. continue_final_message: True ends the text where the final message ends, and a string
     ends it where the field of this name in the final message ends; `add_generation_prompt` must
-    then be False.
+    then be False. max_prompt_tokens: as in `Tokenizer.encode`.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -28,6 +28,7 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool | str
     chat_template_kwargs: Mapping[str, Any] | None
+    max_prompt_tokens: int | None
 
 
 class TextDecoder(ABC):
@@ -65,9 +66,12 @@ class Tokenizer(ABC):
         """Whether the model has a chat template."""
 
     @abstractmethod
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text. RequestError for a value that is not a str, and for half
-        of a UTF-16 surrogate pair.
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a text. RequestError for a value that is not a str, for half of a
+        UTF-16 surrogate pair, and for a text so long that it certainly has more than
+        `max_prompt_tokens` tokens. Another text that is too long may be tokenised: count its ids.
         """
 
     @abstractmethod

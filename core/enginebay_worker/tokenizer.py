@@ -5,6 +5,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol, Unpack
 
 from enginebay.config_sections import TemplateLimits
@@ -12,6 +13,7 @@ from enginebay.errors import RequestError
 from enginebay.text import ChatOptions, Message, Tokenizer
 from enginebay_worker.chat import Chat, WorkerChats
 from enginebay_worker.detokenizer import IncrementalDetokenizer
+from enginebay_worker.token_lengths import max_chars_per_token, settings_of
 
 
 class HuggingFaceTokenizer(Protocol):
@@ -50,9 +52,11 @@ class TextTokenizer(Tokenizer):
     def has_chat_template(self) -> bool:
         return bool(self.inner.chat_template)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None
+    ) -> list[int]:
         """Return the token ids of a text. RequestError for a value that is not a text or has a lone
-        surrogate.
+        surrogate, and for a text that certainly has more than `max_prompt_tokens` tokens.
         """
         if not isinstance(text, str):
             raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
@@ -63,6 +67,8 @@ class TextTokenizer(Tokenizer):
             raise RequestError(
                 given, "text that UTF-8 can write", "Decode the input with errors='replace'."
             ) from None
+        if max_prompt_tokens is not None and len(text) > max_prompt_tokens:
+            self._check_length(text, max_prompt_tokens)
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -79,8 +85,29 @@ class TextTokenizer(Tokenizer):
     def apply_chat_template(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
-        text = self._chats.render(self.inner, Chat(messages, **options))
-        return self.encode(text, add_special_tokens=False)
+        fields: dict[str, Any] = {**options}
+        max_prompt_tokens = fields.pop("max_prompt_tokens", None)
+        text = self._chats.render(self.inner, Chat(messages, **fields))
+        return self.encode(text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens)
+
+    def _check_length(self, text: str, max_prompt_tokens: int) -> None:
+        """RequestError for a text that certainly has more tokens. Tokenising it would take 200
+        bytes of memory for each of its characters.
+        """
+        if self._chars_per_token is None:
+            return
+        at_least = -(-len(text) // self._chars_per_token)
+        if at_least > max_prompt_tokens:
+            raise RequestError(
+                f"a prompt of at least {at_least} tokens",
+                f"at most {max_prompt_tokens}, which leaves room for one new token",
+                "Shorten the prompt, or pass a larger --max-model-len.",
+            )
+
+    @cached_property
+    def _chars_per_token(self) -> int | None:
+        backend: Any = getattr(self.inner, "backend_tokenizer", None)
+        return None if backend is None else max_chars_per_token(settings_of(backend))
 
     def limit_templates(self, limits: TemplateLimits) -> None:
         self._chats.close()

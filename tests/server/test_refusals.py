@@ -84,6 +84,23 @@ def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(
     assert error["message"].endswith(sentences)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "a" * 100_000}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 100_000}]}),
+        ("/v1/embeddings", {"input": ["a", "a" * 100_000]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    asker: Asker, path: str, fields: dict[str, Any]
+) -> None:
+    error = asker.refused(path, 400, **fields)
+    assert error["code"] == "context_length_exceeded"
+    assert "a prompt of at least" in error["message"]
+    assert error["message"].endswith("maximum context length is 256 tokens.")
+
+
 def test_a_refused_prompt_ends_those_before_it(asker: Asker) -> None:
     asker.refused(COMPLETIONS, 400, prompt=[[5, 6], [10**6]], max_tokens=200)
     assert asker.llm.counts().waiting == 0

@@ -301,6 +301,7 @@ class LLM:
     def _rendered(self, messages: Messages, **options: Unpack[ChatTurn]) -> tuple[list[int], Turn]:
         """The token ids of a conversation, and the options that belong to its request."""
         chat, turn = split_turn(options)
+        chat.setdefault("max_prompt_tokens", self._preparer.max_model_len - 1)
         return self.tokenizer.apply_chat_template(messages, **chat), turn
 
     def submit(

@@ -166,7 +166,9 @@ class Preparer:
             token_ids, embeds = prompt.resolve(self.abilities.hidden_size, self.vocab_size, check)
         else:
             token_ids = (
-                self.tokenizer.encode(text) if text is not None else [int(t) for t in prompt]
+                self.tokenizer.encode(text, max_prompt_tokens=self.max_model_len - 1)
+                if text is not None
+                else [int(t) for t in prompt]
             )
             check(token_ids)
         if pooling is None:
