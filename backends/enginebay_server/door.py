@@ -101,7 +101,8 @@ class Door:
         if path in PROBES or is_page(path):
             return
         settings = self._state.settings
-        if settings.api_keys and not is_known(given_key(headers), settings.api_keys):
+        keys = settings.accepted_keys
+        if keys and not is_known(given_key(headers), keys):
             raise ApiError(
                 401,
                 "a missing or unknown API key. Allowed: the header "

@@ -42,6 +42,8 @@ class ServerSettings:
 
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     """API keys; a client must send one of them. Without keys, every client may send requests."""
+    front_key: str | None = dataclasses.field(default=None, repr=False)
+    """The only key that a replica accepts. The front sends it, and checks the clients' keys."""
     max_body_bytes: int = 8 * 2**20
     max_prompts: int = 128
     """Max number of prompts of an HTTP request."""
@@ -75,6 +77,11 @@ class ServerSettings:
     """Where spans are sent by OTLP over HTTP; None: nowhere."""
     usage_times: bool = False
     """Whether `usage` of chats and completions also has processing_time and tokens_per_second."""
+
+    @property
+    def accepted_keys(self) -> tuple[str, ...]:
+        """The keys of which a request needs one; without any, no key is needed."""
+        return self.api_keys if self.front_key is None else (self.front_key,)
 
     def __post_init__(self) -> None:
         for name, (lowest, highest) in RANGES.items():

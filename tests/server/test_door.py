@@ -60,6 +60,19 @@ def test_a_known_key_opens(
     assert KEY not in caplog.text
 
 
+@pytest.mark.parametrize("keys", [(), ("a-stand-in",)])
+def test_a_replica_takes_the_key_of_its_front_and_documents_those_of_clients(
+    asker: Asker, keys: tuple[str, ...]
+) -> None:
+    replica = Asker(asker.llm, api_keys=keys, front_key=KEY)
+    for wrong in ("", "a-stand-in"):
+        error_of(replica.post(COMPLETIONS, BODY, headers={"x-api-key": wrong}), 401)
+    document = replica.get("/openapi.json", headers={"x-api-key": KEY}).json()
+    completions = document["paths"][COMPLETIONS]["post"]
+    assert ("security" in completions) == ("401" in completions["responses"]) == bool(keys)
+    assert KEY not in repr(replica.state.settings)
+
+
 def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of two users\nkey-of-the-first\n\n  key-of-the-second  \n")

@@ -66,7 +66,9 @@ def serve_replicas(
             store = str(Path(folder) / "responses.sqlite")
         theirs = dataclasses.replace(
             settings,
-            api_keys=(secret,),
+            # Replicas know only whether clients need keys, which /openapi.json says.
+            api_keys=settings.api_keys and (secret,),
+            front_key=secret,
             cors_origins=(),
             response_store=store,
             response_journal="TRUNCATE" if cluster.ray_address else "WAL",
