@@ -51,6 +51,7 @@ def test_a_running_cluster_runs_the_replicas_and_outlives_the_server(
 ) -> None:
     store = str(tmp_path / "responses.sqlite")
     flags = ("--replicas", "2", "--ray-address", cluster, "--response-store", store, *FLAGS)
+    others = processes_named("ray::ReplicaActor")
     with ServerProcess(*flags) as server:
         server.wait_for("ready: 2 replicas answer requests")
         found = streams(server, [body_of(f"{one}{one} is a number", 8) for one in range(8)])
@@ -59,8 +60,9 @@ def test_a_running_cluster_runs_the_replicas_and_outlives_the_server(
         with client(server) as http:
             made = http.post("/v1/responses", json={"input": "Hello!", "max_output_tokens": 2})
             assert http.get(f"/v1/responses/{made.json()['id']}").status_code == 200
-        replicas = processes_named("ray::ReplicaActor")
-        assert len([pid for pid in replicas if pid not in server.children]) == 2
+        replicas = [pid for pid in processes_named("ray::ReplicaActor") if pid not in others]
+        assert len(replicas) == 2
+        assert not set(replicas) & set(server.children), "Ray's processes started them"
         hosts = {host for pid in replicas for host, _ in listening(pid)}
         assert "0.0.0.0" not in hosts
         server.terminate()
