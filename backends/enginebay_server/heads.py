@@ -18,13 +18,15 @@ HEAD_TIMEOUT_S = 30.0
 class LimitedHeads(HttpToolsProtocol):
     """A connection that is closed when a head is too large, or takes too long.
 
-    A head may have MAX_HEAD_BYTES, and what the last packet has beyond them. From the first byte of
-    a connection, or of a later request on it, the whole head must arrive in HEAD_TIMEOUT_S seconds.
+    A head may have MAX_HEAD_BYTES, and what its first and its last packet have beyond them. From
+    the first byte of a connection, or of a later request on it, the whole head must arrive in
+    HEAD_TIMEOUT_S seconds.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = True
+        self._has_ended_message = False
         self._num_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,9 +44,10 @@ class LimitedHeads(HttpToolsProtocol):
         """Pass the data on, and count it while a head is not complete."""
         if self._is_in_head and self._timer is None:
             self._start_timer()
+        self._has_ended_message = False
         super().data_received(data)
-        if not self._is_in_head or self.transport.is_closing():
-            return
+        if not self._is_in_head or self._has_ended_message or self.transport.is_closing():
+            return  # how much of this packet belongs to the next head is not known
         self._num_bytes += len(data)
         if self._num_bytes > MAX_HEAD_BYTES:
             self._refuse(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
@@ -57,7 +60,7 @@ class LimitedHeads(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Expect the next head."""
-        self._is_in_head = True
+        self._is_in_head = self._has_ended_message = True
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

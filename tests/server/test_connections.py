@@ -133,6 +133,21 @@ def test_a_head_that_never_ends_is_refused(asker: Asker) -> None:
     assert again.status == 200
 
 
+def test_a_body_is_not_counted_as_a_head(asker: Asker) -> None:
+    """The whole of a request, larger than a head may be, arrives in one packet."""
+
+    async def run(url: str) -> None:
+        body = {**BODY, "stop": ["x" * 2 * MAX_HEAD_BYTES]}
+        async with connected(url) as connection, asyncio.timeout(WAIT_S):
+            for _ in range(3):
+                connection.send(COMPLETIONS, body)
+                answer = await connection.answer()
+                assert (answer.status, answer.is_whole) == (200, True), answer.body
+
+    with listening(asker) as url:
+        asyncio.run(run(url))
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: "])
 def test_a_head_that_stops_in_the_middle_is_refused(
     asker: Asker, monkeypatch: pytest.MonkeyPatch, sent: bytes
