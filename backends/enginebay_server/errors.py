@@ -83,6 +83,12 @@ class ApiError(Exception):
 
 
 FIELD = re.compile(r"([\w.]+) = ")
+REQUEST_NAMES = {
+    "choice": "guided_choice",
+    "regex": "guided_regex",
+    "grammar": "guided_grammar",
+}
+"""The names in a request of fields of SamplingParams that have another name there."""
 TOO_LONG = re.compile(r"a prompt of (?:at least )?\d+ tokens(?:\. Allowed: at most (?P<most>\d+))?")
 """Matches the errors of a prompt that is longer than the context or the cache."""
 
@@ -97,7 +103,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, InputError | UnsupportedError) and not isinstance(error, CompilationError):
         named, too_long = FIELD.match(message), TOO_LONG.match(message)
         if too_long is None:
-            return ApiError(400, message, param=named[1] if named else None)
+            param = REQUEST_NAMES.get(named[1], named[1]) if named else None
+            return ApiError(400, message, param=param)
         message += " The prompt is too long."  # clients look for these sentences
         if too_long["most"]:
             context = int(too_long["most"]) + 1

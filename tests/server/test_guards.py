@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from enginebay.errors import RequestError
+from enginebay_server.errors import api_error
 from tests.server.asking import HELLO, Asker, error_of
 from tests.server.process import ServerProcess
 from tests.server.wire import ask
@@ -111,6 +113,14 @@ def test_a_constraint_beyond_the_limits_is_refused(
     assert error["type"] == "invalid_request_error"
     assert len(error["message"]) < 1000
     asker.ok(CHAT, messages=HELLO, max_tokens=1, guided_choice=["a"])
+
+
+@pytest.mark.parametrize(
+    ("field", "param"), [("regex", "guided_regex"), ("temperature", "temperature")]
+)
+def test_an_error_names_the_field_of_the_request(field: str, param: str) -> None:
+    error = RequestError(f"{field} = (", "another value", "Pass another value.")
+    assert api_error(error).param == param
 
 
 def test_every_layer_before_the_routes_is_pure_asgi(asker: Asker) -> None:
