@@ -253,6 +253,10 @@ def test_bytes_are_counted_beside_those_of_plain_weights_and_caches() -> None:
     assert 0.25 < found.weights / found.plain_weights < 0.3
     assert found.cache_of_token == plain.cache_of_token / 2
     assert found.plain_cache_of_token == plain.cache_of_token
+    plan = make_plan(EngineConfig(model=BRIEF, kv_cache_dtype="int8", **sizes))
+    found = count_stored_bytes(plan)
+    assert found.cache_of_token == 2 * 2 * 2 * (32 + 2)  # a scale of 16 bits for each head
+    assert found.plain_cache_of_token == plain.cache_of_token
 
 
 @pytest.mark.slow
