@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import tokenizers
 from gguf import GGMLQuantizationType as GgmlType
-from safetensors.numpy import load_file
 
+from enginebay_models.checkpoint import find_tensors
 from enginebay_models.rope_config import read_rope
 from enginebay_numerics.rotary import rope_frequencies
 
@@ -111,7 +111,7 @@ def write_gguf(
 def convert(folder: Path, path: Path, kind: str = "F32") -> Path:
     """Write a checkpoint with a tokenizer of byte pairs as a GGUF file."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: one.view() for name, one in find_tensors(folder).items()}
     return write_gguf(path, config, tensors, demo_tokens(folder), kind)
 
 

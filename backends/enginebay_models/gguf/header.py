@@ -88,8 +88,11 @@ def read_gguf(path: Path) -> GgufFile:
     unsupported type, lies outside of the file, or shares bytes with another tensor.
     """
     try:
-        if not path.is_file() or path.stat().st_size < len(MAGIC) + 20:
-            raise _broken(path, "is no file, or too short for a header", "a GGUF file")
+        if not path.is_file():
+            given = f"there is no file {path}"
+            raise CheckpointError(given, "the path of a GGUF file", "Check the spelling.")
+        if path.stat().st_size < len(MAGIC) + 20:
+            raise _broken(path, "is too short for a header", "a GGUF file")
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
