@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.compose.composition import Composed
@@ -61,6 +61,11 @@ class Service:
         """(requests without a running completion, requests with a running completion)."""
         waiting, running = ((), ()) if (loop := self._loop) is None else loop.prompt_ids()
         return len(waiting), len(running)
+
+    @property
+    def adapters_in_use(self) -> Collection[str]:
+        """Keys of the adapters that unfinished requests use. Read it on the engine's thread."""
+        return () if (loop := self._loop) is None else loop.adapters_in_use
 
     def start(self) -> None:
         """Start, or resume, the service."""

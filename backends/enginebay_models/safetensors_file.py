@@ -69,6 +69,10 @@ class StoredTensor:
         stored = flat.reshape(self.shape)
         return stored if self._change is None else self._change(stored)
 
+    def raw(self) -> np.ndarray:
+        """Return the tensor's bytes as a read-only view of the file, uint8 [num_bytes]."""
+        return np.frombuffer(self._data, np.uint8, self.num_bytes, self._start)
+
     def forget(self) -> None:
         """Release the memory of the tensor's pages; they stay in the system's file cache."""
         first = self._start // mmap.PAGESIZE * mmap.PAGESIZE

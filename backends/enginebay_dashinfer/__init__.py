@@ -1,0 +1,1 @@
+"""The DashInfer API: models with a life cycle in one engine, and requests with result queues."""
