@@ -59,7 +59,7 @@ class Engine:
     thread-safe.
 
     A method that returns an AsStatus raises nothing for wrong input: it logs the reason, and
-    `last_error` has it. Dropping the engine releases all models.
+    `last_error` has it. close() releases all models, as the end of the process does.
     """
 
     def __init__(self) -> None:
@@ -76,6 +76,17 @@ class Engine:
     def last_error(self) -> str:
         """Why the last call of this thread returned another status than success; "" if none did."""
         return str(getattr(self._reasons, "text", ""))
+
+    @property
+    def model_names(self) -> list[str]:
+        """Names of the installed models."""
+        return list(self._models)
+
+    def close(self) -> None:
+        """Stop and release all models. Their names are free afterwards."""
+        for name, model in list(self._models.items()):
+            model.close()
+            self._models.pop(name, None)
 
     def get_version_full(self) -> str:
         """Return the version of enginebay and of JAX."""

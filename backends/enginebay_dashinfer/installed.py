@@ -114,6 +114,14 @@ class InstalledModel:
             self.unload()
             self.state = ModelState.RELEASED
 
+    def close(self) -> None:
+        """Any state -> released: stop and release the model."""
+        with self.lock:
+            if self.state is ModelState.RUNNING:
+                self.stop()
+            if self.state is not ModelState.RELEASED:
+                self.release()
+
     def load(self) -> None:
         """Load the model into memory, if it is not there. Nothing stays allocated on an error."""
         with self.lock:

@@ -23,9 +23,8 @@ from enginebay_dashinfer.runtime_config import (
     AsModelRuntimeConfigBuilder,
 )
 from enginebay_dashinfer.statuses import TargetDevice
-from enginebay_dashinfer.stored_model import StoredModel, write_model
+from enginebay_dashinfer.stored_model import DTYPES, StoredModel, write_model
 
-DTYPES = ("float32", "bfloat16", "float16")
 FIRST = "Call load_model() first."
 
 

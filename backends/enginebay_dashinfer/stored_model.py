@@ -37,6 +37,9 @@ TOKENIZER_FOLDER = ".tokenizer"
 NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".index.json")
 """Suffixes of files of a checkpoint's folder that are not copied: they hold weights."""
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes of a serialised model, besides those of quantised weights."""
+
 ALIGNMENT = 64
 PIECE_BYTES = 32 << 20
 AGAIN = "Serialise the model again."
@@ -151,6 +154,8 @@ def read_description(graph: Path) -> Description:
         description = Description(**plain)
         for facts in description.arrays.values():
             jnp.dtype(facts["dtype"]), tuple(facts["shape"]), int(facts["crc32"])
+        if description.dtype not in DTYPES:
+            raise ValueError(description.dtype)
     except OSError as error:
         raise CheckpointError(f"{graph}: {error.strerror}", allowed, "Check model_dir().") from None
     except (InputError, TypeError, KeyError, ValueError, AttributeError):

@@ -1,0 +1,240 @@
+"""The DashInfer API over engines that compute."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jsonschema
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay_dashinfer.allspark import (
+    ASGenerationConfigBuilder,
+    AsStatus,
+    DashInferModel,
+    Engine,
+    MultiMediaInfo,
+)
+from tests.pool import few_sizes
+from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def serving(settings: Settings) -> Iterator[Engine]:
+    """An engine with the running model "one"."""
+    engine = Engine()
+    with few_sizes():
+        assert engine.install_model(settings()) is SUCCESS, engine.last_error
+        assert engine.start_model("one") is SUCCESS, engine.last_error
+        yield engine
+    engine.close()
+
+
+def device_bytes() -> int:
+    """Bytes of all live arrays."""
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def generated(engine: Engine, ids: list[int], builder: ASGenerationConfigBuilder) -> list[int]:
+    """The tokens of a request."""
+    status, handle, results = engine.start_request_ids("one", None, ids, builder)
+    assert status is SUCCESS, engine.last_error
+    results.wait()
+    taken = results.GetNoWait()
+    assert engine.release_request("one", handle) is SUCCESS
+    return list(taken.ids_from_generate)
+
+
+# holds D02, D05
+def test_tokens_are_those_of_the_checkpoint_and_memory_stays_flat(
+    serving: Engine, serialised: Path
+) -> None:
+    from tests.brief import BRIEF
+
+    prompts = [[5 + i] * (10 + 7 * i) for i in range(6)]
+    with LLM(BRIEF, dtype="float32", max_model_len=MAX_LENGTH, max_num_seqs=4) as llm:
+        params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+        expected = [one.outputs[0].token_ids for one in llm.generate(prompts, params)]
+    before = device_bytes()
+    for _ in range(2):
+        started = [
+            serving.start_request_ids("one", None, p, greedy(max_length=len(p) + 20))[1:]
+            for p in prompts
+        ]
+        for (_, results), tokens in zip(started, expected, strict=True):
+            results.wait()
+            assert results.Get().ids_from_generate == tokens
+    assert device_bytes() <= before
+
+
+# holds D07
+def test_twenty_rounds_of_a_service_end_where_they_began(
+    settings: Settings, loader: DashInferModel
+) -> None:
+    engine, expected = Engine(), {}
+    names = [f"model-{i}" for i in range(3)]
+
+    def serve(number: int) -> None:
+        name = names[number % 3]
+        builder = greedy(max_length=40 + number)
+        status, handle, results = engine.start_request_text(
+            name, loader, f"Once upon a time {number}", builder
+        )
+        assert status is SUCCESS
+        tokens: list[int] = []
+        while (elements := results.Get()) is not None:
+            tokens += elements.ids_from_generate
+        assert expected.setdefault(number, tokens) == tokens
+        assert engine.release_request(name, handle) is SUCCESS
+
+    bytes_after = []
+    with few_sizes():
+        for _ in range(20):
+            for name in names:
+                assert engine.install_model(settings(name)) is SUCCESS
+                assert engine.start_model(name) is SUCCESS, engine.last_error
+
+            threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert engine.stop_model(names[0]) is SUCCESS
+            assert engine.start_model(names[0]) is SUCCESS
+            serve(0)
+            for name in names:
+                assert engine.stop_model(name) is SUCCESS
+                assert engine.release_model(name) is SUCCESS
+            bytes_after.append(device_bytes())
+    assert len(expected) == 8
+    assert max(bytes_after[1:]) <= bytes_after[1], f"round by round: {bytes_after}"
+
+
+# holds D09
+def test_seeds_stop_words_and_log_probabilities(serving: Engine) -> None:
+    def hot(seed: int) -> list[int]:
+        builder = ASGenerationConfigBuilder(seed=seed).temperature(1.5).top_k(0)
+        return generated(serving, [5, 6, 7], builder.early_stopping(False).max_length(40))
+
+    first = hot(11)
+    mates = [
+        serving.start_request_ids("one", None, [9, i], greedy(max_length=60))[2] for i in range(3)
+    ]
+    assert hot(11) == first, "whatever runs beside it"
+    assert hot(12) != first
+    for results in mates:
+        results.wait()
+    words = first[4:6]
+    builder = ASGenerationConfigBuilder(seed=11).temperature(1.5).top_k(0).early_stopping(False)
+    stopped = generated(serving, [5, 6, 7], builder.stop_words_ids([words]).max_length(40))
+    assert stopped[: len(first[:6])] == first[: len(stopped)]
+    assert stopped[-2:] == words or stopped == first[:4]
+    _, _, results = serving.start_request_ids(
+        "one", None, [5, 6, 7], greedy(max_length=12, logprobs=True, top_logprobs=3)
+    )
+    results.wait()
+    elements = results.Get()
+    assert len(elements.log_probs_list) == len(elements.ids_from_generate) == 9
+    for token, own, best in zip(
+        elements.ids_from_generate,
+        elements.token_logprobs_list,
+        elements.log_probs_list,
+        strict=True,
+    ):
+        assert len(best) == 3
+        assert best[0] == (token, own)
+
+
+# holds D19
+def test_guided_and_free_requests_share_a_batch(serving: Engine, loader: DashInferModel) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    wanted = {"type": "json_object", "json_schema": json.dumps(schema)}
+    free = generated(serving, [5, 6, 7], greedy(max_length=60))
+    started = [
+        serving.start_request_ids("one", None, [5, 6, 7], greedy(max_length=60))[2],
+        serving.start_request_text(
+            "one", loader, "Once", ASGenerationConfigBuilder(seed=2).max_length(100)
+            .update({"response_format": wanted, "temperature": 1.0}),
+        )[2],
+    ]  # fmt: skip
+    for results in started:
+        results.wait()
+    assert started[0].Get().ids_from_generate == free
+    ids = started[1].Get().ids_from_generate
+    text = loader.checkpoint.load_tokenizer().decode(ids)
+    jsonschema.validate(json.loads(text), schema)
+
+
+# holds D18
+def test_embeddings_of_tokens_give_the_tokens_of_their_ids(
+    serving: Engine, loader: DashInferModel
+) -> None:
+    stored = loader.checkpoint
+    expected = generated(serving, [5, 6, 7, 8], greedy(max_length=20))
+    model = serving._models["one"]
+    weights = stored.load_weights(
+        model.plan.model, dtype="float32", place=lambda *_: None, quantization=None
+    )
+    table = next(np.asarray(w) for path, w in weights.items() if "embed" in path)
+    media = MultiMediaInfo()
+    assert media.add_multimedia_content("9", [table[[6, 7]]]) is SUCCESS
+    found = generated(serving, [5, 9, 9, 8], greedy(max_length=20, mm_info=media))
+    assert found == expected
+    again = MultiMediaInfo()
+    again.add_multimedia_content("9", [table[[7, 6]]])
+    assert generated(serving, [5, 9, 9, 8], greedy(max_length=20, mm_info=again)) != expected
+
+
+# holds D12
+def test_a_consumer_wakes_within_a_millisecond_of_a_token(serving: Engine) -> None:
+    from enginebay_dashinfer.result_queue import ResultQueue
+
+    delays, put = [], ResultQueue.put
+    times: list[float] = []
+
+    def timed(self: ResultQueue, event: object) -> None:
+        times.append(time.perf_counter())
+        put(self, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResultQueue, "put", timed)
+        _, _, results = serving.start_request_ids("one", None, [5], greedy(max_length=100))
+        while results.Get() is not None:
+            delays.append(time.perf_counter() - times[-1])
+    assert statistics.median(delays) < 0.001
+
+
+# holds D06
+def test_a_larger_ratio_is_a_larger_pool(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, spans = Engine(), {}
+    for ratio in ("0.002", "0.004", "0.9"):
+        monkeypatch.setenv("BFC_MEM_RATIO", ratio)
+        assert engine.install_model(settings(ratio, engine_max_batch=4096)) is SUCCESS
+        status = engine.load_device_mem(ratio)
+        assert status is SUCCESS, engine.last_error
+        spans[ratio] = engine.get_as_engine_stat(ratio).total_span
+        assert engine.release_model(ratio) is SUCCESS
+    assert spans["0.002"] < spans["0.004"] < spans["0.9"] <= 4096 * MAX_LENGTH // 16
+    for name, wrong in (("BFC_MEM_RATIO", "1.5"), ("BFC_LEFTOVER_MB", "x")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, wrong)
+            assert engine.install_model(settings()) is AsStatus.ALLSPARK_PARAM_ERROR
+            assert name in engine.last_error
+    monkeypatch.setenv("BFC_MEM_RATIO", "1e-6")
+    assert engine.install_model(settings()) is SUCCESS
+    assert engine.start_model("one") is AsStatus.ALLSPARK_PARAM_ERROR
+    assert "MiB" in engine.last_error
