@@ -72,14 +72,14 @@ class MultiMediaInfo:
                 )
         places = dict.fromkeys(rows, 0)
         parts: list[Segment] = []
-        for key, run in itertools.groupby(token_ids, lambda one: one if one in rows else None):
+        for found, run in itertools.groupby(token_ids, lambda one: one if one in rows else None):
             ids = list(run)
-            if key is None:
+            if found is None:
                 parts.append(ids)
                 continue
-            start = places[key]
-            places[key] = stop = start + len(ids)
-            parts.append(rows[key][start:stop])
+            start = places[found]
+            places[found] = stop = start + len(ids)
+            parts.append(rows[found][start:stop])
         return Segments(*parts)
 
 

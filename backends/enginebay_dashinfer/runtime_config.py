@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -168,7 +168,7 @@ class AsModelRuntimeConfigBuilder:
         compute_unit is a mapping of device_type, device_ids and compute_thread_in_device, or a text
         as in AsModelConfig. kv_cache_mode is the name of an AsCacheMode.
         """
-        setters = {
+        setters: dict[str, Callable[[Any], object]] = {
             "model_name": self.model_name,
             "compute_unit": self._unit_from,
             "engine_max_length": self.max_length,

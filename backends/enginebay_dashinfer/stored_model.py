@@ -240,8 +240,9 @@ def joined(path: str, plan: Any, parts: Mapping[str, Any]) -> Weight:
     """Return the weight that `named` took apart."""
     if not isinstance(plan, QuantizedArray):
         return parts[path]
-    each = {part: parts.get(f"{path}:{part}") for part in ("values", "scales", "zero_points")}
-    return dataclasses.replace(plan, **each)
+    values, scales = parts[f"{path}:values"], parts[f"{path}:scales"]
+    zero_points = parts.get(f"{path}:zero_points")
+    return dataclasses.replace(plan, values=values, scales=scales, zero_points=zero_points)
 
 
 def is_nibbles(dtype: Any) -> bool:
