@@ -7,23 +7,22 @@ import importlib.metadata
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
-import numpy as np
 
 from enginebay.errors import RequestError, error_line, shown
 from enginebay.llm.prompts import Prompt
 from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
+from enginebay_dashinfer.inputs import encode_text, ids_of_input, one_dimension, refuse_empty
 from enginebay_dashinfer.installed import InstalledModel
 from enginebay_dashinfer.model_loader import ModelLoader
-from enginebay_dashinfer.multimedia import Capsule
 from enginebay_dashinfer.result_queue import ResultQueue
 from enginebay_dashinfer.runtime_config import AsModelConfig
 from enginebay_dashinfer.sampling import to_sampling
 from enginebay_dashinfer.statistics import AsEngineStat, engine_stat
 from enginebay_dashinfer.statuses import AsStatus, RefusedError, status_of
-from enginebay_dashinfer.stored_model import StoredModel
+from enginebay_dashinfer.stored_model import AsFileInfo, StoredModel
 
 log = logging.getLogger("enginebay.dashinfer")
 
@@ -41,17 +40,8 @@ class DashRequest:
 Handle = DashRequest | Sequence[DashRequest] | None
 """What start_request_* returns: None unless the status is a success."""
 
-Started = tuple[AsStatus, Any, Any]
+StartedRequest = tuple[AsStatus, Any, Any]
 """A status, a handle and a ResultQueue; lists of the last two for a list of texts."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AsFileInfo:
-    """The versions of enginebay that wrote the files of a serialised model, and of this one."""
-
-    create_version_graph: str
-    create_version_param: str
-    current_version_engine: str
 
 
 class Engine:
@@ -91,8 +81,6 @@ class Engine:
     def get_version_full(self) -> str:
         """Return the version of enginebay and of JAX."""
         return f"{importlib.metadata.version('enginebay')}/(jax:{jax.__version__})"
-
-    # Models.
 
     def install_model(self, as_model_config_struct: AsModelConfig) -> AsStatus:
         """Check the settings and the files of a model; nothing is loaded.
@@ -176,15 +164,13 @@ class Engine:
             "unload_lora", lambda: self._model(model_name).unload_adapter(lora_name)
         )
 
-    # Requests.
-
     def start_request_ids(
         self,
         model_name: str,
         model: ModelLoader | None,
         input_ids: Any,
         generate_config_builder: ASGenerationConfigBuilder,
-    ) -> Started:
+    ) -> StartedRequest:
         """Start a request with token ids: a list, or a one-dimensional array of NumPy, JAX or
         torch. Returns at once: the status, the handle and the queue (None and None unless the
         status is a success). `model` is not used.
@@ -200,7 +186,7 @@ class Engine:
         model: ModelLoader | None,
         input_str_or_array: str | Sequence[str],
         generate_config_builder: ASGenerationConfigBuilder,
-    ) -> Started:
+    ) -> StartedRequest:
         """Start a request with a text, or one request for each of several texts; then handle and
         queue are lists, and all requests are started or none. `model` tokenises the texts; None:
         the installed model does.
@@ -210,7 +196,7 @@ class Engine:
             return self._start(
                 "start_request_text",
                 model_name,
-                lambda installed: encode(installed, model, texts),
+                lambda installed: encode_text(installed, model, texts),
                 generate_config_builder,
                 takes_media=False,
             )
@@ -222,16 +208,11 @@ class Engine:
         model_name: str,
         inputs: Mapping[str, Any],
         generate_config: Mapping[str, Any] | None = None,
-    ) -> Started:
+    ) -> StartedRequest:
         """Start a request with {"input_ids": ...}: a DLPack capsule of [tokens] or [1, tokens], or
         what start_request_ids() accepts, and with the fields of a generation.
         """
-        ids = inputs.get("input_ids")
-        if type(ids).__name__ == "PyCapsule":
-            ids = np.asarray(jax.dlpack.from_dlpack(Capsule(ids)))
-        if isinstance(ids, np.ndarray) and ids.ndim == 2 and len(ids) == 1:
-            ids = ids[0]
-        token_ids = one_dimension(ids)
+        token_ids = ids_of_input(inputs.get("input_ids"))
         builder = ASGenerationConfigBuilder().update(generate_config or {})
         return self._start("start_request", model_name, lambda _: token_ids, builder)
 
@@ -266,8 +247,6 @@ class Engine:
 
         return self._status("release_request", release)
 
-    # Figures.
-
     def get_as_engine_stat(self, model_name: str) -> AsEngineStat:
         """Return the figures of a model, without those of its cache while it is not in memory.
         InputError (a ValueError) for an unknown model.
@@ -292,10 +271,7 @@ class Engine:
 
     def get_file_information(self, as_model_path: str, as_param_path: str) -> AsFileInfo:
         """Return the versions that wrote a serialised model. CheckpointError for other files."""
-        written = StoredModel(as_model_path, as_param_path).description.enginebay
-        return AsFileInfo(written, written, importlib.metadata.version("enginebay"))
-
-    # Within the engine.
+        return StoredModel(as_model_path, as_param_path).versions()
 
     def _start(
         self,
@@ -305,7 +281,7 @@ class Engine:
         builder: ASGenerationConfigBuilder,
         *,
         takes_media: bool = True,
-    ) -> Started:
+    ) -> StartedRequest:
         started: list[tuple[DashRequest, ResultQueue]] = []
 
         def start() -> None:
@@ -322,14 +298,14 @@ class Engine:
         loader: ModelLoader | None,
         texts: list[str],
         builder: ASGenerationConfigBuilder,
-    ) -> Started:
+    ) -> StartedRequest:
         started: list[tuple[DashRequest, ResultQueue]] = []
 
         def start() -> None:
             model = self._model(model_name)
             if not texts:
-                _refuse_empty("an empty list of texts")
-            prompts = [encode(model, loader, text) for text in texts]
+                refuse_empty("an empty list of texts")
+            prompts = [encode_text(model, loader, text) for text in texts]
             started.extend(self._submit(model, prompts, builder, takes_media=False))
 
         status = self._status(call, start)
@@ -351,7 +327,7 @@ class Engine:
         generations = []
         for ids in prompts:
             if not ids:
-                _refuse_empty("a prompt without tokens")
+                refuse_empty("a prompt without tokens")
             one = to_sampling(fields, len(ids), longest)
             if one.media is not None and not takes_media:
                 todo = "Call start_request_ids() with placeholder tokens."
@@ -416,38 +392,3 @@ class Engine:
             return status
         self._reasons.text = ""
         return SUCCESS
-
-
-def one_dimension(given: Any) -> list[int]:
-    """Return token ids as a list. RequestError (a ValueError) for other values."""
-    allowed = "a list, or an array of NumPy, JAX or torch, of whole numbers in one dimension"
-    todo = "Start a request for each row of ids."
-    if isinstance(given, list | tuple | range):
-        values = list(given)
-        if any(isinstance(one, list | tuple) for one in values):
-            raise RequestError("token ids in more than one dimension", allowed, todo)
-    else:
-        try:
-            array = np.asarray(given)
-        except (TypeError, ValueError, RuntimeError):
-            array = np.zeros(())
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            given_text = f"token ids of type {type(given).__name__} with {array.ndim} dimensions"
-            raise RequestError(given_text, allowed, todo)
-        values = array.tolist()
-    if any(isinstance(one, bool) or not isinstance(one, int | np.integer) for one in values):
-        raise RequestError(f"token ids {shown(values)}", allowed, "Pass whole numbers.")
-    return [int(one) for one in values]
-
-
-def encode(model: InstalledModel, loader: ModelLoader | None, text: str) -> list[int]:
-    """Return the token ids of a text by the tokenizer of a loader, or of the installed model."""
-    if not isinstance(text, str):
-        raise RequestError(f"a text of type {type(text).__name__}", "text", "Pass a str.")
-    return model.tokenizer.encode(text) if loader is None else loader.encode(text)
-
-
-def _refuse_empty(what: str) -> NoReturn:
-    raise RefusedError(
-        AsStatus.ALLSPARK_EMPTY_REQUEST, what, "at least one token", "Pass a prompt."
-    )

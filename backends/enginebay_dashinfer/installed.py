@@ -23,8 +23,8 @@ from enginebay_dashinfer.feeder import QueueFeeder
 from enginebay_dashinfer.planning import plan_model
 from enginebay_dashinfer.result_queue import ResultQueue
 from enginebay_dashinfer.runtime_config import AsModelConfig
-from enginebay_dashinfer.sampling import Generation
-from enginebay_dashinfer.statistics import Counters
+from enginebay_dashinfer.sampling import GenerationChoices
+from enginebay_dashinfer.statistics import StepCounters
 from enginebay_dashinfer.statuses import AsStatus, ModelState, RefusedError
 from enginebay_esurge.service import Service
 
@@ -34,7 +34,7 @@ log = logging.getLogger("enginebay.dashinfer")
 class Loaded:
     """What a model has while it is in memory: the service over its engine, and its requests."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, counters: Counters) -> None:
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, counters: StepCounters) -> None:
         """Load the weights, allocate the cache, and compile all programs."""
         parts = build(plan)
         config = plan.config
@@ -73,7 +73,7 @@ class InstalledModel:
         self.settings = settings
         self.plan = plan_model(settings)
         self.tokenizer: Tokenizer = self.plan.checkpoint.load_tokenizer()
-        self.counters = Counters()
+        self.counters = StepCounters()
         self.lock = threading.RLock()
         self.state = ModelState.INITIAL
         self._loaded: Loaded | None = None
@@ -137,7 +137,7 @@ class InstalledModel:
                 loaded.close()
 
     def submit(
-        self, prompts: Sequence[Prompt], generations: Sequence[Generation]
+        self, prompts: Sequence[Prompt], generations: Sequence[GenerationChoices]
     ) -> list[tuple[str, ResultQueue]]:
         """Queue all prompts or none; returns the id and the queue of each."""
         with self.lock:
@@ -195,8 +195,8 @@ class InstalledModel:
         longest = self.plan.config.max_model_len or 2
         salt = uuid.uuid4().hex
         params = SamplingParams(max_tokens=2, temperature=1.0, seed=0, ignore_eos=True)
-        first = Generation(params.model_copy(update={"max_tokens": 1}), None, None, None)
-        others = [Generation(params, None, None, None)] * (self.plan.config.max_num_seqs - 1)
+        first = GenerationChoices(params.model_copy(update={"max_tokens": 1}), None, None, None)
+        others = [GenerationChoices(params, None, None, None)] * (self.plan.config.max_num_seqs - 1)
         prompts: list[Prompt] = [[0] * (longest - 1), *([0] for _ in others)]
         made = _submit(loaded, feeder, prompts, [first, *others], salt=salt)
         for _, results in made:
@@ -226,7 +226,7 @@ def _submit(
     loaded: Loaded,
     feeder: QueueFeeder,
     prompts: Sequence[Prompt],
-    generations: Sequence[Generation],
+    generations: Sequence[GenerationChoices],
     *,
     salt: str | None = None,
 ) -> list[tuple[str, ResultQueue]]:

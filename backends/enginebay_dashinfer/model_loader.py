@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
-from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
+from enginebay.compose.composition import find_family, open_checkpoint
+from enginebay.compose.weight_format import choose_weight_format
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, shown
 from enginebay.model import Checkpoint
@@ -211,9 +212,8 @@ class HuggingFaceModel(ModelLoader):
         """Convert the model into a folder. With `skip_if_exists`, a serialised model that is there
         already is used.
 
-        enable_quant: store the weights in 8 bits; weight_only_quant: compute with activations in
-        the model's dtype. ConfigError for quantised activations, which serialised models do not
-        have.
+        enable_quant: store the weights in 8 bits. Activations are rounded to 8 bits too, unless
+        weight_only_quant.
         """
         if not str(model_output_dir):
             given, todo = "serialize_to_path without model_output_dir", "Pass a folder."
@@ -227,25 +227,16 @@ class HuggingFaceModel(ModelLoader):
         return self._serialize(Path(model_output_dir), enable_quant, weight_only_quant)
 
     def _serialize(self, folder: Path, enable_quant: bool, weight_only_quant: bool) -> Self:
-        if enable_quant and not weight_only_quant:
-            raise ConfigError(
-                "enable_quant without weight_only_quant, which quantises activations too",
-                "weights in 8 bits and activations in the model's dtype",
-                "Pass weight_only_quant=True.",
-            )
         checkpoint, registry = self.checkpoint, load_registry()
         family = find_family(registry, checkpoint.architecture)
         model = family.build(checkpoint.config, dtype=self.data_type)
         chosen = {"quantization": "int8"} if enable_quant else {}
+        if enable_quant and not weight_only_quant:
+            chosen["activation_quantization"] = "int8"
         config = make_config({"model": self.path, "dtype": self.data_type}, chosen)
-        weight_format = choose_weight_format(registry, config, model, self.data_type)
-        weights = checkpoint.load_weights(
-            model,
-            dtype=weight_format.dtype,
-            place=lambda *_: None,
-            quantization=weight_format.quantization,
-        )
-        self._files = write_model(checkpoint, weights, weight_format, folder / self.name)
+        form, _ = choose_weight_format(registry, config, checkpoint, model, self.data_type)
+        weights = checkpoint.load_weights(model, form=form, place=lambda *_: None)
+        self._files = write_model(checkpoint, weights, form, folder / self.name)
         return self
 
     def files(self) -> tuple[Path, Path]:

@@ -50,7 +50,6 @@ def plan_model(settings: AsModelConfig) -> Plan:
         "platform": platform,
         "engine": {"name": "esurge", "options": options},
         "dtype": stored.description.dtype,
-        "quantization": stored.description.quantization,
         "kv_cache_dtype": CACHE_DTYPES[settings.cache_mode],
         "max_model_len": settings.engine_max_length,
         "max_num_seqs": settings.engine_max_batch,

@@ -49,7 +49,7 @@ the model, a seed of the engine's choice, and the engine's max length.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationChoices:
     """How one request generates: its sampling, the name of its adapter (None: none), the number of
     log-probabilities per token to return (None: none), and its embeddings (None: none).
     """
@@ -62,7 +62,7 @@ class Generation:
 
 def to_sampling(
     fields: Mapping[str, Any], num_prompt_tokens: int, engine_max_length: int
-) -> Generation:
+) -> GenerationChoices:
     """Check all fields of a request, and return how it generates.
 
     max_length counts the prompt. RequestError (a ValueError) for an unknown field or a wrong value;
@@ -102,7 +102,7 @@ def to_sampling(
         **_bad_words(given),
         **_format(given),
     )
-    return Generation(params, lora or None, num_logprobs, media)
+    return GenerationChoices(params, lora or None, num_logprobs, media)
 
 
 def _distribution(given: Mapping[str, Any]) -> dict[str, Any]:

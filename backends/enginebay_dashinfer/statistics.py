@@ -69,7 +69,7 @@ class StepTimes:
         self.min_s, self.max_s = min(self.min_s, seconds), max(self.max_s, seconds)
 
 
-class Counters(Observer):
+class StepCounters(Observer):
     """Counts what a model has computed since its last start. The loop's thread adds; any thread may
     read.
     """
@@ -134,7 +134,7 @@ class Counters(Observer):
 
 
 def engine_stat(
-    name: str, plan: Plan, engine: Engine, counts: tuple[int, int], counters: Counters
+    name: str, plan: Plan, engine: Engine, counts: tuple[int, int], counters: StepCounters
 ) -> AsEngineStat:
     """Return the figures of a loaded model. Called between steps. `counts`: numbers of (waiting,
     running) requests.

@@ -40,18 +40,22 @@ NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".index.json")
 DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes of a serialised model, besides those of quantised weights."""
 
+PARTS = ("values", "scales", "zero_points")
+"""The arrays of a quantised weight."""
+
 ALIGNMENT = 64
 PIECE_BYTES = 32 << 20
 AGAIN = "Serialise the model again."
 
-Place = Callable[[str, WeightSpec], Sharding | None]
-Progress = Callable[[int, int], None]
+WeightPlace = Callable[[str, WeightSpec], Sharding | None]
+BytesProgress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Description:
     """What NAME.asgraph says. `arrays`: name of an array -> its dtype, shape and crc32; the arrays
-    of a quantised weight have names such as "PATH:values". `num_bytes`: size of NAME.asparam.
+    of a quantised weight have names such as "PATH:values". `quantized`: path of a quantised weight
+    -> its method, and how its inputs are rounded. `num_bytes`: size of NAME.asparam.
     """
 
     config: dict[str, Any]
@@ -61,10 +65,20 @@ class Description:
     token_info: dict[str, Any]
     sampling_defaults: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
+    quantized: dict[str, list[str]]
     num_bytes: int
     enginebay: str
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AsFileInfo:
+    """The versions of enginebay that wrote the files of a serialised model, and of this one."""
+
+    create_version_graph: str
+    create_version_param: str
+    current_version_engine: str
 
 
 class StoredModel:
@@ -89,6 +103,32 @@ class StoredModel:
             tuple(tokens["eos_token_ids"]), tokens["bos_token_id"], tokens["pad_token_id"]
         )
         self.sampling_defaults: Mapping[str, Any] = self.description.sampling_defaults
+        self.quantization = self.description.quantization
+
+    def quantized_weights(self, model: Model) -> Mapping[str, QuantizedArray]:
+        """Return the StoredArrays of the quantised weights of `model`, by path."""
+        known, found = self.description.arrays, {}
+        for path, spec in model.weight_specs().items():
+            if path not in self.description.quantized:
+                continue
+            parts = {}
+            for part in PARTS:
+                if (facts := known.get(f"{path}:{part}")) is not None:
+                    shape = tuple(facts["shape"])
+                    own = WeightSpec(shape, (*spec.axes[: len(shape) - 1], None))
+                    array = spec if part == "values" else own
+                    parts[part] = StoredArray(array, facts["dtype"])
+            method, activations = self.description.quantized[path]
+            zero_points = parts.get("zero_points")
+            found[path] = QuantizedArray(
+                parts["values"], parts["scales"], zero_points, method, activations
+            )
+        return found
+
+    def versions(self) -> AsFileInfo:
+        """Return the versions that wrote the files."""
+        written = self.description.enginebay
+        return AsFileInfo(written, written, importlib.metadata.version("enginebay"))
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer of the folder."""
@@ -100,18 +140,16 @@ class StoredModel:
         self,
         model: Model,
         *,
-        dtype: str,
-        place: Place,
-        quantization: Any = None,
+        form: WeightFormat,
+        place: WeightPlace,
         verify: bool = False,
-        progress: Progress | None = None,
+        progress: BytesProgress | None = None,
     ) -> dict[str, Weight]:
         """Load every weight of `model`. CheckpointError for a model or a format of weights that
         the files were not made for.
         """
         stored = read_file(self.param)
-        wanted = WeightFormat(dtype, quantization)
-        arrays = {path: wanted.stored(spec) for path, spec in model.weight_specs().items()}
+        arrays = {path: form.stored(path, spec) for path, spec in model.weight_specs().items()}
         self._check({name: one for path in arrays for name, one in named(path, arrays[path])})
         done, weights = 0, {}
         for path, spec in arrays.items():
@@ -123,7 +161,7 @@ class StoredModel:
                 done += values.nbytes
                 if progress is not None:
                     progress(done, self.description.num_bytes)
-            weights[path] = joined(path, spec, parts)
+            weights[path] = reassembled(path, spec, parts)
         return weights
 
     def _check(self, wanted: Mapping[str, StoredArray]) -> None:
@@ -169,7 +207,7 @@ def read_description(graph: Path) -> Description:
 def write_model(
     checkpoint: Checkpoint,
     weights: Mapping[str, Weight],
-    weight_format: WeightFormat,
+    form: WeightFormat,
     prefix: Path,
 ) -> tuple[Path, Path]:
     """Write a model as NAME.asgraph, NAME.asparam and NAME.tokenizer beside `prefix`, and return
@@ -190,15 +228,15 @@ def write_model(
     for file in checkpoint.folder.iterdir():
         if file.is_file() and not file.name.endswith(NOT_COPIED):
             shutil.copyfile(file, folder / file.name)
-    method = weight_format.quantization
     description = Description(
         config=dict(checkpoint.config),
         architecture=checkpoint.architecture,
-        dtype=weight_format.dtype,
-        quantization="none" if method is None else method.name,
+        dtype=form.dtype,
+        quantization=form.name,
         token_info=dataclasses.asdict(checkpoint.token_info),
         sampling_defaults=dict(checkpoint.sampling_defaults),
         arrays=arrays,
+        quantized={path: [one.method, one.activations] for path, one in form.quantized.items()},
         num_bytes=param.stat().st_size,
         enginebay=importlib.metadata.version("enginebay"),
     )
@@ -232,11 +270,11 @@ def named(path: str, weight: Any) -> list[tuple[str, Any]]:
     """Return the arrays of a weight (or of its plan) with their names."""
     if not isinstance(weight, QuantizedArray):
         return [(path, weight)]
-    parts = {"values": weight.values, "scales": weight.scales, "zero_points": weight.zero_points}
-    return [(f"{path}:{part}", one) for part, one in parts.items() if one is not None]
+    each = zip(PARTS, (weight.values, weight.scales, weight.zero_points), strict=True)
+    return [(f"{path}:{part}", one) for part, one in each if one is not None]
 
 
-def joined(path: str, plan: Any, parts: Mapping[str, Any]) -> Weight:
+def reassembled(path: str, plan: Any, parts: Mapping[str, Any]) -> Weight:
     """Return the weight that `named` took apart."""
     if not isinstance(plan, QuantizedArray):
         return parts[path]

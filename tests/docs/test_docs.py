@@ -183,6 +183,6 @@ def test_promises_of_the_documented_apis_are_cited_by_their_tests() -> None:
     rows = dict(re.findall(r"^\| ([A-Z]+\d+) \|(.*)$", text, re.MULTILINE))
     assert not cited.keys() - rows.keys(), "tests cite promises that are not on the page"
     for name, row in rows.items():
-        if re.fullmatch(r"[VBSO]G?\d+", name):
+        if re.fullmatch(r"[VBSOD]G?\d+", name):
             files = {file for file, _ in TEST_NAME.findall(row)}
             assert files & cited.get(name, set()), f"no test that holds {name} cites it"

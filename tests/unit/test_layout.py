@@ -36,6 +36,15 @@ MANY_METHODS: dict[str, str] = {
     "core/enginebay/llm/llm.py::LLM": (
         "the outside face: generate, stream and chat with their async twins; it hands over at once"
     ),
+    "backends/enginebay_dashinfer/engine.py::Engine": "the documented face; hands over at once",
+    "backends/enginebay_dashinfer/generation_config.py::ASGenerationConfigBuilder": (
+        "the documented builder: a method for each field"
+    ),
+    "backends/enginebay_dashinfer/installed.py::InstalledModel": "a method for each call",
+    "backends/enginebay_dashinfer/model_loader.py::ModelLoader": "the documented face",
+    "backends/enginebay_dashinfer/runtime_config.py::AsModelRuntimeConfigBuilder": (
+        "the documented builder: a method for each field"
+    ),
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
     "core/enginebay/cache.py::Ledger": "six are abstract; others are for ledgers that share pages",
     "core/enginebay_stepping/engine.py::StepEngine": "the contract of engines",

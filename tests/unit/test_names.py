@@ -53,6 +53,11 @@ ALLOWED = (
         "*.engine enginebay.compose.composition",
     ),
     Shared(
+        "the documented name of the DashInfer API; it is no engine of a configuration",
+        "Engine",
+        "enginebay.engine enginebay_dashinfer.engine",
+    ),
+    Shared(
         "the capability `attention_problems` of an engine, as the hook's documentation names it",
         "attention_problems",
         "*.engine",

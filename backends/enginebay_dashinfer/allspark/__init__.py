@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay_dashinfer.engine import AsFileInfo, Engine
+from enginebay_dashinfer.engine import Engine
 from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
 from enginebay_dashinfer.model_loader import DashInferModel, HuggingFaceModel
 from enginebay_dashinfer.multimedia import MultiMediaInfo
@@ -15,6 +15,7 @@ from enginebay_dashinfer.statuses import (
     GenerateRequestStatus,
     TargetDevice,
 )
+from enginebay_dashinfer.stored_model import AsFileInfo
 
 __all__ = [
     "ASGenerationConfigBuilder",

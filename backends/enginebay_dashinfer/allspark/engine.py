@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay_dashinfer.engine import AsFileInfo, DashRequest, Engine
+from enginebay_dashinfer.engine import DashRequest, Engine
 from enginebay_dashinfer.result_queue import GeneratedElements, ResultQueue
 from enginebay_dashinfer.runtime_config import AsModelConfig
 from enginebay_dashinfer.statistics import AsEngineStat
@@ -12,6 +12,7 @@ from enginebay_dashinfer.statuses import (
     GenerateRequestStatus,
     TargetDevice,
 )
+from enginebay_dashinfer.stored_model import AsFileInfo
 
 __all__ = [
     "AsCacheMode",

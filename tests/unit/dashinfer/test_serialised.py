@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
+from enginebay.compose.composition import find_family, open_checkpoint
+from enginebay.compose.weight_format import choose_weight_format
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
 from enginebay.registry import load_registry
+from enginebay.weights import WeightFormat
 from enginebay_dashinfer import stored_model
 from enginebay_dashinfer.allspark import AsStatus, DashInferModel, Engine, HuggingFaceModel
 from enginebay_dashinfer.stored_model import StoredModel
@@ -40,15 +43,15 @@ def test_weights_are_the_converted_ones_bit_by_bit(tmp_path: Path, quantization:
     config = make_config({"model": BRIEF, "dtype": "bfloat16", "quantization": quantization})
     original = open_checkpoint(registry, config, BRIEF)
     model = find_family(registry, original.architecture).build(original.config, dtype="bfloat16")
-    method = choose_weight_format(registry, config, model, "bfloat16").quantization
-
-    def load(checkpoint: object) -> object:
-        return checkpoint.load_weights(
-            model, dtype="bfloat16", place=lambda *_: None, quantization=method
-        )
-
+    form, _ = choose_weight_format(registry, config, original, model, "bfloat16")
     stored = StoredModel(*loader.files())
-    expected, found = load(original), load(stored)
+    own, _ = choose_weight_format(
+        registry, make_config({"model": BRIEF, "dtype": "bfloat16"}), stored, model, "bfloat16"
+    )
+    assert (own.name, own.quantized) == (form.name, form.quantized)
+    place = functools.partial(lambda *_: None)
+    expected = original.load_weights(model, form=form, place=place)
+    found = stored.load_weights(model, form=own, place=place)
     assert jax.tree.structure(expected) == jax.tree.structure(found)
     for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
@@ -119,8 +122,6 @@ def test_wrong_arguments_of_loaders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="load_model"):
         loader.serialize_to_path(None, tmp_path)
     loader.load_model()
-    with pytest.raises(ValueError, match="weight_only_quant"):
-        loader.serialize_to_path(None, tmp_path, enable_quant=True)
     with pytest.raises(ValueError, match="a folder"):
         loader.serialize(None)
     with pytest.raises(CheckpointError):
@@ -163,8 +164,10 @@ def test_a_checksum_finds_a_changed_weight(serialised: Path, tmp_path: Path) -> 
     family = find_family(load_registry(), stored.architecture)
     model = family.build(stored.config, dtype="float32")
     with pytest.raises(CheckpointError, match="checksum"):
-        stored.load_weights(model, dtype="float32", place=lambda *_: None, verify=True)
+        stored.load_weights(model, form=WeightFormat("float32"), place=lambda *_: None, verify=True)
     with pytest.raises(CheckpointError, match="dtype"):
         stored.load_weights(
-            family.build(stored.config, dtype="bfloat16"), dtype="bfloat16", place=lambda *_: None
+            family.build(stored.config, dtype="bfloat16"),
+            form=WeightFormat("bfloat16"),
+            place=lambda *_: None,
         )

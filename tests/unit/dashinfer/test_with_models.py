@@ -185,7 +185,7 @@ def test_embeddings_of_tokens_give_the_tokens_of_their_ids(
     expected = generated(serving, [5, 6, 7, 8], greedy(max_length=20))
     model = serving._models["one"]
     weights = stored.load_weights(
-        model.plan.model, dtype="float32", place=lambda *_: None, quantization=None
+        model.plan.model, form=model.plan.weight_format, place=lambda *_: None
     )
     table = next(np.asarray(w) for path, w in weights.items() if "embed" in path)
     media = MultiMediaInfo()
