@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
     "Gemma3ForCausalLM": "gemma3",
 }
 
@@ -92,7 +93,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(
         getattr(gguf.MODEL_ARCH, architecture.upper()), config["num_hidden_layers"]
     )
-    for name, values in tensors.items():
+    for name, values in _with_stacked_experts(tensors, config).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         changed = _as_stored(name, values.astype(np.float32), architecture, config)
@@ -125,15 +126,16 @@ def quantized_bytes(values: np.ndarray, kind: str) -> np.ndarray:
         return np.asarray(gguf.quants.quantize(values, GgmlType[kind]))
     num_values, num_bytes = gguf.GGML_QUANT_SIZES[GgmlType[kind]]
     rng = np.random.default_rng(values.size)
-    rows = values.shape[0]
-    blocks = rng.integers(0, 256, (rows, values.shape[1] // num_values, num_bytes), np.uint8)
+    *outputs, columns = values.shape
+    rows = values.size // columns
+    blocks = rng.integers(0, 256, (rows, columns // num_values, num_bytes), np.uint8)
     size = np.float16(values.std() / {"Q4_K": 500, "Q5_K": 900, "Q6_K": 1200}[kind])
     places = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
     for number, at in enumerate(places):
         half = size * np.float16((1.0, 6.0)[number])
         blocks[..., at : at + 2] = np.full(1, half, np.float16).view(np.uint8)
     blocks[: rows // 8, :, places[0] : places[0] + 2] = 0  # constant groups
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(*outputs, -1)
 
 
 def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
@@ -151,6 +153,10 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_vocab_size(config["vocab_size"])
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
     rule = config.get("rope_scaling")
@@ -159,6 +165,23 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
         writer.add_rope_scaling_factor(rule["factor"])
     if rule and rule["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rule["original_max_position_embeddings"])
+
+
+def _with_stacked_experts(
+    tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return tensors where one has the weights of all experts of a layer."""
+    made = {name: one for name, one in tensors.items() if ".experts." not in name}
+    for layer in range(config["num_hidden_layers"] if len(made) < len(tensors) else 0):
+        for kind in ("gate", "up", "down"):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            made[f"{prefix}.{kind}_proj.weight"] = np.stack(
+                [
+                    tensors[f"{prefix}.{number}.{kind}_proj.weight"]
+                    for number in range(config["num_experts"])
+                ]
+            )
+    return made
 
 
 def _divisors(config: Mapping[str, Any]) -> np.ndarray:

@@ -55,6 +55,10 @@ OF_ARCHITECTURE: Mapping[str, dict[str, Any]] = {
     },
     "Qwen2ForCausalLM": {"tie_word_embeddings": True},
     "Qwen3ForCausalLM": {"rope_theta": 1000000.0, "head_dim": 128},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
+    },
     "Gemma3ForCausalLM": {
         "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 64,
         "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,

@@ -49,6 +49,10 @@ CONFIG: dict[str, Any] = {
     "sliding_window": 16,
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
 }
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 MORE_TYPES = ("BF16", "Q4_1", "Q5_0", "Q5_1")
@@ -197,6 +201,19 @@ def test_tensors_of_several_types_join_without_loss(
     np.testing.assert_allclose(in_f32(qkv)[:, -1], values, atol=1e-6)
     line = "Q4_K and Q6_K are joined as int8_group with 16 groups in 1 of 9 weights"
     assert [record.getMessage() for record in caplog.records] == [f"model.gguf: {line}"]
+
+
+def test_quantised_experts_are_those_of_the_dequantised_tensor(tmp_path: Path) -> None:
+    """One tensor has all experts of a layer."""
+    config = CONFIG | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 1}
+    path = tmp_path / "model.gguf"
+    write_gguf(path, config, random_tensors(config), letters(320), "Q4_K")
+    source = GgufSource(str(path))
+    weight = load(source, model_of(source.config))["layers.0.mlp.down"]
+    assert isinstance(weight, QuantizedArray)
+    wanted = dequantised(path)["blk.0.ffn_down_exps.weight"]
+    assert wanted.shape == weight.shape == (4, 256, 256)
+    np.testing.assert_allclose(in_f32(weight), wanted, atol=1e-6 * np.abs(wanted).max())
 
 
 def test_a_file_generates_what_its_checkpoint_generates(tmp_path: Path) -> None:

@@ -41,8 +41,22 @@ def _qwen2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return {}
 
 
-def _qwen3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+def _qwen3(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _qwen3moe(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the fields of the experts. The weights of the chosen ones are normalised, as in
+    llama.cpp.
+    """
+    if metadata.number(".expert_weights_scale", 1.0) != 1.0:
+        raise metadata.refused(".expert_weights_scale", "1.0")
+    return _qwen3(metadata, file) | {
+        "num_experts": metadata.whole(".expert_count"),
+        "num_experts_per_tok": metadata.whole(".expert_used_count"),
+        "moe_intermediate_size": metadata.whole(".expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
 
 
 _GEMMA3_27B_LAYERS = 62
@@ -83,6 +97,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("LlamaForCausalLM", _llama),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM", _qwen2),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM", _qwen3),
+    "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe),
 }
 
 

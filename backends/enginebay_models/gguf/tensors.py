@@ -4,9 +4,10 @@ of safetensors, quantised ones row by row.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -35,6 +36,7 @@ _PARTS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
 _GEMMA3_PARTS = _PARTS | {
     "post_attention_norm": "post_attention_layernorm",
@@ -43,6 +45,9 @@ _GEMMA3_PARTS = _PARTS | {
 }
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODEL_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
+_MODEL_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight")
+"""One tensor of a file has the weights of all experts of a layer, which models have one by one."""
 _METHODS = {"int4": "int4", "uint4": "uint4", "int8": "int8_group"}
 """Dtype of the values of a block type -> the method that stores them."""
 _VALUE_DTYPES: Mapping[str, Any] = {
@@ -63,6 +68,8 @@ def file_name(name: str, architecture: str) -> str:
     """Return the name that files have for a tensor of a model."""
     parts = _GEMMA3_PARTS if architecture == "gemma3" else _PARTS
     of_model = {own: usual for usual, own in parts.items()}
+    if (expert := _MODEL_EXPERT.fullmatch(name)) is not None:
+        return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
     found = _MODEL_LAYER.fullmatch(name)
     if found is None or found[2] not in of_model:
         return {own: usual for usual, own in _WHOLE.items()}.get(name, name)
@@ -71,12 +78,25 @@ def file_name(name: str, architecture: str) -> str:
 
 def open_tensors(file: GgufFile, config: Mapping[str, Any]) -> Tensors:
     """Return the tensors of a file by the names that models have for them."""
-    architecture = config["model_type"]
     return {
-        model_name(name, architecture): _opened(info, config)
-        for name, info in file.tensors.items()
-        if name != ROPE_DIVISORS
+        name: _opened(info, config)
+        for stored in file.tensors.values()
+        if stored.name != ROPE_DIVISORS
+        for name, info in _named(stored, config["model_type"])
     }
+
+
+def _named(info: GgufTensorInfo, architecture: str) -> Iterator[tuple[str, GgufTensorInfo]]:
+    """Yield the names that models have for a tensor, and for its parts if each expert has one."""
+    experts = _EXPERTS.fullmatch(info.name)
+    if experts is None or len(info.shape) != 3:
+        yield model_name(info.name, architecture), info
+        return
+    part_bytes = tensor_bytes(info) // info.shape[0]
+    for number in range(info.shape[0]):
+        name = f"model.layers.{int(experts[1])}.mlp.experts.{number}.{experts[2]}_proj.weight"
+        start = info.start + number * part_bytes
+        yield name, dataclasses.replace(info, shape=info.shape[1:], start=start)
 
 
 def check_shapes(model: Model, file: GgufFile, tensors: Tensors, architecture: str) -> None:
