@@ -102,12 +102,6 @@ def refuse_unserved_features(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise bad_field("hidden_act", activation, ", ".join(sorted(ACTIVATIONS)))
-    if config.get("quantization_config"):
-        raise bad_field(
-            "quantization_config",
-            "...",
-            "absent: float32, bfloat16 and float16 checkpoints are read",
-        )
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:

@@ -149,7 +149,9 @@ class _Part:
             )
         rows, wanted = places(spec, self.source).ravel(), QuantizedForm.of(arrays)
         step = max(
-            1, _PIECE_BYTES // math.prod(spec.shape[len(spec.shape) - (spec.num_inputs or 1) :])
+            1,
+            (_PIECE_BYTES >> 3)
+            // math.prod(spec.shape[len(spec.shape) - (spec.num_inputs or 1) :]),
         )
         for first in range(0, rows.size, step):
             made = gather(tensors, rows[first : first + step], wanted)

@@ -1,4 +1,4 @@
-"""Registers the model families, the quantisation int8, checkpoints in the format of Hugging Face,
+"""Registers the model families, the quantisations, checkpoints in the format of Hugging Face,
 and what their generation_config.json sets.
 """
 
@@ -43,9 +43,18 @@ def register_revisions(register: Register) -> None:
 
 @hookimpl
 def register_quantizations(register: Register) -> None:
-    """Register int8."""
+    """Register int8, int4 and fp8."""
     register(
         "int8", "enginebay_models.int8:Int8", summary="one byte per value, one scale per output"
+    )
+    register(
+        "int4",
+        "enginebay_models.int4:Int4",
+        options="enginebay_models.int4:Int4Options",
+        summary="half a byte per value, one scale per group of inputs; int8 in embedding and head",
+    )
+    register(
+        "fp8", "enginebay_models.fp8:Fp8", summary="float8_e4m3fn values, one scale per output"
     )
 
 

@@ -58,6 +58,11 @@ class QuantizedForm:
     has_zero_points: bool = False
     activations: str = FLOAT
 
+    @property
+    def value_dtype(self) -> np.dtype:
+        """The dtype of the values."""
+        return jnp.dtype(VALUES[self.method])
+
     def arrays(self, spec: WeightSpec) -> QuantizedArray:
         """Return the StoredArrays of a weight. Groups are split over devices as the first dimension
         of the inputs is.
@@ -126,7 +131,8 @@ def _dequantized(weight: QuantizedArray) -> np.ndarray:
     shares = weight.values.reshape(*weight.scales.shape, -1).astype(np.float32)
     if weight.zero_points is not None:
         shares -= weight.zero_points[..., None].astype(np.float32)
-    shares *= weight.scales[..., None].astype(np.float32)
+    with np.errstate(invalid="ignore"):  # a scale may be infinite; the loader looks for it
+        shares *= weight.scales[..., None].astype(np.float32)
     return np.asarray(shares.reshape(weight.shape))
 
 
@@ -171,7 +177,7 @@ def widened(rows: QuantizedArray, form: QuantizedForm) -> QuantizedArray:
         if form.method == "uint4" and rows.method == "int4":
             values, points = values + np.int8(8), points + dtype.type(8)
     return QuantizedArray(
-        values.astype(jnp.dtype(VALUES[form.method])),
+        values.astype(form.value_dtype),
         scales,
         points,
         form.method,

@@ -21,6 +21,13 @@ DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
+NUMBERS: Mapping[str, np.dtype] = {
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I8": np.dtype(np.int8),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+"""The dtypes in which quantised checkpoints store numbers."""
 # Sizes of all dtypes that a header may have, so that also tensors that are not read are checked.
 _ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
               "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8, "F8_E4M3": 8,
@@ -65,13 +72,20 @@ class StoredTensor:
             raise CheckpointError(
                 given, ", ".join(DTYPES), "Convert the checkpoint to one of these."
             )
-        flat = np.frombuffer(self._data, DTYPES[self.dtype], int(np.prod(self.shape)), self._start)
-        stored = flat.reshape(self.shape)
+        stored = self._read(DTYPES[self.dtype])
         return stored if self._change is None else self._change(stored)
 
     def raw(self) -> np.ndarray:
         """Return the tensor's bytes as a read-only view of the file, uint8 [num_bytes]."""
         return np.frombuffer(self._data, np.uint8, self.num_bytes, self._start)
+
+    def numbers(self) -> np.ndarray:
+        """Return a tensor of one of NUMBERS, as stored, as a read-only view of the file."""
+        return self._read(NUMBERS[self.dtype])
+
+    def _read(self, dtype: np.dtype) -> np.ndarray:
+        flat = np.frombuffer(self._data, dtype, int(np.prod(self.shape)), self._start)
+        return flat.reshape(self.shape)
 
     def forget(self) -> None:
         """Release the memory of the tensor's pages; they stay in the system's file cache."""

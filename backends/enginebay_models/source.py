@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from enginebay.config import NO_QUANTIZATION
 from enginebay.model import Model, TokenInfo
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.checkpoint import (
@@ -18,8 +17,9 @@ from enginebay_models.checkpoint import (
     read_token_info,
 )
 from enginebay_models.load import LoadProgress, Place, load_weights
-from enginebay_models.quantized_tensors import quantized_weights
+from enginebay_models.quantized_tensors import Tensors, quantized_weights
 from enginebay_models.sampling_defaults import read_sampling_defaults
+from enginebay_models.stored_quantization import quantization_of, read_stored
 
 
 class CheckpointSource:
@@ -33,6 +33,7 @@ class CheckpointSource:
         self.config: Mapping[str, Any] = read_config(self.folder)
         self.architecture: str = read_architecture(self.config)
         self.token_info: TokenInfo = read_token_info(self.folder, self.config)
+        self.quantization: str = quantization_of(self.config)
 
     @cached_property
     def sampling_defaults(self) -> Mapping[str, Any]:
@@ -45,14 +46,9 @@ class CheckpointSource:
 
         return load_tokenizer(self.folder)
 
-    @property
-    def quantization(self) -> str:
-        """Return "none": config.json with a quantization_config is refused by the families."""
-        return NO_QUANTIZATION
-
     def quantized_weights(self, model: Model) -> Mapping[str, QuantizedArray]:
         """Return the StoredArrays of the quantised weights, by path."""
-        return quantized_weights(model, find_tensors(self.folder))
+        return quantized_weights(model, self._tensors())
 
     def load_weights(
         self,
@@ -64,5 +60,8 @@ class CheckpointSource:
         progress: LoadProgress | None = None,
     ) -> dict[str, Weight]:
         """Load every weight of `model`, each shard to its device; see `load.load_weights`."""
-        stored = find_tensors(self.folder)
+        stored = self._tensors()
         return load_weights(model, stored, form=form, place=place, verify=verify, progress=progress)
+
+    def _tensors(self) -> Tensors:
+        return read_stored(self.config, find_tensors(self.folder))

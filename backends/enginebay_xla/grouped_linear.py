@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from enginebay.weights import QuantizedArray, Weight
+from enginebay.weights import Weight
 from enginebay_xla.linear import linear
 
 BLOCKS = (8, 32, 128)
@@ -60,7 +60,8 @@ def grouped_linear_reference(
 ) -> jax.Array:
     """Multiply every row by all weights and keep the result of its group; a slow reference."""
     group = jnp.searchsorted(jnp.cumsum(group_sizes), jnp.arange(x.shape[0]), side="right")
-    whole = weight.dequantized() if isinstance(weight, QuantizedArray) else weight
-    every = jnp.stack([linear(x, one, out_dtype=out_dtype) for one in whole])
-    is_mine = (jnp.arange(len(whole))[:, None] == group)[..., None]
+    numbers = range(weight.shape[0])
+    each = [jax.tree.map(lambda array, i=i: array[i], weight) for i in numbers]
+    every = jnp.stack([linear(x, one, out_dtype=out_dtype) for one in each])
+    is_mine = (jnp.arange(len(each))[:, None] == group)[..., None]
     return jnp.where(is_mine, every, 0).sum(axis=0).astype(every.dtype)

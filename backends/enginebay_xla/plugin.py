@@ -5,7 +5,8 @@ from __future__ import annotations
 from enginebay.hooks import Register, hookimpl
 
 EVERYWHERE = ("cpu", "cuda", "tpu")
-ANY_METHOD, ANY_STORAGE = {"quantizations": ("any",)}, {"storages": ("any",)}
+ANY_METHOD = dict.fromkeys(("quantizations", "activation_quantizations"), ("any",))
+ANY_STORAGE = {"storages": ("any",)}
 CAPABILITIES = {
     "linear": ANY_METHOD,
     "grouped_linear": ANY_METHOD,

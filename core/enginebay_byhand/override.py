@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from enginebay.compose.candidates import QUANTIZED, why_not_declared
 from enginebay.compose.fused import COMPOSED
-from enginebay.compose.kernels import kernel_needs, refuse_unused
+from enginebay.compose.kernels import refuse_unused
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
 from enginebay.config import Reason
@@ -182,7 +182,7 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
         refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
-    needed = [(capability, methods) for capability, methods in _needs(plan, op).items() if methods]
+    needed = [each for each in plan.kernels.needs_of(op).items() if each[1]]
     if entry is None and needed:
         capability, methods = needed[0]
         raise UnsupportedError(
@@ -206,7 +206,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     entry = plan.registry.find("kernel", value, op)
     is_sharded = plan.kernels.is_sharded and not plan.kernels.ops[op].partition
     reason = why_not_declared(
-        entry, plan.kernels.layout, is_sharded=is_sharded, needs=_needs(plan, op)
+        entry, plan.kernels.layout, is_sharded=is_sharded, needs=plan.kernels.needs_of(op)
     )
     if reason is not None:
         raise UnsupportedError(
@@ -215,12 +215,6 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
             f"Choose another implementation of {op}; `enginebay plugins` lists them.",
         )
     return value, plan.registry.load(entry), entry
-
-
-def _needs(plan: Plan, op: str) -> Mapping[str, Collection[str]]:
-    """Return what a kernel of the op must support for the weights and the cache of the plan."""
-    kernels = plan.kernels
-    return kernel_needs(kernels.ops[op], kernels.ops, plan.weight_format.needs, kernels.specs)
 
 
 def _refuse(plan: Plan, one: _Given) -> None:

@@ -93,7 +93,14 @@ def _choose_plain(
         )
     extended = _extended(registry, config, kernels, (op, choice.name))
     is_sharded = kernels.is_sharded and not kernels.ops[op].partition
-    able = candidates(extended, op, kernels.env, is_sharded=is_sharded, layout=kernels.layout)
+    able = candidates(
+        extended,
+        op,
+        kernels.env,
+        is_sharded=is_sharded,
+        layout=kernels.layout,
+        needs=kernels.needs_of(op),
+    )
     found = _find(able, op, choice.name)
     what = f"shadow.{op} = {choice.name!r}"
     if found.unavailable is not None:

@@ -147,7 +147,7 @@ def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Itera
         return
     env = platform.env()
     layouts = suites.kernel_layouts(registry, entry, kernel)
-    for case in kit_of(registry, entry.op).cases(kernel, env, layouts, Extent()):
+    for case in kit_of(registry, entry.op).cases(kernel, env, layouts, Extent().of(entry)):
         run = functools.partial(suites.run_on, platform, case.run)
         yield Case("run", platform.name, case.name, run, case.representative, case.traits)
 
@@ -174,7 +174,7 @@ def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         yield _unsupported("interpret", str(error))
         return
     layouts = suites.kernel_layouts(registry, entry, interpreted)
-    extent = Extent(interpreted=True)
+    extent = Extent(interpreted=True).of(entry)
     for case in kit_of(registry, entry.op).cases(interpreted, HOST, layouts, extent):
         yield Case(
             "interpret", "interpreter", case.name, case.run, case.representative, case.traits

@@ -14,16 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
+from enginebay.compose.candidates import ANY
 from enginebay.errors import IncorrectError
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import OpProblem, TunableOp
-from enginebay.registry import Registry, import_target
+from enginebay.registry import Entry, Registry, import_target
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
 from enginebay_testing.oracle import EPS
+from enginebay_testing.quantized import FORMS, ROUNDINGS
 
 REPEATS = 20
 """How often a step runs; each run must give the same bits."""
@@ -50,12 +52,28 @@ class Extent:
     """How many cases of an op are made. Without `triples`, only pairs; `interpreted` kernels get
     short rows and few repeats.
 
-    Each case runs with `num_seeds` sets of arrays.
+    Each case runs with `num_seeds` sets of arrays. `quantizations` and `activation_quantizations`:
+    the methods of quantised weights and the roundings of inputs that the kernel declares.
     """
 
     triples: bool = True
     interpreted: bool = False
     num_seeds: int = 1
+    quantizations: tuple[str, ...] = ()
+    activation_quantizations: tuple[str, ...] = ()
+
+    def of(self, entry: Entry) -> Extent:
+        """Return the extent for a kernel, with what its declaration says about quantisation."""
+
+        def declared(capability: str, known: Iterable[str]) -> tuple[str, ...]:
+            has = tuple(entry.capability(capability, ()))
+            return tuple(known) if ANY in has else tuple(name for name in known if name in has)
+
+        return dataclasses.replace(
+            self,
+            quantizations=declared("quantizations", FORMS),
+            activation_quantizations=declared("activation_quantizations", ROUNDINGS),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

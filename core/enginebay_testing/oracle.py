@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from enginebay.ops.spec import AttnSpec
+from enginebay.weights import QuantizedArray
 from enginebay_numerics.rotary import RopeSpec
 
 EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -86,6 +87,15 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
     flat = x.astype(np.float64).reshape(x.shape[0], num_in) @ matrix.T
     out = flat.reshape(x.shape[0], *out_dims)
     return out if bias is None else out + bias.astype(np.float64)
+
+
+def quantized_weight(weight: QuantizedArray) -> np.ndarray:
+    """The numbers f64 [*outputs, *inputs] of a quantised weight."""
+    scales = np.asarray(weight.scales).astype(np.float64)
+    shares = np.asarray(weight.values).astype(np.float64).reshape(*scales.shape, -1)
+    if weight.zero_points is not None:
+        shares = shares - np.asarray(weight.zero_points).astype(np.float64)[..., None]
+    return (shares * scales[..., None]).reshape(weight.shape)
 
 
 def grouped_linear(x: np.ndarray, weight: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:

@@ -344,7 +344,7 @@ def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[C
     from enginebay_testing.op_kit import Extent, kit_of
 
     layouts = kernel_layouts(registry, entry, kernel)
-    cases = kit_of(registry, entry.op).cases(kernel, env, layouts, Extent(triples=False))
+    cases = kit_of(registry, entry.op).cases(kernel, env, layouts, Extent(triples=False).of(entry))
     return [(case.name, case.run) for case in cases]
 
 

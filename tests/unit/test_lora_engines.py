@@ -155,8 +155,9 @@ def test_completions_of_a_prompt_share_its_adapter(adapters: Mapping[str, Path])
 
 
 @pytest.mark.slow
-def test_int8_weights_take_adapters(adapters: Mapping[str, Path]) -> None:
-    with make_llm(adapters, quantization="int8") as llm:
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantised_weights_take_adapters(adapters: Mapping[str, Path], quantization: str) -> None:
+    with make_llm(adapters, quantization=quantization) as llm:
         alone = [tokens_of(llm, name) for name in ("a", None)]
         assert alone[0] != alone[1]
         batch = tokens_of(llm, ["a", None, "a", None, "a"])

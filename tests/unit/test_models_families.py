@@ -280,7 +280,6 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
             {"hidden_size": 36, "head_dim": 4},
             "hidden_size = 36.*multiple of num_attention_heads = 8",
         ),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
         (
             {"partial_rotary_factor": 0.25, "rope_scaling": {"type": "dynamic", "factor": 2}},

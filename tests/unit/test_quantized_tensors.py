@@ -21,6 +21,7 @@ from enginebay_models.quantized_tensors import (
     common_form,
     quantized_weights,
 )
+from enginebay_testing.oracle import quantized_weight
 from tests.unit.checkpoints import model_of, random_tensors, write
 
 ATTENTION = "model.layers.0.self_attn"
@@ -84,7 +85,7 @@ def test_tensors_of_several_forms_join_to_a_weight_without_loss(
         shapes = [one.spec.shape for one in jax.tree.leaves(arrays)]
         assert [one.shape for one in jax.tree.leaves(weight)] == shapes
         if isinstance(weight, QuantizedArray):
-            np.testing.assert_allclose(weight.dequantized(), plain[path], rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(quantized_weight(weight), plain[path], rtol=1e-6, atol=1e-6)
         else:
             np.testing.assert_array_equal(weight, plain[path])
 

@@ -18,10 +18,17 @@ import pytest
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.compose.plan import Plan
-from enginebay.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
+from enginebay.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_executor.weights import merge_weights
+from enginebay_testing.oracle import quantized_weight
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.linear import embedding, linear
 from tests.brief import BRIEF, LEAST
@@ -151,6 +158,8 @@ def test_a_kernel_that_cannot_read_the_weights_is_refused_by_name() -> None:
     why = "does not support int8 weights"
     with pytest.raises(UnsupportedError, match=why):
         plan_of(kernels={"linear": "enginebay_xla.linear:linear"})
+    with pytest.raises(UnsupportedError, match=why):
+        plan_of(shadow={"linear": "enginebay_xla.linear:linear"})
     assert (
         plan_of(quantization="none", kernels={"linear": "native"}).weight_format.quantization
         is None
@@ -218,3 +227,70 @@ def test_greedy_tokens_are_those_of_the_reference(
             tokens = out.outputs[0].token_ids
             assert len(tokens) == GREEDY.max_tokens
             assert reference.first_wrong_token(out.prompt_token_ids, tokens, 1e-4) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("activations", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+@pytest.mark.usefixtures("few_sizes_module")
+def test_greedy_tokens_of_every_form_on_several_devices(
+    quantization: str, activations: str, devices: int
+) -> None:
+    given: dict[str, Any] = SIZES | {"quantization": quantization, "mesh": {"tensor": devices}}
+    if (quantization, activations) == ("fp8", "int8"):
+        with pytest.raises(ConfigError, match=r"activation_quantization = 'int8'.*fp8"):
+            plan_of(BRIEF, **given, activation_quantization=activations)
+        return
+    given |= {"activation_quantization": activations, "engine": "oengine"}
+    reference = ReferenceModel(plan_of(BRIEF, **(given | {"mesh": {}})))
+    with LLM(BRIEF, **given) as llm:
+        for out in llm.generate(PROMPTS, GREEDY):
+            tokens = out.outputs[0].token_ids
+            assert reference.first_wrong_token(out.prompt_token_ids, tokens, 1e-2) is None
+
+
+def test_rounded_activations_need_weights_of_whole_numbers() -> None:
+    rounded = plan_of(activation_quantization="int8").weight_format
+    assert {one.activations for one in rounded.quantized.values()} == {"int8"}
+    for quantization in ("none", "fp8"):
+        with pytest.raises(ConfigError, match=r"activation_quantization = 'int8' with weights"):
+            plan_of(quantization=quantization, activation_quantization="int8")
+    with pytest.raises(UnsupportedError, match="does not support int8 activations"):
+        plan_of(activation_quantization="int8", kernels={"linear": "native"})
+
+
+def test_int4_keeps_the_embedding_at_8_bits_and_has_a_group_size() -> None:
+    for size, groups in ((32, 6), (64, 3), (128, 3)):
+        plan = plan_of(quantization={"name": "int4", "group_size": size})
+        found = plan.weight_format.quantized
+        assert {path: one.method for path, one in found.items() if one.method != "int4"} == {
+            "embed": "int8"
+        }
+        assert found["layers.0.mlp.up"].scales.spec.shape[-1] == groups
+    with pytest.raises(ConfigError, match="group_size"):
+        plan_of(quantization={"name": "int4", "group_size": 48})
+
+
+@pytest.mark.parametrize(
+    ("method", "share"), [("int4", 1 / 14), ("fp8", 1 / 15), ("int8", 1 / 253)]
+)
+def test_rounding_is_near_the_numbers(method: str, share: float) -> None:
+    """The error is at most a share of the largest number of the group, or nearly so: int4 may cut
+    the largest one to lose less in the others.
+    """
+    from enginebay.registry import load_registry
+    from enginebay_models.int4 import Int4, Int4Options
+
+    registry = load_registry()
+    loaded = registry.load(registry.find("quantization", method))
+    by = Int4(Int4Options()) if loaded is Int4 else loaded()
+    rows = random(6, 128) * np.logspace(-3, 2, 6, dtype=np.float32)[:, None]
+    rows[2] = 0
+    made = quantized(rows, by=by)
+    shares = rows.reshape(*made.scales.shape, -1)
+    error = np.abs(quantized_weight(made) - rows).reshape(shares.shape)
+    largest = np.abs(shares).max(axis=-1, keepdims=True)
+    assert (np.sqrt(np.mean(error**2, axis=-1, keepdims=True)) <= largest * share * 0.8).all()
+    assert (error <= largest * (0.31 if method == "int4" else share * 1.01)).all()
+    assert not np.asarray(made.values[2]).astype(np.float32).any()

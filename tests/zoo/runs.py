@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.compose.ops import usable_ops
 from enginebay.ops.caps import Env
-from enginebay.registry import load_registry
+from enginebay.registry import Entry, load_registry
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from tests.layouts import BUILTIN_LAYOUTS
@@ -33,15 +33,26 @@ class Finding:
     seconds: float = 0.0
 
 
+def entry_of(op: str, package: str) -> Entry | None:
+    """The registered kernel of an op in a package; None for a package that registers none."""
+    entries = (e for e in REGISTRY.entries if e.declaration is not None)
+    found = [e for e in entries if (e.kind, e.op, e.package) == ("kernel", op, package)]
+    return found[-1] if found else None
+
+
 def layouts_of(op: str, kernel: Any, package: str) -> list[Any]:
     """The layouts that a kernel is checked in."""
     if op == "attention":
         return [BUILTIN_LAYOUTS[name] for name in kernel.caps.layouts]
-    declared: tuple[str, ...] = ()
-    for entry in REGISTRY.entries:
-        if (entry.kind, entry.op, entry.package) == ("kernel", op, package) and entry.declaration:
-            declared = tuple(entry.declaration.capabilities.get("layouts", ()))
+    entry = entry_of(op, package)
+    declared = () if entry is None else tuple(entry.capability("layouts", ()))
     return [BUILTIN_LAYOUTS[name] for name in declared or BUILTIN_LAYOUTS]
+
+
+def declared_extent(op: str, package: str, extent: Extent) -> Extent:
+    """The extent with the forms of weights that the kernel of a package declares."""
+    entry = entry_of(op, package)
+    return extent if entry is None else extent.of(entry)
 
 
 def find(fault: Fault, *, triples: bool = True) -> Finding:
@@ -50,13 +61,14 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
     """
     start = time.monotonic()
     kernel = planted(fault)
+    package = _entry_point(fault.package)
     extent = Extent(triples=triples, interpreted=not fault.is_plain)
     count = 0
     for case in kit_of(REGISTRY, fault.op).cases(
         kernel,
         Env("cpu"),
-        layouts_of(fault.op, kernel, _entry_point(fault.package)),
-        extent,
+        layouts_of(fault.op, kernel, package),
+        declared_extent(fault.op, package, extent),
     ):
         outcome = judge(case.run)
         if outcome.verdict in FAULTS:
@@ -82,6 +94,7 @@ def wrong_verdicts(op: str, kernel: str, *, num_seeds: int) -> tuple[list[str], 
     extent = Extent(triples=False, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)
     found, count = [], 0
     layouts = layouts_of(op, made, _entry_point(package))
+    extent = declared_extent(op, _entry_point(package), extent)
     for case in kit_of(REGISTRY, op).cases(made, Env("cpu"), layouts, extent):
         if not case.representative:
             continue

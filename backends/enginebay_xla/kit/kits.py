@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from enginebay_testing.op_kit import OpKit, covering_cases
-from enginebay_xla.kit import axes, cache, grouped, plain, programs, sample, states
+from enginebay_xla.kit import axes, cache, plain, programs, quantized, sample, states
 
-LINEAR = OpKit(covering_cases(axes.LINEAR, plain.check_linear_case), programs.linear)
-GROUPED_LINEAR = OpKit(
-    covering_cases(axes.GROUPED_LINEAR, grouped.check_grouped_linear_case), programs.grouped_linear
-)
+LINEAR = OpKit(quantized.linear_cases, programs.linear)
+GROUPED_LINEAR = OpKit(quantized.grouped_linear_cases, programs.grouped_linear)
 SHORT_CONV = OpKit(covering_cases(axes.SHORT_CONV, states.check_short_conv_case), states.short_conv)
-EMBEDDING = OpKit(covering_cases(axes.EMBEDDING, plain.check_embedding_case), programs.embedding)
+EMBEDDING = OpKit(quantized.embedding_cases, programs.embedding)
 RMS_NORM = OpKit(covering_cases(axes.RMS_NORM, plain.check_rms_norm_case), programs.rms_norm)
 ADD_RMS_NORM = OpKit(
     covering_cases(axes.ADD_RMS_NORM, plain.check_add_rms_norm_case), programs.add_rms_norm

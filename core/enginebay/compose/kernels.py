@@ -71,6 +71,12 @@ class ChosenKernels:
     specs: Mapping[str, AttnSpec] = dataclasses.field(default_factory=dict)
     """The attention spec of each cache group on one shard."""
     is_sharded: bool = False
+    needs: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
+    """What kernels that read weights must support (`WeightFormat.needs`)."""
+
+    def needs_of(self, op: str) -> Mapping[str, Collection[str]]:
+        """Return what a kernel of an op must support for the weights and the cache."""
+        return kernel_needs(self.ops[op], self.ops, self.needs, self.specs)
 
     def problems(self, decode: AttentionImpl | None = None) -> Sequence[AttentionProblem]:
         """Return the attention problems of the engine's steps. `decode`: another kernel for decode
@@ -149,6 +155,7 @@ def choose_kernels(
         steps_for,
         specs,
         shards > 1,
+        needs,
     )
     writers = {op: wanted_kernel(config, op) for op in ops[ATTENTION].calls[1:]}
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}

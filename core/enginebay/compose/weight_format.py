@@ -4,11 +4,12 @@ checkpoint itself quantised them.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO
@@ -29,26 +30,27 @@ def choose_weight_format(
     """
     form, why = _quantized(registry, config, checkpoint, model, dtype)
     rounding = config.activation_quantization
-    if not form.quantized:
-        if rounding not in (AUTO, NO_QUANTIZATION):
-            raise ConfigError(
-                f"activation_quantization = {rounding!r} with plain weights",
-                "rounded inputs of quantised weights only",
-                "Pass --quantization too, or leave --activation-quantization out.",
-            )
-        return form, why
-    if rounding != AUTO:
-        inputs = FLOAT if rounding == NO_QUANTIZATION else rounding
-        changed = {
-            path: dataclasses.replace(one, activations=inputs)
-            for path, one in form.quantized.items()
-        }
-        form = dataclasses.replace(form, quantized=changed)
-        why = (*why, Reason("activation_quantization", rounding, "chosen by name"))
-    elif rounded := form.needs["activation_quantizations"]:
-        chosen = ", ".join(sorted(rounded))
-        why = (*why, Reason("activation_quantization", chosen, "the checkpoint's own"))
+    inputs = FLOAT if rounding == NO_QUANTIZATION else rounding
+    changed = {
+        path: dataclasses.replace(one, activations=inputs)
+        for path, one in form.quantized.items()
+        if rounding != AUTO and (inputs == FLOAT or _is_whole(one))
+    }
+    if not changed and inputs not in (AUTO, FLOAT):
+        raise ConfigError(
+            f"activation_quantization = {rounding!r} with weights stored as {form}",
+            "rounded inputs only for weights that are quantised to whole numbers",
+            "Pass --quantization int8 or int4 too, or leave --activation-quantization out.",
+        )
+    form = dataclasses.replace(form, quantized={**form.quantized, **changed})
+    if rounded := ", ".join(sorted(form.needs["activation_quantizations"])):
+        by = "the checkpoint's own" if rounding == AUTO else "chosen by name"
+        why = (*why, Reason("activation_quantization", rounded, by))
     return form, why
+
+
+def _is_whole(weight: QuantizedArray) -> bool:
+    return bool(jnp.issubdtype(jnp.dtype(weight.values.dtype), jnp.integer))
 
 
 def _quantized(
@@ -97,6 +99,6 @@ def _saving(model: Model, quantized: Mapping[str, QuantizedArray], dtype: str) -
     specs = model.weight_specs()
     few = sum(stored_bytes(a.spec.shape, a.dtype) for a in jax.tree.leaves(dict(quantized)))
     plain = sum(stored_bytes(specs[path].shape, dtype) for path in quantized)
-    bits = 8 * few / sum(math.prod(specs[path].shape) for path in quantized)
-    sizes = f"{few / 2**20:.1f} MiB in place of {plain / 2**20:.1f} in {dtype}"
-    return f"{len(quantized)} weights take {sizes}, {bits:.2f} bits each number"
+    counts = collections.Counter(one.method for one in quantized.values())
+    how = ", ".join(f"{count} weights as {method}" for method, count in counts.items())
+    return f"{how}: {few / 2**20:.1f} MiB in place of {plain / 2**20:.1f} in {dtype}"

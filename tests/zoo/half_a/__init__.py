@@ -7,5 +7,6 @@ from tests.zoo.half_a.cache_ops import FAULTS as CACHE_OPS
 from tests.zoo.half_a.devices import FAULTS as DEVICES
 from tests.zoo.half_a.lora import FAULTS as LORA
 from tests.zoo.half_a.ops import FAULTS as OPS
+from tests.zoo.half_a.quantized import FAULTS as QUANTIZED
 
-FAULTS: tuple[Fault, ...] = (*OPS, *LORA, *CACHE_OPS, *BLOCKS, *ATTENTION, *DEVICES)
+FAULTS: tuple[Fault, ...] = (*OPS, *QUANTIZED, *LORA, *CACHE_OPS, *BLOCKS, *ATTENTION, *DEVICES)

@@ -1,0 +1,69 @@
+"""Quantised weights for checks of kernels: random numbers of every form, and rounded inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.weights import FLOAT, QuantizedArray
+
+FORMS: Mapping[str, str] = {
+    "int8": "int8",
+    "int8_group": "int8",
+    "int4": "int4",
+    "uint4": "uint4",
+    "fp8": "float8_e4m3fn",
+}
+"""Method of the built-in forms of weights -> dtype of the values; docs/quantization.md."""
+
+ROUNDINGS = ("int8",)
+"""Roundings of inputs that kernels may do."""
+
+ONE_SCALE = ("int8", "fp8")
+"""Methods with one f32 scale for each output."""
+
+LARGEST = 127
+"""Largest rounded input; rounding is symmetric around 0."""
+
+
+def random_weight(
+    method: str,
+    shape: tuple[int, ...],
+    num_inputs: int,
+    groups: int,
+    *,
+    activations: str = FLOAT,
+    scale_dtype: str = "float32",
+    seed: int = 0,
+) -> QuantizedArray:
+    """Return a weight of random numbers, as NumPy arrays. Numbers of every size occur, with both
+    ends of the range of a method. `groups` and `scale_dtype` are for methods with groups.
+    """
+    rng = np.random.default_rng([seed, 11, *shape])
+    low, high = {"uint4": (0, 15), "int4": (-8, 7)}.get(method, (-128, 127))
+    values = rng.integers(low, high + 1, shape)
+    if method == "fp8":
+        numbers = rng.normal(size=shape) * np.exp2(rng.integers(-6, 6, shape))
+        values = numbers.clip(-448, 448)
+    outputs = shape[: len(shape) - num_inputs]
+    if method in ONE_SCALE:
+        groups, scale_dtype = 1, "float32"
+    dtype = jnp.dtype(scale_dtype)
+    scales = (rng.uniform(0.25, 1, (*outputs, groups)) / (high - low)).astype(dtype)
+    points = None
+    if method in ("uint4", "int8_group"):
+        points = rng.uniform(low, high, scales.shape).astype(dtype)
+    return QuantizedArray(
+        values.astype(jnp.dtype(FORMS[method])), scales, points, method, activations
+    )
+
+
+def rounded_inputs(x: np.ndarray) -> np.ndarray:
+    """Return x [T, ...] with each row rounded to int8 numbers times one f32 scale, f64."""
+    flat = x.astype(np.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
+    scales = np.abs(flat).max(axis=1, keepdims=True, initial=0) / np.float32(LARGEST)
+    whole = np.rint(flat / np.where(scales > 0, scales, np.float32(1))).clip(-LARGEST, LARGEST)
+    return (whole.astype(np.float64) * scales).reshape(x.shape)

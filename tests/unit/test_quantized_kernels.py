@@ -1,0 +1,75 @@
+"""The ops that read quantised weights, in plain JAX, for every form of weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay.weights import QuantizedArray
+from enginebay_testing.oracle import quantized_weight
+from enginebay_testing.quantized import FORMS, random_weight, rounded_inputs
+from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
+from enginebay_xla.linear import embedding, linear
+from enginebay_xla.quantized_linear import CPU_BLOCK_BYTES
+
+ROUNDINGS = ("float", "int8")
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def inputs_of(x: np.ndarray, rounding: str) -> np.ndarray:
+    """What the product multiplies: x, or its rounded rows."""
+    return x if rounding == "float" else rounded_inputs(x)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("method", FORMS)
+def test_a_product_dequantises_no_weight_as_a_whole(method: str, rounding: str) -> None:
+    """The program needs the memory of a block of outputs, whose last one overlaps another."""
+    outputs, inputs = 1500, 576
+    weight = random_weight(method, (outputs, inputs), 1, 18, activations=rounding)
+    x, weight = random(3, inputs), jax.device_put(weight)
+    program = jax.jit(linear).lower(x, weight).compile()
+    wanted = inputs_of(x, rounding) @ quantized_weight(weight).T
+    np.testing.assert_allclose(program(x, weight), wanted, rtol=1e-4, atol=1e-3)
+    temporary = program.memory_analysis().temp_size_in_bytes
+    assert temporary < 2 * CPU_BLOCK_BYTES < outputs * inputs * 4 * 0.7
+    # a copy with one byte for each number would not fit beside the block
+    assert method == "int8" or temporary < CPU_BLOCK_BYTES * 1.8
+
+
+@pytest.mark.parametrize("method", FORMS)
+def test_rows_of_a_table_are_dequantised_alone(method: str) -> None:
+    table, ids = random_weight(method, (400, 64), 1, 4), np.array([7, 0, 399, 7], np.int32)
+    rounded = dataclasses.replace(table, activations="int8")
+    program = jax.jit(embedding).lower(rounded, ids).compile()
+    rows = quantized_weight(table)[ids].astype(np.float32)
+    np.testing.assert_allclose(program(jax.device_put(rounded), ids), rows, rtol=1e-6)
+    assert program.memory_analysis().temp_size_in_bytes < 4 * 64 * 8
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("method", ["int4", "uint4", "fp8"])
+def test_each_group_of_rows_is_multiplied_by_its_weight(method: str, rounding: str) -> None:
+    sizes = np.array([3, 0, 5, 1], np.int32)
+    weight: QuantizedArray = random_weight(method, (4, 24, 64), 1, 2, activations=rounding)
+    x, owners = random(9, 64), np.repeat(np.arange(4), sizes)
+    wanted = np.einsum("ti,toi->to", inputs_of(x, rounding), quantized_weight(weight)[owners])
+    for op in (grouped_linear, grouped_linear_reference):
+        got = jax.jit(op)(x, jax.device_put(weight), jnp.asarray(sizes))
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_narrow_inputs_are_multiplied_in_their_dtype() -> None:
+    weight = random_weight("int4", (40, 64), 1, 2)
+    x = random(3, 64).astype(jnp.bfloat16)
+    got = np.asarray(jax.jit(linear)(x, jax.device_put(weight)))
+    wanted = x.astype(np.float32) @ quantized_weight(weight).T
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(np.float32), wanted, rtol=0.02, atol=0.05)
