@@ -13,11 +13,15 @@ import numpy as np
 
 from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
-from enginebay.weights import QuantizedArray, Weight
+from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
+from enginebay_native.quantized import by_xla, in_cpp, is_served
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
 """Rows of a product in C++, at most. With more, XLA is as fast or faster (docs/native.md)."""
+
+ONE_SCALE = (jnp.dtype(jnp.int8), jnp.dtype(jnp.float8_e4m3fn))
+"""dtypes whose values the C++ of plain weights reads; the scale of each output is applied later."""
 
 BLOCK_KIB = (32, 64, 128, 256, 512)
 TASKS_PER_THREAD = (2, 4, 8)
@@ -72,7 +76,8 @@ class NativeLinear:
 
         x is [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims]; the result is
         [T, *out_dims]. Sums and the bias are f32, rounded once. Up to MAX_ROWS rows, the bits of a
-        row's result do not depend on the number of rows.
+        row's result do not depend on the number of rows. Quantised weights with rounded inputs are
+        multiplied in C++ for any number of rows.
         """
         if isinstance(weight, QuantizedArray):
             return self._quantized(x, weight, bias, out_dtype or x.dtype)
@@ -98,30 +103,32 @@ class NativeLinear:
     def _quantized(
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
-        """Multiply with int8 values, then with their scales, one per output; inputs are f32."""
-        out_dims = weight.scales.shape[:-1]
+        """Multiply in C++ if the inputs are rounded or the rows are few, and by XLA otherwise."""
         flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        matrix = weight.values.reshape(math.prod(out_dims), flat.shape[1])
-        if 0 < flat.shape[0] <= MAX_ROWS["float32"]:
-            out = self._in_cpp(flat, matrix)
-        else:
-            # The barrier keeps XLA from widening the weight before a loop over steps.
-            matrix, flat = jax.lax.optimization_barrier((matrix, flat))
-            out = jax.lax.dot_general(
+        is_rounded, dtype = weight.activations != FLOAT, weight.values.dtype
+        has_one_scale = weight.zero_points is None and weight.scales.shape[-1] == 1
+        if flat.shape[0] == 0 or not (is_rounded or flat.shape[0] <= MAX_ROWS["float32"]):
+            out = by_xla(flat, weight)
+        elif not is_rounded and has_one_scale and dtype in ONE_SCALE:
+            out = self._in_cpp(flat, weight.values.reshape(-1, flat.shape[1]))
+            out = out * weight.scales.reshape(-1).astype(jnp.float32)
+        elif is_served(weight):
+            outputs = math.prod(weight.scales.shape[:-1])
+            sharing = self._sharing(*flat.shape, outputs, dtype)
+            out = in_cpp(
                 flat,
-                matrix.astype(jnp.float32),
-                (((1,), (1,)), ((), ())),
-                precision=jax.lax.Precision.HIGHEST,
+                weight,
+                block_bytes=sharing.block_kib << 10,
+                tasks_per_thread=sharing.tasks_per_thread,
             )
-        out = out.reshape(x.shape[0], *out_dims) * weight.scales[..., 0]
+        else:
+            out = by_xla(flat, weight)
+        out = out.reshape(x.shape[0], *weight.scales.shape[:-1])
         return (out if bias is None else out + bias.astype(jnp.float32)).astype(out_dtype)
 
     def _in_cpp(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         rows, outputs = x.shape[0], matrix.shape[0]
-        sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(matrix.dtype)))
-        # One row has a tile of its own. Others use the configuration of the next power of two,
-        # because tuning measures these numbers of rows only.
-        sharing = self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
+        sharing = self._sharing(rows, matrix.shape[1], outputs, matrix.dtype)
         product: jax.Array = jax.ffi.ffi_call(
             TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32)
         )(
@@ -131,6 +138,12 @@ class NativeLinear:
             tasks_per_thread=np.int64(sharing.tasks_per_thread),
         )
         return product
+
+    def _sharing(self, rows: int, num_in: int, outputs: int, dtype: jnp.dtype) -> Sharing:
+        # One row has a tile of its own. Others use the configuration of the next power of two,
+        # because tuning measures these numbers of rows only.
+        sizes = (("inputs", num_in), ("outputs", outputs), ("dtype", str(dtype)))
+        return self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
 
 
 linear = NativeLinear()

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from enginebay.hooks import Register, hookimpl
 
+CUSTOM_CALLS = {"linear": ("enginebay_linear", "enginebay_quantized_linear")}
+QUANTIZATIONS = {
+    "linear": ("int8", "int8_group", "int4", "uint4", "fp8"),
+    "grouped_linear": ("int8",),
+}
+
 
 @hookimpl
 def register_kernels(register: Register) -> None:
@@ -25,7 +31,8 @@ def register_kernels(register: Register) -> None:
             capabilities={
                 "priority": 10,
                 "sharded": op == "attention",
-                "custom_calls": (f"enginebay_{op}",),
-                "quantizations": () if op == "attention" else ("int8",),
+                "custom_calls": CUSTOM_CALLS.get(op, (f"enginebay_{op}",)),
+                "quantizations": QUANTIZATIONS.get(op, ()),
+                "activation_quantizations": ("int8",) if op == "linear" else (),
             },
         )

@@ -37,6 +37,11 @@ typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t bf16;
 typedef _Float16 f16;
+struct fp8 {  // e4m3: finite numbers only
+  uint8_t bits;
+};
+
+inline Floats splat(float x) { return Floats{} + x; }
 
 inline Floats load(const float* p) {
   Floats v;
@@ -45,10 +50,16 @@ inline Floats load(const float* p) {
 }
 
 inline Floats load(const int8_t* p) {
+#if defined(__AVX512F__)  // the compiler would convert one value at a time
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   Bytes v;
   std::memcpy(&v, p, sizeof(v));
   return __builtin_convertvector(v, Floats);
+#endif
 }
 
 inline float to_float(bf16 x) {
@@ -61,6 +72,27 @@ inline float to_float(bf16 x) {
 inline float to_float(float x) { return x; }
 inline float to_float(int8_t x) { return x; }
 inline float to_float(f16 x) { return float(x); }
+
+// The bits of e4m3 are those of an f16 with a smaller exponent.
+inline float to_float(fp8 x) {
+  uint16_t bits = uint16_t((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7);
+  f16 f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return float(f) * 256.0f;
+}
+
+inline Floats load(const fp8* p) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+  __m256i sign = _mm256_and_si256(_mm256_slli_epi16(v, 8), _mm256_set1_epi16(int16_t(0x8000)));
+  __m256i rest = _mm256_and_si256(_mm256_slli_epi16(v, 7), _mm256_set1_epi16(0x3f80));
+  return (Floats)_mm512_cvtph_ps(_mm256_or_si256(sign, rest)) * splat(256.0f);
+#else
+  Floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
+}
 
 inline Floats load(const bf16* p) {
   typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
@@ -97,8 +129,6 @@ ENGINEBAY_INLINE V in_register(V v) {
 #endif
   return v;
 }
-
-inline Floats splat(float x) { return Floats{} + x; }
 
 // sum + a * b, fused wherever the processor can. It is an explicit call because the compiler may fuse one loop and not
 // another, and then a row's bits would depend on the number of rows.
@@ -165,30 +195,32 @@ inline Pair load_pair(const bf16* p) {
 }
 
 // Sums of neighbouring lanes: of a in the lower half of the result, of b in the upper half.
-inline Floats add_neighbours(Floats a, Floats b) {
+template <typename V>
+inline V add_neighbours(V a, V b) {
 #if defined(__AVX512F__)
-  Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  Floats y = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  V x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  V y = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #elif defined(__AVX__)
-  Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
-  Floats y = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+  V x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+  V y = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-  Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6);
-  Floats y = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  V x = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+  V y = __builtin_shufflevector(a, b, 1, 3, 5, 7);
 #endif
   return x + y;
 }
 
 // The levels of the tree of sums, from N vectors to one.
-template <int N>
-ENGINEBAY_INLINE void add_pairs(Floats* v) {
+template <int N, typename V>
+ENGINEBAY_INLINE void add_pairs(V* v) {
 #pragma GCC unroll 8
   for (int i = 0; i < N / 2; ++i) v[i] = add_neighbours(v[2 * i], v[2 * i + 1]);
   if constexpr (N > 2) add_pairs<N / 2>(v);
 }
 
 // Lane i of the result is the sum of the lanes of v[i], for kLanes vectors. Each sum is the same tree.
-ENGINEBAY_INLINE Floats sum_each(Floats* v) {
+template <typename V>
+ENGINEBAY_INLINE V sum_each(V* v) {
   add_pairs<kLanes>(v);
   return v[0];
 }

@@ -1,0 +1,91 @@
+"""Products with quantised weights in C++, and by XLA where the library does not serve them."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.weights import FLOAT, QuantizedArray
+from enginebay_native.calls import register
+from enginebay_numerics.activations import rounded_rows
+
+FEWEST_INPUTS = 32
+"""Inputs of the smallest group with a scale of its own."""
+
+INT4 = (jnp.dtype(jnp.int4), jnp.dtype(jnp.uint4))
+POINTS = {jnp.dtype(jnp.int8): (False, True), INT4[0]: (False,), INT4[1]: (True,)}
+"""dtypes of values -> whether there may be zero points."""
+
+SCALES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.float16))
+
+LINE, TILE_ROWS = 128, 16
+"""The workspace of a call has room for multiples of so many inputs and rows."""
+
+
+def is_served(weight: QuantizedArray) -> bool:
+    """Return whether the library multiplies with weights of this form."""
+    num_in, groups = _num_inputs(weight), weight.scales.shape[-1]
+    size, has_points = num_in // groups, weight.zero_points is not None
+    return (
+        has_points in POINTS.get(weight.values.dtype, ())
+        and weight.scales.dtype in SCALES
+        and (groups == 1 or (size >= FEWEST_INPUTS and size & (size - 1) == 0))
+        and (weight.values.dtype not in INT4 or num_in % 2 == 0)
+    )
+
+
+def in_cpp(
+    x: jax.Array, weight: QuantizedArray, *, block_bytes: int, tasks_per_thread: int
+) -> jax.Array:
+    """Return x f32 [rows, inputs] times the transposed weight: f32 [rows, outputs]. The rows are
+    rounded in the call if `weight.activations` is not FLOAT.
+
+    `is_served(weight)` must hold, and rows be at least 1.
+    """
+    rows, num_in = x.shape
+    outputs, is_rounded = math.prod(weight.scales.shape[:-1]), weight.activations != FLOAT
+    padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS if is_rounded else rows
+    row_bytes = 4 * (-(-num_in // LINE) * LINE) + 64
+    results = (
+        jax.ShapeDtypeStruct((rows, outputs), jnp.float32),
+        jax.ShapeDtypeStruct((padded_rows * row_bytes + 1024,), jnp.int8),
+    )
+    points = weight.zero_points
+    out, _ = jax.ffi.ffi_call(register("quantized_linear"), results)(
+        x,
+        weight.values.reshape(outputs, num_in),
+        weight.scales.reshape(outputs, -1),
+        jnp.zeros((0, 0), weight.scales.dtype) if points is None else points.reshape(outputs, -1),
+        rounds=is_rounded,
+        block_bytes=np.int64(block_bytes),
+        tasks_per_thread=np.int64(tasks_per_thread),
+    )
+    return out
+
+
+def by_xla(x: jax.Array, weight: QuantizedArray) -> jax.Array:
+    """Return the same product by XLA, of a weight that is dequantised in f32."""
+    # The barrier keeps XLA from widening the weight before a loop over steps.
+    weight, x = jax.lax.optimization_barrier((weight, x))
+    rows, factors = x, jnp.float32(1)
+    if weight.activations != FLOAT:
+        values, factors = rounded_rows(x)
+        rows = values.astype(jnp.float32)
+    has_one_scale = weight.zero_points is None and weight.scales.shape[-1] == 1
+    matrix = weight.values.astype(jnp.float32) if has_one_scale else weight.dequantized()
+    out = jax.lax.dot_general(
+        rows,
+        matrix.reshape(-1, x.shape[1]),
+        (((1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    if has_one_scale:
+        out = out * weight.scales.reshape(-1).astype(jnp.float32)
+    return out * factors
+
+
+def _num_inputs(weight: QuantizedArray) -> int:
+    return math.prod(weight.values.shape[weight.scales.ndim - 1 :])

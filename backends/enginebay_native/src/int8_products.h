@@ -1,0 +1,139 @@
+// Products of rows that are rounded to int8 with weights of 8 or 4 bits [out, in]. Sums of one scale are whole numbers in
+// int32; scales of groups are applied in a fixed order. So a row's result does not depend on the number of rows.
+#pragma once
+
+#include "bytes.h"
+#include "products.h"
+#include "scales.h"
+
+namespace enginebay {
+namespace {
+
+// Rounded rows, `stride` bytes apart. sums: of all inputs of a row.
+struct Rounded {
+  const int8_t* data;
+  int64_t stride;
+  const float* scales;
+  const int32_t* sums;
+
+  Rounded from(int64_t row) const { return {data + row * stride, stride, scales + row, sums + row}; }
+};
+
+// A weight with one scale per output.
+struct Int8Weight {
+  using Form = Bytes;
+  static constexpr int kWide = kColumns;  // outputs of a tile
+  const int8_t* values;
+  const float* scales;
+  int64_t in;
+
+  int64_t row_bytes() const { return in; }
+  Int8Weight from(int64_t output) const { return {values + output * in, scales + output, in}; }
+
+  template <int R, int C, bool kFetch>
+  void multiply(const Rounded& x, float* out, int64_t stride, int64_t ahead) const {
+    Ints sums[R][C] = {};
+    int64_t k = 0;
+    for (; k + kBytes <= in; k += kBytes) add<R, C, kFetch>(sums, x, k, ahead, [&](int c) { return load_ints(values + c * in + k); });
+    if (k < in) add<R, C, false>(sums, x, k, 0, [&](int c) { return load_part(values + c * in + k, in - k); });
+    Ints flat[(R * C + kLanes - 1) / kLanes * kLanes] = {};
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) flat[r * C + c] = sums[r][c];
+    int32_t totals[(R * C + kLanes - 1) / kLanes * kLanes];
+    for (int i = 0; i < R * C; i += kLanes) {
+      Ints each = sum_each(flat + i);
+      std::memcpy(totals + i, &each, sizeof(each));
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c)
+        out[r * stride + c] = float(totals[r * C + c] - kBias * x.sums[r]) * (x.scales[r] * scales[c]);
+  }
+
+ private:
+  template <int R, int C, bool kFetch, typename F>
+  ENGINEBAY_INLINE void add(Ints (&sums)[R][C], const Rounded& x, int64_t k, int64_t ahead, F weights) const {
+    Ints rows[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) rows[r] = in_register(load_ints(x.data + r * x.stride + k));
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      Bytes each(weights(c));
+      if (kFetch) fetch(values + c * in + k + ahead);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r][c] = add_dots(sums[r][c], each.bits, rows[r]);
+    }
+  }
+};
+
+// A weight with scales, and zero points where kZeros, per group of inputs. W: Bytes or Nibbles.
+template <typename W, bool kZeros>
+struct GroupedWeight {
+  using Form = W;
+  static constexpr int kWide = kColumns - kColumns % 4 + (kColumns < 4 ? 2 : 0);
+  const uint8_t* values;
+  const void *scales, *zeros;
+  int64_t in;
+  Groups groups;
+
+  int64_t row_bytes() const { return in * W::kBits / 8; }
+  GroupedWeight from(int64_t output) const {
+    const void* from_zeros = kZeros ? groups.from(zeros, output) : nullptr;
+    return {values + output * row_bytes(), groups.from(scales, output), from_zeros, in, groups};
+  }
+
+  template <int R, int C, bool kFetch>
+  void multiply(const Rounded& x, float* out, int64_t stride, int64_t ahead) const {
+    Tile<R, C> tile;
+    const Spread<W::kInputs> spread(groups);
+    int64_t bytes = row_bytes(), k = 0;
+    for (; k + kBytes <= bytes; k += kBytes) add<R, C, kFetch, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
+    if (k < bytes) add<R, C, false, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
+    tile.put(out, stride);
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) out[r * stride + c] *= x.scales[r];
+  }
+
+ private:
+  template <int R, int C, bool kFetch, bool kLast, typename F>
+  ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Rounded& x, int64_t k, int64_t ahead, F weights) const {
+    int64_t bytes = row_bytes(), block = k / kBytes, first = block * W::kInputs;
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      W each(weights(c));
+      if (kFetch) fetch(values + c * bytes + k + ahead);
+      Floats scale = spread.template of<kLast>(groups.from(scales, c), first), zero;
+      if (kZeros) zero = spread.template of<kLast>(groups.from(zeros, c), first);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        auto* inputs = reinterpret_cast<const Block<W>*>(x.data + r * x.stride) + block;
+        Floats part = to_floats(each.add(load_ints(inputs->offsets), inputs->inputs));
+        if (kZeros) part = add_product(part, zero, load(inputs->negated));
+        tile.sums[r][c] = add_product(tile.sums[r][c], part, scale);
+      }
+    }
+  }
+};
+
+// out[R, width] of the first `rows` of at most R rows, as a constant.
+template <int R, int C, bool kFetch, typename X, typename V>
+void some_rounded_rows(int64_t rows, const X& x, const V& weight, float* out, int64_t width, int64_t stride) {
+  if constexpr (R > 1) {
+    if (rows < R) return some_rounded_rows<R - 1, C, kFetch>(rows, x, weight, out, width, stride);
+  }
+  int64_t c = 0;
+  for (; c + C <= width; c += C)
+    weight.from(c).template multiply<R, C, kFetch>(x, out + c, stride, C * weight.row_bytes());
+  for (; c < width; ++c) weight.from(c).template multiply<R, 1, false>(x, out + c, stride, 0);
+}
+
+// out[rows, width]; the rows of out are `stride` apart. The first rows wait for memory, so they prefetch the next weights.
+template <typename X, typename V>
+void rounded_block(const X& x, const V& weight, float* out, int64_t rows, int64_t width, int64_t stride) {
+  if (rows == 1) return some_rounded_rows<1, kLoneColumns, true>(1, x, weight, out, width, stride);
+  some_rounded_rows<kRows, V::kWide, true>(rows, x, weight, out, width, stride);
+  for (int64_t r = kRows; r < rows; r += kRows)
+    some_rounded_rows<kRows, V::kWide, false>(rows - r, x.from(r), weight, out + r * stride, width, stride);
+}
+
+}  // namespace
+}  // namespace enginebay

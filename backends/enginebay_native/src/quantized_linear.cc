@@ -1,0 +1,189 @@
+// Products with quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here.
+
+#include "amx.h"
+#include "group_products.h"
+
+namespace enginebay {
+namespace {
+
+struct Call {
+  ffi::ThreadPool& pool;
+  const float* x;
+  float* out;
+  int64_t rows, in, outputs;
+  Sharing sharing;
+  int8_t *work, *work_end;
+
+  // The next part of the workspace, aligned; null where it is too small.
+  template <typename T>
+  T* take(int64_t count) {
+    auto* p = reinterpret_cast<int8_t*>(round_up(reinterpret_cast<int64_t>(work), 64));
+    work = p + count * int64_t(sizeof(T));
+    return work <= work_end ? reinterpret_cast<T*>(p) : nullptr;
+  }
+
+  // Calls f(row) for `count` rows, on the pool's threads where it is worth while.
+  template <typename F>
+  void each(int64_t count, int64_t inputs, const F& f) {
+    if (count * inputs < 32 << 10) {
+      for (int64_t r = 0; r < count; ++r) f(r);
+    } else {
+      parallel_for(pool, count, f);
+    }
+  }
+};
+
+ffi::Error too_small() { return ffi::Error::InvalidArgument("quantized_linear wants a larger workspace"); }
+
+// Shares the outputs out among the threads, in multiples of `unit`, and calls f(first, width) for each block.
+template <typename F>
+void in_blocks(Call& call, int64_t row_bytes, int64_t unit, const F& f) {
+  int64_t threads = std::max<int64_t>(1, call.pool.num_threads()) * call.sharing.tasks_per_thread;
+  int64_t chunk = round_up((call.outputs + threads - 1) / threads, unit);
+  int64_t width = std::max<int64_t>(1, call.sharing.block_bytes / std::max<int64_t>(1, row_bytes) / unit) * unit;
+  parallel_for(call.pool, (call.outputs + chunk - 1) / chunk, [=, &f, outputs = call.outputs](int64_t task) {
+    int64_t end = std::min(outputs, (task + 1) * chunk);
+    for (int64_t first = task * chunk; first < end; first += width) f(first, std::min(width, end - first));
+  });
+}
+
+template <typename X, typename V>
+void multiply_all(Call& call, const X& x, const V& weight) {
+  int64_t unit = call.rows == 1 ? kLoneColumns : V::kWide;
+  in_blocks(call, weight.row_bytes(), unit, [&](int64_t first, int64_t width) {
+    rounded_block(x, weight.from(first), call.out + first, call.rows, width, call.outputs);
+  });
+}
+
+// One scale per output. Many rows are multiplied in tiles where the processor has them.
+ffi::Error rounded(Call& call, const Int8Weight& weight) {
+  bool tiled = call.rows >= kFewestTiledRows && call.in % kTileInputs == 0 && has_tiles();
+  int64_t padded = round_up(call.in, 64), rows = tiled ? round_up(call.rows, kTile) : call.rows;
+  auto* data = call.take<int8_t>(rows * padded);
+  auto* scales = call.take<float>(rows);
+  auto* sums = call.take<int32_t>(rows);
+  auto* tiles = tiled ? call.take<int8_t>(rows * padded) : data;
+  if (!data || !scales || !sums || !tiles) return too_small();
+  auto round = [&](int64_t r) {
+    int8_t* row = data + r * padded;
+    scales[r] = round_row(call.x + r * call.in, call.in, row, padded);
+    int32_t sum = 0;
+    for (int64_t k = 0; k < padded; ++k) sum += row[k];
+    sums[r] = sum;
+  };
+  Rounded x{data, padded, scales, sums};
+  if (!tiled) {
+    call.each(rows, call.in, round);
+    multiply_all(call, x, weight);
+    return ffi::Error::Success();
+  }
+  call.each(rows / kTile, call.in * kTile, [&](int64_t tile) {
+    for (int64_t r = tile * kTile; r < (tile + 1) * kTile; ++r) {
+      if (r < call.rows) {
+        round(r);
+      } else {
+        std::fill_n(data + r * padded, padded, int8_t(0));
+        scales[r] = 0.0f, sums[r] = 0;
+      }
+    }
+    tile_rows(data + tile * kTile * padded, padded, call.in, tiles + tile * kTile * call.in);
+  });
+  in_blocks(call, weight.row_bytes(), 2 * kTile, [&](int64_t first, int64_t width) {
+    int64_t whole = width / (2 * kTile) * (2 * kTile);
+    float* out = call.out + first;
+    if (whole) tiled_block(tiles, scales, weight.from(first), out, call.rows, whole, call.outputs);
+    if (whole < width) rounded_block(x, weight.from(first + whole), out + whole, call.rows, width - whole, call.outputs);
+  });
+  return ffi::Error::Success();
+}
+
+// Scales per group, rounded rows.
+template <typename W, bool kZeros>
+ffi::Error rounded(Call& call, const GroupedWeight<W, kZeros>& weight) {
+  int64_t blocks = (call.in + W::kInputs - 1) / W::kInputs, padded = blocks * W::kInputs;
+  auto* data = call.take<Block<W>>(call.rows * blocks);
+  auto* scales = call.take<float>(call.rows);
+  auto* bytes = call.take<int8_t>(call.rows * padded);
+  if (!data || !scales || !bytes) return too_small();
+  call.each(call.rows, call.in, [&](int64_t r) {
+    int8_t* row = bytes + r * padded;
+    scales[r] = round_row(call.x + r * call.in, call.in, row, padded);
+    pack_row<W>(row, call.in, data + r * blocks);
+  });
+  Rounded x{reinterpret_cast<const int8_t*>(data), blocks * int64_t(sizeof(Block<W>)), scales, nullptr};
+  multiply_all(call, x, weight);
+  return ffi::Error::Success();
+}
+
+// Scales per group, rows of f32.
+template <typename W, bool kZeros>
+ffi::Error unpacked(Call& call, const UnpackedWeight<W, kZeros>& weight) {
+  int64_t padded = round_up(call.in, W::kInputs);
+  auto* data = call.take<float>(call.rows * padded);
+  if (!data) return too_small();
+  call.each(call.rows, call.in, [&](int64_t r) { order_row<W>(call.x + r * call.in, call.in, data + r * padded); });
+  multiply_all(call, Ordered{data, padded}, weight);
+  return ffi::Error::Success();
+}
+
+template <typename W, bool kZeros>
+ffi::Error grouped(Call& call, bool rounds, const void* values, const void* scales, const void* zeros, Groups groups) {
+  auto* v = static_cast<const uint8_t*>(values);
+  if (rounds) return rounded(call, GroupedWeight<W, kZeros>{v, scales, zeros, call.in, groups});
+  return unpacked(call, UnpackedWeight<W, kZeros>{v, scales, zeros, call.in, groups});
+}
+
+// The groups of `in` inputs, or count 0 where the kernels do not serve them.
+Groups groups_of(int64_t count, int64_t in, bool is_half) {
+  if (count == 1) return {1, 62, is_half};
+  for (int64_t shift = 5; count > 1 && count << shift <= in; ++shift)
+    if (count << shift == in) return {count, shift, is_half};
+  return {0, 0, is_half};
+}
+
+// x f32 [rows, in]; values s8, s4 or u4 [out, in]; scales f32 or f16 [out, groups]; zeros of the same shape and dtype, or
+// empty -> f32 [rows, out]. rounds: rows are rounded to int8. The workspace holds the rows in the order of the kernel.
+ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer values, ffi::AnyBuffer scales,
+                            ffi::AnyBuffer zeros, ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::S8> workspace,
+                            bool rounds, int64_t block_bytes, int64_t tasks_per_thread) {
+  auto shape = x.dimensions(), weight = values.dimensions(), per_group = scales.dimensions();
+  if (shape.size() != 2 || weight.size() != 2 || per_group.size() != 2 || shape[1] != weight[1] || per_group[0] != weight[0])
+    return ffi::Error::InvalidArgument("quantized_linear wants x [rows, in], values [out, in], scales [out, groups]");
+  auto dtype = scales.element_type();
+  bool has_zeros = zeros.element_count() != 0;
+  if ((dtype != ffi::F32 && dtype != ffi::F16) ||
+      (has_zeros && (zeros.element_type() != dtype || zeros.element_count() != scales.element_count())))
+    return ffi::Error::InvalidArgument("quantized_linear wants scales in f32 or f16, and zero points like scales");
+  int64_t rows = shape[0], in = shape[1], outputs = weight[0];
+  Groups groups = groups_of(per_group[1], in, dtype == ffi::F16);
+  if (block_bytes < 1 || tasks_per_thread < 1 || groups.count == 0)
+    return ffi::Error::InvalidArgument("quantized_linear wants one group, or groups of 32, 64, 128, ... inputs");
+  if (rows == 0 || outputs == 0) return ffi::Error::Success();
+  int8_t* work = workspace->typed_data();
+  Call call{pool, x.typed_data(), out->typed_data(), rows, in, outputs, Sharing{block_bytes, tasks_per_thread}, work,
+            work + workspace->element_count()};
+  const void *data = values.untyped_data(), *scales_data = scales.untyped_data();
+  const void* zeros_data = has_zeros ? zeros.untyped_data() : nullptr;
+  if (values.element_type() == ffi::S8) {
+    if (rounds && groups.count == 1 && !has_zeros && dtype == ffi::F32)
+      return rounded(call, Int8Weight{static_cast<const int8_t*>(data), scales.typed_data<float>(), in});
+    if (zeros_data) return grouped<Bytes, true>(call, rounds, data, scales_data, zeros_data, groups);
+    return grouped<Bytes, false>(call, rounds, data, scales_data, nullptr, groups);
+  }
+  if (in % 2 == 0 && values.element_type() == ffi::S4 && !zeros_data)
+    return grouped<Nibbles<true>, false>(call, rounds, data, scales_data, nullptr, groups);
+  if (in % 2 == 0 && values.element_type() == ffi::U4 && zeros_data)
+    return grouped<Nibbles<false>, true>(call, rounds, data, scales_data, zeros_data, groups);
+  return ffi::Error::InvalidArgument(
+      "quantized_linear wants values of s8, of s4 without zero points, or of u4 with them, and inputs in pairs");
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    enginebay_quantized_linear, quantized_linear,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()
+        .Arg<ffi::AnyBuffer>().Ret<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::S8>>()
+        .Attr<bool>("rounds").Attr<int64_t>("block_bytes").Attr<int64_t>("tasks_per_thread"));
+
+}  // namespace enginebay

@@ -1,0 +1,186 @@
+"""Products with quantised weights in C++: every form beside exact ones, equal bits for a row, and
+which weights are left to XLA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import importlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay.errors import UnsupportedError
+from enginebay.weights import QuantizedArray
+
+pytestmark = pytest.mark.xdist_group("native")
+
+FORMS: dict[str, tuple[Any, int, int, bool]] = {
+    "int8": (jnp.int8, -128, 127, False),
+    "int8_group": (jnp.int8, -128, 127, True),
+    "int4": (jnp.int4, -8, 7, False),
+    "uint4": (jnp.uint4, 0, 15, True),
+    "fp8": (jnp.float8_e4m3fn, -448, 448, False),
+}
+"""Method -> dtype of values, lowest and highest value, whether there are zero points."""
+
+CASES = [
+    ("int8", 192, 50, 1, "float32"),  # whole tiles of inputs, and outputs that fill no tile
+    ("int8", 130, 7, 1, "float32"),
+    ("int8_group", 96, 37, 3, "float16"),
+    ("int8_group", 256, 9, 1, "float32"),
+    ("int4", 160, 21, 5, "float16"),
+    ("int4", 512, 6, 4, "float32"),
+    ("uint4", 192, 21, 3, "float32"),
+    ("uint4", 98, 5, 1, "float16"),
+    ("fp8", 75, 19, 1, "float32"),
+]
+"""Method, inputs, outputs, groups, dtype of scales."""
+
+
+@pytest.fixture(scope="module")
+def linear() -> Any:
+    try:
+        return importlib.import_module("enginebay_native.linear").linear
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def make_weight(
+    method: str, num_in: int, outputs: int, groups: int, scale_dtype: str, activations: str
+) -> QuantizedArray:
+    rng = np.random.default_rng([num_in, outputs])
+    dtype, low, high, has_points = FORMS[method]
+    values = rng.integers(low, high + 1, (outputs, num_in)).astype(dtype)
+    scales = rng.uniform(0.01, 0.1, (outputs, groups)).astype(scale_dtype)
+    points = rng.uniform(low, high, scales.shape).astype(scale_dtype) if has_points else None
+    return QuantizedArray(values, scales, points, method, activations)
+
+
+def make_rows(rows: int, num_in: int) -> np.ndarray:
+    return np.random.default_rng([rows, num_in]).normal(size=(rows, num_in)).astype(np.float32)
+
+
+def exact(x: np.ndarray, weight: QuantizedArray) -> tuple[np.ndarray, np.ndarray]:
+    """The product in f64, and that of absolute values."""
+    rows = x.astype(np.float64)
+    if weight.activations == "int8":
+        scales = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+        rows = np.rint(x / scales).astype(np.float64) * scales
+    shares = weight.values.astype(np.float64).reshape(*weight.scales.shape, -1)
+    if weight.zero_points is not None:
+        shares = shares - weight.zero_points.astype(np.float64)[..., None]
+    full = (shares * weight.scales.astype(np.float64)[..., None]).reshape(weight.shape)
+    return rows @ full.T, np.abs(rows) @ np.abs(full).T
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_every_form_is_the_exact_product_and_a_row_has_the_same_bits_in_every_batch(
+    linear: Any, activations: str
+) -> None:
+    """In one program: seven batches of the same rows, which use every tile of rows."""
+    weights = [make_weight(*case, activations) for case in CASES]
+    x = [make_rows(45, num_in) for _, num_in, *_ in CASES]
+    batches = [slice(0, 45), slice(0, 1), slice(3, 5), slice(9, 12), slice(20, 27), slice(4, 37)]
+
+    @jax.jit
+    def products(x: list[Any], weights: list[Any]) -> Any:
+        return [[linear(a[rows], w) for rows in batches] for a, w in zip(x, weights, strict=True)]
+
+    for case, a, weight, got in zip(CASES, x, weights, products(x, weights), strict=True):
+        wanted, sums = exact(a, weight)
+        whole = np.asarray(got[0])
+        assert (np.abs(whole - wanted) <= 1e-6 * sums).all(), case
+        for rows, part in zip(batches, got, strict=True):
+            assert np.asarray(part).tobytes() == whole[rows].tobytes(), (case, rows)
+
+
+def num_native(linear: Any, rows: int, weight: QuantizedArray) -> int:
+    x = make_rows(rows, weight.shape[1])
+    return str(jax.make_jaxpr(linear)(x, weight)).count("ffi_call[")
+
+
+def test_rounded_rows_are_multiplied_in_cpp_whatever_their_number(linear: Any) -> None:
+    for method, *sizes in CASES:
+        plain, rounded = (make_weight(method, *sizes, kind) for kind in ("float", "int8"))
+        assert num_native(linear, 128, plain) == 1
+        assert num_native(linear, 129, plain) == 0
+        # Values of floating dtypes have no whole products.
+        assert num_native(linear, 300, rounded) == (0 if method == "fp8" else 1)
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_other_groups_and_weights_are_left_to_xla(linear: Any, activations: str) -> None:
+    others = [
+        make_weight("int8_group", 96, 8, 2, "float32", activations),  # 48 inputs a group
+        make_weight("int4", 64, 8, 4, "float32", activations),  # 16 inputs a group
+        make_weight("int4", 33, 8, 1, "float32", activations),  # half a byte is left over
+        dataclasses.replace(make_weight("uint4", 64, 8, 2, "float32", activations), zero_points=None),
+    ]
+    for weight in others:
+        x = make_rows(5, weight.shape[1])
+        assert num_native(linear, 5, weight) == 0
+        wanted, sums = exact(x, weight)
+        assert (np.abs(np.asarray(jax.jit(linear)(x, weight)) - wanted) <= 1e-6 * sums).all()
+
+
+def test_a_row_that_is_not_finite_gives_nan_and_changes_no_other_row(linear: Any) -> None:
+    weight = make_weight("int4", 64, 6, 2, "float32", "int8")
+    x = make_rows(9, 64)
+    odd = x.copy()
+    odd[2, 63], odd[5, 0], odd[7] = np.inf, np.nan, 0.0
+    product = jax.jit(linear)
+    plain, got = (np.asarray(product(value, weight)) for value in (x, odd))
+    kept = [0, 1, 3, 4, 6, 8]
+    assert got[kept].tobytes() == plain[kept].tobytes()
+    assert np.isnan(got[[2, 5]]).all()
+    assert not got[7].any()
+
+
+def test_leading_dimensions_bias_and_result_dtype(linear: Any) -> None:
+    weight = make_weight("int8", 48, 12, 1, "float32", "int8")
+    heads = QuantizedArray(
+        weight.values.reshape(3, 4, 6, 8), weight.scales.reshape(3, 4, 1), None, "int8", "int8"
+    )
+    x, bias = make_rows(2, 48), np.arange(12, dtype=np.float32).reshape(3, 4)
+    product = jax.jit(functools.partial(linear, out_dtype="bfloat16"))
+    got = product(x.reshape(2, 6, 8), heads, bias)
+    wanted = np.asarray(jax.jit(linear)(x, weight)).reshape(2, 3, 4) + bias
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, wanted.astype(jnp.bfloat16))
+    assert jax.jit(linear)(x[:0], weight).shape == (0, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_processors_without_dot_products_of_bytes_give_the_same_whole_numbers(
+    linear: Any, level: str, tmp_path: Path
+) -> None:
+    """The library for a level without VNNI, beside that of this processor."""
+    compiling = importlib.import_module("enginebay_native.compiling")
+    quantized = importlib.import_module("enginebay_native.quantized")
+    if not compiling.LEVELS[level] <= set(compiling._features().split()):
+        pytest.skip(f"this processor is not {level}")
+    library = compiling.build_library("quantized_linear", level, tmp_path)
+    function = ctypes.CDLL(str(library)).enginebay_quantized_linear
+    target = f"enginebay_quantized_linear_{level}"
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
+    for case in CASES[:8]:
+        for activations in ("float", "int8"):
+            weight = make_weight(*case, activations)
+            x = make_rows(21, case[1])
+            call = functools.partial(quantized.in_cpp, block_bytes=4096, tasks_per_thread=2)
+            own = np.asarray(jax.jit(call)(x, weight))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(quantized, "register", lambda _: target)
+                other = np.asarray(jax.jit(lambda a, w: call(a, w))(x, weight))
+            if activations == "int8" and case[0] == "int8":
+                assert other.tobytes() == own.tobytes(), case
+            wanted, sums = exact(x, weight)
+            assert (np.abs(other - wanted) <= 1e-6 * sums).all(), case
