@@ -12,7 +12,7 @@ from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_native.calls import register
 from enginebay_numerics.activations import rounded_rows
 
-FEWEST_INPUTS = 32
+FEWEST_INPUTS = 16
 """Inputs of the smallest group with a scale of its own."""
 
 INT4 = (jnp.dtype(jnp.int4), jnp.dtype(jnp.uint4))

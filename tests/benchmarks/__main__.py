@@ -42,6 +42,11 @@ def main() -> int:
         "--engines", default="oengine,vinference", help="of enginebay, one contestant each"
     )
     parser.add_argument(
+        "--quantized",
+        default="",
+        help="of enginebay: more contestants, such as int8,int8+int8 (weights, or weights+inputs)",
+    )
+    parser.add_argument(
         "--compile-cache",
         default="auto",
         help="of enginebay: a folder, auto, or off to compile in every process",
@@ -72,16 +77,24 @@ def main() -> int:
                 ]
             }
             for engine in args.engines.split(","):
-                contestants[f"enginebay {engine}"] = [
-                    sys.executable, "-m", "tests.benchmarks.with_enginebay", str(folder), dtype,
-                    str(args.repeats), engine, args.compile_cache,
-                ]  # fmt: skip
+                for form in ("", *filter(None, args.quantized.split(","))):
+                    contestants[f"enginebay {engine} {form}".rstrip()] = [
+                        sys.executable, "-m", "tests.benchmarks.with_enginebay", str(folder),
+                        dtype, str(args.repeats), engine, args.compile_cache, *_choices(form),
+                    ]  # fmt: skip
             runs: Runs = {name: [] for name in contestants}
             for _ in range(args.rounds):
                 for name, command in contestants.items():
                     runs[name].append(_run(command))
             _print(f"{size} {dtype}", runs)
     return 0
+
+
+def _choices(form: str) -> list[str]:
+    """Arguments of LLM for quantised weights, and inputs where the form has a +."""
+    weights, _, inputs = form.partition("+")
+    names = {"quantization": weights, "activation_quantization": inputs}
+    return [f"{name}={value}" for name, value in names.items() if value]
 
 
 def _run(command: list[str]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """enginebay in the contest: `python -m tests.benchmarks.with_enginebay FOLDER DTYPE ROUNDS [ENGINE
-[COMPILE_CACHE]]`.
+[COMPILE_CACHE [NAME=VALUE ...]]]`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,20 @@ from tests.benchmarks import contest
 
 
 def main(
-    folder: str, dtype: str, rounds: str, engine: str = "auto", compile_cache: str = "auto"
+    folder: str,
+    dtype: str,
+    rounds: str,
+    engine: str = "auto",
+    compile_cache: str = "auto",
+    *more: str,
 ) -> None:
-    """Load and run; `compile_cache` is a folder of programs, auto (the user's own) or off."""
+    """Load and run; `compile_cache` is a folder of programs, auto (the user's own) or off. `more`:
+    other arguments of LLM, such as quantization=int8.
+    """
     from enginebay import LLM, SamplingParams
 
     choices = {"dtype": dtype, "engine": engine, "compile_cache": compile_cache}
+    choices |= dict(text.split("=", 1) for text in more)
     with LLM(
         folder, **choices, generation_config="none", max_model_len=1536, max_num_seqs=32
     ) as llm:

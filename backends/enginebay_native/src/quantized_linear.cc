@@ -136,7 +136,7 @@ ffi::Error grouped(Call& call, bool rounds, const void* values, const void* scal
 // The groups of `in` inputs, or count 0 where the kernels do not serve them.
 Groups groups_of(int64_t count, int64_t in, bool is_half) {
   if (count == 1) return {1, 62, is_half};
-  for (int64_t shift = 5; count > 1 && count << shift <= in; ++shift)
+  for (int64_t shift = 4; count > 1 && count << shift <= in; ++shift)
     if (count << shift == in) return {count, shift, is_half};
   return {0, 0, is_half};
 }
@@ -157,7 +157,7 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
   int64_t rows = shape[0], in = shape[1], outputs = weight[0];
   Groups groups = groups_of(per_group[1], in, dtype == ffi::F16);
   if (block_bytes < 1 || tasks_per_thread < 1 || groups.count == 0)
-    return ffi::Error::InvalidArgument("quantized_linear wants one group, or groups of 32, 64, 128, ... inputs");
+    return ffi::Error::InvalidArgument("quantized_linear wants one group, or groups of 16, 32, 64, ... inputs");
   if (rows == 0 || outputs == 0) return ffi::Error::Success();
   int8_t* work = workspace->typed_data();
   Call call{pool, x.typed_data(), out->typed_data(), rows, in, outputs, Sharing{block_bytes, tasks_per_thread}, work,

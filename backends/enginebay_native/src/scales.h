@@ -53,7 +53,7 @@ class Spread {
   }
 
   static ENGINEBAY_INLINE __m512 few(const f16* p, int64_t n) {
-    return _mm512_castps128_ps512(_mm_cvtph_ps(_mm_maskz_loadu_epi16(__mmask8((1u << n) - 1), p)));
+    return _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_maskz_loadu_epi16(__mmask8((1u << n) - 1), p)));
   }
 #endif
 
