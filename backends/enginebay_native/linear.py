@@ -104,7 +104,7 @@ class NativeLinear:
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
         """Multiply in C++ if the inputs are rounded or the rows are few, and by XLA otherwise."""
-        flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        flat = x.reshape(x.shape[0], math.prod(x.shape[1:])).astype(jnp.float32)
         is_rounded, dtype = weight.activations != FLOAT, weight.values.dtype
         has_one_scale = weight.zero_points is None and weight.scales.shape[-1] == 1
         if flat.shape[0] == 0 or not (is_rounded or flat.shape[0] <= MAX_ROWS["float32"]):
