@@ -114,7 +114,7 @@ class NativeLinear:
             out = out * weight.scales.reshape(-1).astype(jnp.float32)
         elif is_served(weight):
             outputs = math.prod(weight.scales.shape[:-1])
-            sharing = self._sharing(*flat.shape, outputs, dtype)
+            sharing = self._sharing(flat.shape[0], flat.shape[1], outputs, dtype)
             out = in_cpp(
                 flat,
                 weight,
