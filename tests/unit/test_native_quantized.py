@@ -30,7 +30,7 @@ FORMS: dict[str, tuple[Any, int, int, bool]] = {
 }
 """Method -> dtype of values, lowest and highest value, whether there are zero points."""
 
-CASES = [
+CASES: list[tuple[str, int, int, int, str]] = [
     ("int8", 192, 50, 1, "float32"),  # whole tiles of inputs, and outputs that fill no tile
     ("int8", 130, 7, 1, "float32"),
     ("int8_group", 96, 37, 3, "float16"),
@@ -109,12 +109,12 @@ def num_native(linear: Any, rows: int, weight: QuantizedArray) -> int:
 
 
 def test_rounded_rows_are_multiplied_in_cpp_whatever_their_number(linear: Any) -> None:
-    for method, *sizes in CASES:
-        plain, rounded = (make_weight(method, *sizes, kind) for kind in ("float", "int8"))
+    for case in CASES:
+        plain, rounded = (make_weight(*case, kind) for kind in ("float", "int8"))
         assert num_native(linear, 128, plain) == 1
         assert num_native(linear, 129, plain) == 0
         # Values of floating dtypes have no whole products.
-        assert num_native(linear, 300, rounded) == (0 if method == "fp8" else 1)
+        assert num_native(linear, 300, rounded) == (0 if case[0] == "fp8" else 1)
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
@@ -152,7 +152,8 @@ def test_leading_dimensions_bias_and_result_dtype(linear: Any) -> None:
     heads = QuantizedArray(
         weight.values.reshape(3, 4, 6, 8), weight.scales.reshape(3, 4, 1), None, "int8", "int8"
     )
-    x, bias = make_rows(2, 48), np.arange(12, dtype=np.float32).reshape(3, 4)
+    x = make_rows(2, 48)
+    bias: np.ndarray = np.arange(12, dtype=np.float32).reshape(3, 4)
     product = jax.jit(functools.partial(linear, out_dtype="bfloat16"))
     got = product(x.reshape(2, 6, 8), heads, bias)
     wanted = np.asarray(jax.jit(linear)(x, weight)).reshape(2, 3, 4) + bias
