@@ -59,7 +59,7 @@ def find_folder(name_or_path: str) -> Path:
     if exists:
         given = f"{name_or_path!r} is a file"
         raise CheckpointError(
-            given, "a folder with config.json and *.safetensors", "Name its folder."
+            given, "a folder with config.json and *.safetensors, or a GGUF file", "Name its folder."
         )
     if not _HUB_ID.fullmatch(name_or_path) or name_or_path.startswith("."):
         raise _not_found(name_or_path, "there is no such folder")
@@ -114,9 +114,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json; CheckpointError when the folder has none."""
     if not (folder / "config.json").is_file():
         given = f"{folder} is no model: it has no config.json"
-        raise CheckpointError(
-            given, "a Hugging Face checkpoint folder", "Give the folder that has config.json."
-        )
+        todo = "Give the folder that has config.json."
+        if files := sorted(folder.glob("*.gguf")):
+            todo = f"Give the path of a GGUF file, such as {files[0]}."
+        raise CheckpointError(given, "a Hugging Face checkpoint folder, or a GGUF file", todo)
     return read_json(folder / "config.json")
 
 

@@ -282,6 +282,10 @@ def _finish(writer: gguf.GGUFWriter) -> None:
 def test_a_truncated_file_names_the_tensor_and_its_type(tmp_path: Path) -> None:
     path = convert(Path(LEAST), tmp_path / "model.gguf", "Q8_0")
     content = path.read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"Give the path of a GGUF file, such as .*model.gguf"
+    ):
+        open_stored_model(str(tmp_path))
     path.write_bytes(content[:-5000])
     with pytest.raises(CheckpointError, match=r"is truncated: tensor '[\w.]+' of type \w+ ends"):
         open_stored_model(str(path))
