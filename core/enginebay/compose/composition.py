@@ -15,21 +15,20 @@ from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
-from enginebay.compose.weight_format import choose_weight_format
-from enginebay.config import NO_PROPOSER, EngineConfig
+from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO, Choice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.executor.sharding import make_placement
-from enginebay.model import Checkpoint, ModelFamily, with_cache_dtypes
+from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
 from enginebay.ops.select import Candidate, choose
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 from enginebay.waits import waiting
-from enginebay.weights import Weight
+from enginebay.weights import Weight, WeightFormat
 
 log = logging.getLogger("enginebay.compose")
 
@@ -106,6 +105,23 @@ def make_plan(
         kernels, processors, weight_format,
     )  # fmt: skip
     return _revised(plan)
+
+
+def choose_weight_format(
+    registry: Registry, config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: str
+) -> tuple[WeightFormat, tuple[Reason, ...]]:
+    """Return how weights are stored, with plain weights of `dtype`, and the reasons, as the
+    registered choice of the highest priority says. EnginebayError for a setting that does not fit.
+    """
+    entry = registry.first(
+        "weight_format",
+        "an engine, but no plugin says how its weights are stored",
+        "a plugin that registers a weight format, such as executor",
+        "Install one, or add it to ENGINEBAY_PLUGINS.",
+    )
+    chosen: tuple[WeightFormat, tuple[Reason, ...]]
+    chosen = registry.run(entry, registry, config, checkpoint, model, dtype)
+    return chosen
 
 
 def _revised(plan: Plan) -> Plan:

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.compose.composition import find_family, open_checkpoint
-from enginebay.compose.weight_format import choose_weight_format
+from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
 from enginebay.registry import load_registry

@@ -19,7 +19,7 @@ from enginebay.registry import Registry
 from enginebay.weights import FLOAT, Quantization, QuantizedArray, WeightFormat, stored_bytes
 
 
-def choose_weight_format(
+def configured_weight_format(
     registry: Registry, config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: str
 ) -> tuple[WeightFormat, tuple[Reason, ...]]:
     """Return the weight format of a configuration, with plain weights of `dtype`, and the reasons.
