@@ -257,7 +257,7 @@ def test_rounded_activations_need_weights_of_whole_numbers() -> None:
         with pytest.raises(ConfigError, match=r"activation_quantization = 'int8' with weights"):
             plan_of(quantization=quantization, activation_quantization="int8")
     with pytest.raises(UnsupportedError, match="does not support int8 activations"):
-        plan_of(activation_quantization="int8", kernels={"linear": "native"})
+        plan_of(activation_quantization="int8", kernels={"grouped_linear": "native"})
 
 
 def test_int4_keeps_the_embedding_at_8_bits_and_has_a_group_size() -> None:
