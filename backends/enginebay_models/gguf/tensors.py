@@ -50,6 +50,8 @@ _MODEL_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(gate|up|d
 """One tensor of a file has the weights of all experts of a layer, which models have one by one."""
 _METHODS = {"int4": "int4", "uint4": "uint4", "int8": "int8_group"}
 """Dtype of the values of a block type -> the method that stores them."""
+_DECODED_AT_ONCE = 1 << 17
+# Values that are decoded at once: their temporary arrays stay in a processor's cache.
 _VALUE_DTYPES: Mapping[str, Any] = {
     "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8,
 }  # fmt: skip
@@ -198,19 +200,29 @@ def _quantized(info: GgufTensorInfo, form: BlockType, order: np.ndarray | None) 
 def _decoded(blocks: np.ndarray, form: BlockType, info: GgufTensorInfo) -> QuantizedArray:
     """Return rows of blocks [rows, blocks of a row]; CheckpointError for NaN and infinity."""
     assert form.decode is not None, "a plain tensor has no blocks"
-    found = form.decode(blocks.ravel())
-    rows = len(blocks)
-    arrays = [found.scales, *([] if found.zero_points is None else [found.zero_points])]
-    if not all(np.isfinite(array).all() for array in arrays):
+    flat, groups = blocks.ravel(), form.num_values // form.group_size
+    values = np.empty((flat.size, form.num_values), _VALUE_DTYPES[form.values_dtype])
+    scales = np.empty((flat.size, groups), form.scales_dtype)
+    points = np.empty((flat.size, groups), np.float32) if form.has_zero_points else None
+    step = _DECODED_AT_ONCE // form.num_values
+    for first in range(0, flat.size, step):
+        some = slice(first, first + step)
+        found = form.decode(flat[some])
+        values[some], scales[some] = found.values, found.scales
+        if points is not None and found.zero_points is not None:
+            points[some] = found.zero_points
+    if not (np.isfinite(scales).all() and (points is None or np.isfinite(points).all())):
         given = (
             f"tensor {info.name!r} of type {info.type_name} in {info.path.name} "
             "holds NaN or infinity"
         )
         raise CheckpointError(given, "finite weights", "Fetch the file again, or choose another.")
-    scales, *points = (array.reshape(rows, -1) for array in arrays)
-    values = found.values.reshape(rows, -1).astype(_VALUE_DTYPES[form.values_dtype], copy=False)
+    rows = len(blocks)
     return QuantizedArray(
-        values, scales, points[0] if points else None, _METHODS[form.values_dtype]
+        values.reshape(rows, -1),
+        scales.reshape(rows, -1),
+        None if points is None else points.reshape(rows, -1),
+        _METHODS[form.values_dtype],
     )
 
 
