@@ -14,6 +14,9 @@ from safetensors.numpy import load_file, save_file
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
+
+
 def base_tensors(model: str | Path) -> dict[str, np.ndarray]:
     """All tensors of a checkpoint, in f32."""
     tensors = load_file(Path(model) / "model.safetensors")
@@ -36,11 +39,14 @@ def write_adapter(
     rng, tensors = np.random.default_rng(seed), {}
     for name, weight in sorted(base_tensors(model).items()):
         module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] in targets:
-            outputs, inputs = weight.shape
+        leaf = module.rpartition(".")[2]
+        if leaf in targets:
+            outputs, inputs = weight.shape[:: -1 if leaf == EMBEDDING else 1]
             for kind, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-                values = (rng.normal(size=shape) * scale / np.sqrt(shape[1])).astype(dtype)
-                tensors[f"base_model.model.{module}.lora_{kind}.weight"] = values
+                width = outputs if leaf == EMBEDDING else shape[1]
+                values = (rng.normal(size=shape) * scale / np.sqrt(width)).astype(dtype)
+                name = f"embedding_{kind}" if leaf == EMBEDDING else f"{kind}.weight"
+                tensors[f"base_model.model.{module}.lora_{name}"] = values
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
     config |= {"target_modules": list(targets), **fields}
@@ -72,8 +78,12 @@ def write_merged(folder: Path, model: str | Path, adapter: Path) -> Path:
     tensors, products = base_tensors(model), load_file(adapter / "adapter_model.safetensors")
     for name in tensors:
         prefix = f"base_model.model.{name.removesuffix('.weight')}"
-        if f"{prefix}.lora_A.weight" in products:
-            a, b = (products[f"{prefix}.lora_{kind}.weight"].astype(np.float64) for kind in "AB")
-            tensors[name] = (tensors[name] + factor * (b @ a)).astype(np.float32)
+        kinds = [f"{prefix}.lora_{kind}.weight" for kind in "AB"]
+        if name.endswith(f"{EMBEDDING}.weight"):
+            kinds = [f"{prefix}.lora_embedding_{kind}" for kind in "AB"]
+        if kinds[0] in products:
+            a, b = (products[kind].astype(np.float64) for kind in kinds)
+            added = (b @ a).T if name.endswith(f"{EMBEDDING}.weight") else b @ a
+            tensors[name] = (tensors[name] + factor * added).astype(np.float32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

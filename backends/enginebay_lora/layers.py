@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -26,49 +27,111 @@ class LayerPart:
 
     module: its name in the checkpoint, such as "model.layers.0.self_attn.q_proj". shape: (outputs,
     inputs) of its tensor. rows [*outputs of the part]: the row of the tensor at each output of the
-    weight. columns [*inputs]: the column at each input. a, b: the paths of its adapter weights,
-    with `specs`.
+    weight.
     """
 
     module: str
     shape: tuple[int, int]
     rows: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptedLayer:
+    """A weight with adapters: its parts, in order along dimension `axis` of the outputs.
+
+    columns [*inputs]: the column of the parts' tensors at each input. a, b: the paths of the
+    adapter weights, with `specs`: [slots, parts, rank, *inputs] and [slots, rank, *outputs].
+    """
+
+    axis: int
+    parts: tuple[LayerPart, ...]
     columns: np.ndarray
     a: str
     b: str
     specs: tuple[WeightSpec, WeightSpec]
 
-    def arrays(self, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the adapter weights of one slot for a [rank, inputs] and b [outputs, rank]."""
-        rank = len(a)
-        return {
-            self.a: a[:, self.columns.reshape(-1)].reshape(rank, *self.columns.shape),
-            self.b: b[self.rows.reshape(-1)].T.reshape(rank, *self.rows.shape),
-        }
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each part ends along dimension `axis` of the outputs."""
+        return tuple(np.cumsum([part.rows.shape[self.axis] for part in self.parts]).tolist())
+
+    def arrays(self, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the adapter weights of one slot, by path, for a [rank, inputs] and b [outputs,
+        rank] of some of the parts, by module. Their rank is the largest rank of these parts.
+        """
+        rank = max(len(a) for a, _ in pairs.values())
+        down = np.zeros((len(self.parts), rank, *self.columns.shape), np.float32)
+        up = np.zeros((rank, *self.specs[1].shape[2:]), np.float32)
+        first = 0
+        for number, (part, end) in enumerate(zip(self.parts, self.ends, strict=True)):
+            if part.module in pairs:
+                a, b = pairs[part.module]
+                where = (slice(len(a)), *(slice(None),) * self.axis, slice(first, end))
+                down[number, : len(a)] = a[:, self.columns]
+                up[where] = np.moveaxis(b[part.rows], -1, 0)
+            first = end
+        return {self.a: down, self.b: up}
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptedLayer:
-    """A weight with adapters: its parts, in order along dimension `axis` of the outputs."""
+class AdaptedEmbedding:
+    """An embedding with adapters. shape: (features, vocabulary).
 
-    axis: int
-    parts: tuple[LayerPart, ...]
+    a, b: the paths of the adapter weights, with `specs`: [slots, vocabulary, rank] and [slots,
+    rank, features].
+    """
+
+    parts: tuple[LayerPart]
+    a: str
+    b: str
+    specs: tuple[WeightSpec, WeightSpec]
+
+    @classmethod
+    def of(cls, path: str, spec: WeightSpec, name: str, num_slots: int, rank: int) -> Self:
+        """Return the slots of an embedding whose tensor has this name."""
+        vocab, features = spec.shape
+        part = LayerPart(name.removesuffix(".weight"), (features, vocab), np.arange(features))
+        specs = (
+            WeightSpec((num_slots, vocab, rank), (None, None, None)),
+            WeightSpec((num_slots, rank, features), (None, None, None)),
+        )
+        return cls((part,), f"{ADAPTER_WEIGHTS}{path}.a", f"{ADAPTER_WEIGHTS}{path}.b", specs)
+
+    def arrays(self, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the adapter weights of one slot, by path, for a [rank, vocabulary] and b
+        [features, rank], by module.
+        """
+        a, b = pairs[self.parts[0].module]
+        return {self.a: a.T, self.b: b.T}
+
+
+Adapted = AdaptedLayer | AdaptedEmbedding
+"""A weight of the model that may have adapters."""
+
+HEAD = "lm_head"
+"""End of the name of the head, a linear layer. Other weights of the vocabulary are embeddings."""
 
 
 def adapted_layers(
     model: Model, num_slots: int, rank: int, targets: Collection[str] | None
-) -> dict[str, AdaptedLayer]:
+) -> dict[str, Adapted]:
     """Return the weights that may have adapters, by path: those of linear layers in the layers of
-    the model whose names end with one of `targets` (None: all).
+    the model whose names end with one of `targets` (None: all), and the embedding and the head if
+    `targets` has their names.
     """
-    sources, found = model.tensor_sources(), {}
+    sources, found = model.tensor_sources(), dict[str, Adapted]()
     for path, spec in model.weight_specs().items():
         source = sources[path]
-        if not _is_linear(spec, source):
+        leaves = {_leaf(name) for name in source.names}
+        of_vocab = "vocab" in spec.axes
+        if not _is_linear(spec, source) or not (
+            not of_vocab if targets is None else leaves & set(targets)
+        ):
             continue
-        if targets is not None and not any(_leaf(name) in targets for name in source.names):
+        if of_vocab and leaves != {HEAD}:
+            found[path] = AdaptedEmbedding.of(path, spec, source.names[0], num_slots, rank)
             continue
-        layer = _layer(path, spec, source, (num_slots, rank))
+        layer = _layer(path, spec, source, num_slots, rank)
         if layer is not None:
             found[path] = layer
     return found
@@ -80,10 +143,10 @@ def _leaf(tensor: str) -> str:
 
 
 def _is_linear(spec: WeightSpec, source: TensorSource) -> bool:
-    """Whether a weight is multiplied with hidden states of a layer, and read as matrices."""
+    """Whether a weight is a matrix, or several of them: one of a layer, an embedding or a head."""
     return (
         spec.num_inputs is not None
-        and not {"vocab", "expert"} & set(spec.axes)
+        and "expert" not in spec.axes
         and all(name.endswith(".weight") for name in source.names)
         and all(len(shape) == 2 for shape in source.shapes)
         and len({shape[1] for shape in source.shapes}) == 1
@@ -91,7 +154,7 @@ def _is_linear(spec: WeightSpec, source: TensorSource) -> bool:
 
 
 def _layer(
-    path: str, spec: WeightSpec, source: TensorSource, slots: tuple[int, int]
+    path: str, spec: WeightSpec, source: TensorSource, num_slots: int, rank: int
 ) -> AdaptedLayer | None:
     """Return the parts of a weight; None when they do not lie one after the other."""
     assert spec.num_inputs is not None, "only weights of linear layers have parts"
@@ -105,17 +168,21 @@ def _layer(
             break
     else:
         return None
+    if len(source.names) > 1 and spec.axes[axis] is not None:
+        return None  # a device would have some of the parts only
     parts = []
     for number, (name, shape) in enumerate(zip(source.names, source.shapes, strict=True)):
         own = np.take(rows, np.flatnonzero(along[:, 0] == number), axis) - starts[number]
-        specs = (
-            WeightSpec((*slots, *columns.shape), (None, None, *spec.axes[num_outputs:])),
-            WeightSpec((*slots, *own.shape), (None, None, *spec.axes[:num_outputs])),
-        )
-        a, b = (f"{ADAPTER_WEIGHTS}{path}.{number}.{one}" for one in "ab")
-        module = name.removesuffix(".weight")
-        parts.append(LayerPart(module, (shape[0], shape[1]), own, columns, a, b, specs))
-    return AdaptedLayer(axis, tuple(parts))
+        parts.append(LayerPart(name.removesuffix(".weight"), (shape[0], shape[1]), own))
+    specs = (
+        WeightSpec(
+            (num_slots, len(parts), rank, *columns.shape),
+            (None, None, None, *spec.axes[num_outputs:]),
+        ),
+        WeightSpec((num_slots, rank, *rows.shape), (None, None, *spec.axes[:num_outputs])),
+    )
+    a, b = (f"{ADAPTER_WEIGHTS}{path}.{one}" for one in "ab")
+    return AdaptedLayer(axis, tuple(parts), columns, a, b, specs)
 
 
 def _places(
@@ -144,6 +211,6 @@ def _places(
     return np.concatenate(pieces), built[(0,) * num_outputs].copy()
 
 
-def by_module(layers: Mapping[str, AdaptedLayer]) -> dict[str, LayerPart]:
+def by_module(layers: Mapping[str, Adapted]) -> dict[str, LayerPart]:
     """Return all parts by the name of their layer in the checkpoint."""
     return {part.module: part for layer in layers.values() for part in layer.parts}

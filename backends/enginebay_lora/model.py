@@ -17,22 +17,21 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch
 from enginebay.weights import WeightSpec
 from enginebay_executor.rules import NamedWeight
-from enginebay_lora.layers import AdaptedLayer
+from enginebay_lora.layers import Adapted, AdaptedEmbedding
 from enginebay_lora.ops import LORA
 
-LINEAR = "linear"
-"""The name of the op whose results adapters are added to."""
+LINEAR, EMBEDDING = "linear", "embedding"
+"""The names of the ops whose results adapters are added to."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedWeight:
-    """A weight that a model passes to the op linear, with its adapters: the pairs (a, b) of its
-    parts.
-    """
+    """A weight that a model passes to linear or embedding, with its adapter weights."""
 
     weight: Any
-    layer: AdaptedLayer
-    pairs: tuple[tuple[Any, Any], ...]
+    layer: Adapted
+    a: Any
+    b: Any
 
 
 class LoraModel(Model):
@@ -40,20 +39,19 @@ class LoraModel(Model):
     weights.
     """
 
-    def __init__(self, inner: Model, layers: Mapping[str, AdaptedLayer]) -> None:
+    def __init__(self, inner: Model, layers: Mapping[str, Adapted]) -> None:
         self.info, self.inner, self.layers = inner.info, inner, layers
-        self._parts = [part for layer in layers.values() for part in layer.parts]
 
     def weight_specs(self) -> dict[str, WeightSpec]:
         specs = self.inner.weight_specs()
-        for part in self._parts:
-            specs |= dict(zip((part.a, part.b), part.specs, strict=True))
+        for layer in self.layers.values():
+            specs |= dict(zip((layer.a, layer.b), layer.specs, strict=True))
         return specs
 
     def tensor_sources(self) -> dict[str, TensorSource]:
         sources = self.inner.tensor_sources()
-        for part in self._parts:
-            sources |= dict.fromkeys((part.a, part.b), _NO_TENSORS)
+        for layer in self.layers.values():
+            sources |= dict.fromkeys((layer.a, layer.b), _NO_TENSORS)
         return sources
 
     def hidden(
@@ -67,25 +65,27 @@ class LoraModel(Model):
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         places = None if ops.batch is None else ops.batch.adapters
         if places is not None:
-            ops = ops.replaced(LINEAR, functools.partial(_linear, ops, places))
+            embedding = functools.partial(_embedding, ops, places)
+            linear = functools.partial(_linear, ops, places)
+            ops = ops.replaced(LINEAR, linear).replaced(EMBEDDING, embedding)
             weights = self._adapted(weights)
         return self.inner.hidden(weights, ops, token_ids, cache, batches, embeds)
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
+        if ops.adapters is not None:
+            ops = ops.replaced(LINEAR, functools.partial(_linear, ops, ops.adapters))
+            weights = self._adapted(weights)
         return self.inner.logits(weights, ops, hidden)
 
     def _adapted(self, weights: Weights) -> Any:
         """The weights of the inner model; those with adapters as AdaptedWeights."""
         adapted: dict[str, Any] = dict(weights)
         for path, layer in self.layers.items():
-            pairs = []
-            for part in layer.parts:
-                axes = [spec.axes for spec in part.specs]
-                pair: list[Any] = [weights[part.a], weights[part.b]]
-                if isinstance(weights[path], NamedWeight):
-                    pair = [NamedWeight(*one) for one in zip(pair, axes, strict=True)]
-                pairs.append((pair[0], pair[1]))
-            adapted[path] = AdaptedWeight(weights[path], layer, tuple(pairs))
+            pair: list[Any] = [weights[layer.a], weights[layer.b]]
+            if isinstance(weights[path], NamedWeight):
+                axes = [spec.axes for spec in layer.specs]
+                pair = [NamedWeight(*one) for one in zip(pair, axes, strict=True)]
+            adapted[path] = AdaptedWeight(weights[path], layer, *pair)
         return adapted
 
 
@@ -110,11 +110,22 @@ def _linear(
     linear = ops.named(LINEAR)
     if not isinstance(weight, AdaptedWeight):
         return linear(x, weight, bias, out_dtype=out_dtype)
-    y = linear(x, weight.weight, bias, out_dtype=out_dtype)
-    axis, parts = weight.layer.axis + 1, weight.layer.parts
-    ends = np.cumsum([part.rows.shape[weight.layer.axis] for part in parts])
-    pieces = jnp.split(y, ends[:-1], axis=axis) if len(parts) > 1 else [y]
-    added = [
-        ops[LORA](piece, x, *pair, places) for piece, pair in zip(pieces, weight.pairs, strict=True)
-    ]
-    return added[0] if len(added) == 1 else jnp.concatenate(added, axis=axis)
+    y, layer = linear(x, weight.weight, bias, out_dtype=out_dtype), weight.layer
+    if isinstance(layer, AdaptedEmbedding):
+        return y  # the embedding is the head too, and its adapter does not change the head
+    return ops[LORA](y, x, weight.a, weight.b, places, axis=layer.axis, ends=layer.ends)
+
+
+def _embedding(ops: Ops, places: jax.Array, table: Any, ids: jax.Array) -> jax.Array:
+    """The op embedding, and the op lora for a table with adapters: each token's row of a is x."""
+    embedding = ops.named(EMBEDDING)
+    if not isinstance(table, AdaptedWeight):
+        return embedding(table, ids)
+    y, layer = embedding(table.weight, ids), table.layer
+    if not isinstance(layer, AdaptedEmbedding):
+        return y
+    a: Any = table.a.weight if isinstance(table.a, NamedWeight) else table.a
+    num_slots, _, rank = a.shape
+    x = a.at[jnp.maximum(places - 1, 0), ids].get(mode="fill", fill_value=0)
+    identity = jnp.broadcast_to(jnp.eye(rank, dtype=a.dtype), (num_slots, 1, rank, rank))
+    return ops[LORA](y, x, identity, table.b, places)

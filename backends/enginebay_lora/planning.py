@@ -12,7 +12,7 @@ from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_lora.layers import adapted_layers, by_module
 from enginebay_lora.model import LoraModel
-from enginebay_lora.store import LoraStore
+from enginebay_lora.store import LoraStore, SlotLimits
 
 
 def with_adapters(plan: Plan) -> Plan:
@@ -36,7 +36,8 @@ def with_adapters(plan: Plan) -> Plan:
             "Correct lora_targets, or leave it out.",
         )
     parts = by_module(layers)
-    store = LoraStore(parts, num_slots, config.max_lora_rank, jnp.dtype(plan.weight_format.dtype))
+    limits = SlotLimits(num_slots, config.max_lora_rank, config.max_cpu_loras)
+    store = LoraStore(layers, limits, jnp.dtype(plan.weight_format.dtype))
     for name, folder in config.lora.items():
         store.load(name, folder)
     why = f"for adapters of rank {config.max_lora_rank} at most, on {len(parts)} linear layers"

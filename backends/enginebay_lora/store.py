@@ -11,9 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from enginebay.adapters import Adapters
+from enginebay.adapters import (
+    AdapterCountError,
+    AdapterInUseError,
+    AdapterLoadedError,
+    Adapters,
+    SlotCounts,
+)
 from enginebay.errors import RequestError, shown
-from enginebay_lora.layers import LayerPart
+from enginebay_lora.layers import Adapted
 from enginebay_lora.peft import read_adapter
 
 
@@ -25,46 +31,63 @@ class HostAdapter:
     arrays: Mapping[str, np.ndarray]
 
 
+@dataclasses.dataclass(frozen=True)
+class SlotLimits:
+    """Number of slots on the device, their rank, and how many adapters may be loaded (None: any
+    number).
+    """
+
+    slots: int
+    rank: int
+    loaded: int | None = None
+
+
 class LoraStore(Adapters):
     """All loaded adapters are in the memory of the host. When a row needs an adapter that is in no
     slot, it is written to an empty slot, or in place of the one that rows used least recently.
     """
 
-    def __init__(
-        self, parts: Mapping[str, LayerPart], num_slots: int, max_rank: int, dtype: np.dtype
-    ) -> None:
-        """`parts`: the layers that may have adapters, by their names in the checkpoint."""
-        self._parts, self._max_rank, self._dtype = parts, max_rank, dtype
+    def __init__(self, layers: Mapping[str, Adapted], limits: SlotLimits, dtype: np.dtype) -> None:
+        """`layers`: the weights that have slots, by path. `dtype`: that of the slots."""
+        self._layers, self._limits, self._dtype = layers, limits, dtype
         self._lock = threading.Lock()
         self._loaded: dict[str, HostAdapter] = {}
         self._numbers = itertools.count(1)
         self._slots: dict[str, int] = {}
         """Slot by key, from the least to the most recently used."""
-        self._empty = list(range(num_slots - 1, -1, -1))
+        self._empty = list(range(limits.slots - 1, -1, -1))
         self._users: Counter[str] = Counter()
+        self._written = self._evicted = 0
 
     def load(self, name: str, folder: str | Path) -> None:
         if not isinstance(name, str) or not name or not name.isprintable():
             allowed = "text that is not empty, of printable characters"
             raise RequestError(f"adapter name {shown(name)}", allowed, "Pass another name.")
-        self._refuse_taken(name)
-        arrays = read_adapter(folder, self._parts, self._max_rank, self._dtype)
+        self._check_room(name)
+        arrays = read_adapter(folder, self._layers, self._limits.rank, self._dtype)
         with self._lock:
-            self._refuse_taken(name)
+            self._check_room(name)
             self._loaded[name] = HostAdapter(f"{name}#{next(self._numbers)}", arrays)
 
-    def _refuse_taken(self, name: str) -> None:
+    def _check_room(self, name: str) -> None:
         if name in self._loaded:
-            raise RequestError(
+            raise AdapterLoadedError(
                 f"adapter {shown(name)}, which is loaded",
                 "a name that no loaded adapter has",
                 "Unload this adapter first, or pass another name.",
+            )
+        most = self._limits.loaded
+        if most is not None and len(self._loaded) >= most:
+            raise AdapterCountError(
+                f"adapter {shown(name)}, while {len(self._loaded)} adapters are loaded",
+                f"at most {most} loaded adapters",
+                "Unload an adapter first, or raise max_cpu_loras.",
             )
 
     def unload(self, name: str, in_use: Collection[str]) -> None:
         key = self.key_of(name)
         if key in in_use:
-            raise RequestError(
+            raise AdapterInUseError(
                 f"unloading adapter {shown(name)}, which unfinished requests use",
                 "an adapter that no unfinished request uses",
                 "Wait until these requests have ended, or abort them, then try again.",
@@ -75,17 +98,12 @@ class LoraStore(Adapters):
         if slot is not None:
             self._empty.append(slot)
 
-    def key_of(self, name: str) -> str:
+    def loaded(self) -> Mapping[str, str]:
         with self._lock:
-            found = self._loaded.get(name)
-            names = ", ".join(map(shown, sorted(self._loaded))) or "none is loaded"
-        if found is None:
-            todo = "Load it with load_adapter(), or choose a loaded one."
-            raise RequestError(f"adapter {shown(name)}", f"the loaded adapters: {names}", todo)
-        return found.key
+            return {name: one.key for name, one in self._loaded.items()}
 
-    def has(self, key: str) -> bool:
-        return self._find(key) is not None
+    def counts(self) -> SlotCounts:
+        return SlotCounts(self._limits.slots, self._written, self._evicted)
 
     def _find(self, key: str) -> HostAdapter | None:
         with self._lock:
@@ -105,6 +123,7 @@ class LoraStore(Adapters):
             except BaseException:
                 self._empty.append(slot)
                 raise
+            self._written += 1
         self._slots[key] = slot  # the last one: the most recently used
         self._users[key] += 1
         return slot + 1
@@ -113,7 +132,10 @@ class LoraStore(Adapters):
         if self._empty:
             return self._empty.pop()
         idle = next((key for key in self._slots if not self._users[key]), None)
-        return None if idle is None else self._slots.pop(idle)
+        if idle is None:
+            return None
+        self._evicted += 1
+        return self._slots.pop(idle)
 
     def release(self, key: str) -> None:
         self._users[key] -= 1

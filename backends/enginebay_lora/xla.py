@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+
+from enginebay_lora.ops import part_slices
 
 MAX_DENSE_TOKENS = 128
 """The most tokens that are multiplied with all adapters in one product. For more tokens, one
@@ -11,25 +15,40 @@ product for each adapter that has tokens costs less.
 """
 
 
-def lora(y: jax.Array, x: jax.Array, a: jax.Array, b: jax.Array, places: jax.Array) -> jax.Array:
+def lora(
+    y: jax.Array,
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    places: jax.Array,
+    *,
+    axis: int = 0,
+    ends: Sequence[int] = (),
+) -> jax.Array:
     """Add the product of each token's adapter to y; LoraOp describes the arguments.
 
     Nothing is multiplied when no token has an adapter. Fewer tokens than slots: each token reads
     its own adapter. Up to MAX_DENSE_TOKENS: the adapters of all slots are one matrix, and the
     shrunk values of other adapters are set to 0. More tokens: one product for each adapter.
     """
-    slots, tokens = a.shape[0], x.shape[0]
+    (slots, rank), tokens = b.shape[:2], x.shape[0]
     if not tokens:
         return y
-    rows, base = x.reshape(tokens, -1), y.reshape(tokens, -1)
-    down, up = (each.reshape(slots, each.shape[1], -1) for each in (a, b))
+    rows = x.reshape(tokens, -1)
     add = _of_own if tokens < slots else _of_all if tokens <= MAX_DENSE_TOKENS else _of_each
 
     def added() -> jax.Array:
-        return add(base.astype(jnp.float32), rows, down, up, places).astype(y.dtype)
+        pieces = []
+        for part, where in part_slices(y.shape[1:], axis, ends):
+            base = y[(slice(None), *where)]
+            down = a[:, part].reshape(slots, rank, -1)
+            up = b[(slice(None), slice(None), *where)].reshape(slots, rank, -1)
+            out = add(base.reshape(tokens, -1).astype(jnp.float32), rows, down, up, places)
+            pieces.append(out.reshape(base.shape).astype(y.dtype))
+        return jnp.concatenate(pieces, axis + 1)
 
-    out: jax.Array = jax.lax.cond((places > 0).any(), added, lambda: base)
-    return out.reshape(y.shape)
+    out: jax.Array = jax.lax.cond((places > 0).any(), added, lambda: y)
+    return out
 
 
 def _product(x: jax.Array, matrix: jax.Array, contracted: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Registers the kernels "native" for CPUs: linear, grouped_linear, attention of decode steps."""
+"""Registers the kernels "native" for CPUs: linear, grouped_linear, lora, and attention."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ QUANTIZATIONS = {
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Register linear, grouped_linear and attention."""
+    """Register linear, grouped_linear, lora and attention."""
     for op, summary in (
         ("linear", "products of few rows in C++, compiled for this processor"),
         ("grouped_linear", "reads each group's weight once, in C++"),
+        ("lora", "reads only the adapters that tokens have, in C++"),
         (
             "attention",
             "decode steps in C++, compiled for this processor; reads each row up to its length",

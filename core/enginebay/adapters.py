@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from enginebay.errors import RequestError
+from enginebay.errors import RequestError, shown
 
 ADAPTER_WEIGHTS = "adapters."
 """Paths of weights with this prefix hold adapters: their first axis counts slots. A slot without an
 adapter holds zeros.
 """
+
+
+class AdapterNotFoundError(RequestError):
+    """No loaded adapter has this name."""
+
+
+class AdapterLoadedError(RequestError):
+    """An adapter with this name is loaded already."""
+
+
+class AdapterInUseError(RequestError):
+    """Unfinished requests use the adapter, so it cannot be unloaded."""
+
+
+class AdapterRankError(RequestError):
+    """The rank of the adapter is greater than that of the slots."""
+
+
+class AdapterCountError(RequestError):
+    """The engine has no slots, or holds as many adapters as it may."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotCounts:
+    """Number of slots on the device, of adapters that were written to them, and of those that were
+    written in place of another adapter.
+    """
+
+    slots: int
+    written: int
+    evicted: int
 
 
 class Adapters(ABC):
@@ -31,24 +63,24 @@ class Adapters(ABC):
     @abstractmethod
     def load(self, name: str, folder: str | Path) -> None:
         """Read an adapter, which requests may use from now on under `name`. CheckpointError for a
-        folder that cannot be used, RequestError for a name that is taken.
+        folder that cannot be used, AdapterRankError, AdapterLoadedError or AdapterCountError.
         """
 
     @abstractmethod
     def unload(self, name: str, in_use: Collection[str]) -> None:
-        """Forget an adapter. RequestError for a name that is not loaded, and for an adapter whose
-        key is in `in_use`.
+        """Forget an adapter. AdapterNotFoundError for a name that is not loaded, AdapterInUseError
+        for an adapter whose key is in `in_use`.
         """
 
     @abstractmethod
-    def key_of(self, name: str) -> str:
-        """Return the key of an adapter. No two adapters of an engine have the same key, even under
-        the same name. RequestError for a name that is not loaded.
+    def loaded(self) -> Mapping[str, str]:
+        """Return the keys of all loaded adapters by name. No two adapters of an engine have the
+        same key, even under the same name.
         """
 
     @abstractmethod
-    def has(self, key: str) -> bool:
-        """Return whether the adapter with this key is loaded."""
+    def counts(self) -> SlotCounts:
+        """Return what happened in the slots since the engine was made."""
 
     @abstractmethod
     def place(self, key: str) -> int | None:
@@ -61,11 +93,24 @@ class Adapters(ABC):
     def release(self, key: str) -> None:
         """Record that one row of `place` has ended."""
 
+    def key_of(self, name: str) -> str:
+        """Return the key of an adapter. AdapterNotFoundError for a name that is not loaded."""
+        found = self.loaded()
+        if name not in found:
+            names = ", ".join(map(shown, sorted(found))) or "none is loaded"
+            todo = "Load it with load_adapter(), or choose a loaded one."
+            raise AdapterNotFoundError(
+                f"adapter {shown(name)}", f"the loaded adapters: {names}", todo
+            )
+        return found[name]
+
 
 def required(adapters: Adapters | None, given: str) -> Adapters:
-    """Return `adapters`; RequestError, which begins with `given`, for an engine without slots."""
+    """Return `adapters`; AdapterCountError, which begins with `given`, for an engine without
+    slots.
+    """
     if adapters is None:
-        raise RequestError(
+        raise AdapterCountError(
             f"{given} with an engine without slots for adapters",
             "an engine with max_loras of at least 1",
             "Pass max_loras=4, or --max-loras 4, when the engine is made.",

@@ -171,8 +171,11 @@ class EngineConfig(Validated):
         description="slots for adapters on the device; unset: one for each in `lora`",
     )
     max_lora_rank: int = Field(16, ge=1, le=1024, description="max rank of an adapter")
+    max_cpu_loras: int | None = Field(
+        None, ge=1, description="max number of loaded adapters; unset: any number"
+    )
     lora_targets: tuple[str, ...] | Literal["auto"] = Field(
-        AUTO, description="linear layers that may have adapters, such as q_proj; auto: all"
+        AUTO, description="layers with adapters, such as q_proj; auto: linear ones but the head"
     )
     verify_weights: bool = Field(
         False, description="refuse NaN and infinity in the weights while loading"

@@ -50,6 +50,7 @@ class ServingChoices(TypedDict, total=False):
     lora: Mapping[str, str]
     max_loras: int | None
     max_lora_rank: int
+    max_cpu_loras: int | None
     lora_targets: Sequence[str] | Literal["auto"]
     verify_weights: bool
     verify_kernels: bool

@@ -81,6 +81,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("draft_tokens", "max draft tokens per row and step"),
         ("max_loras", "slots for adapters on the device"),
         ("max_lora_rank", "max rank of an adapter"),
+        ("max_cpu_loras", "max number of loaded adapters"),
     ):
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=int, metavar="N", help=with_default(what, name))

@@ -45,13 +45,16 @@ def log_softmax(logits: jax.Array) -> jax.Array:
 
 
 def prompt_logprobs(
-    logits_of: Callable[[jax.Array], jax.Array],
+    logits_of: Callable[[jax.Array, jax.Array | None], jax.Array],
     hidden: jax.Array,
     targets: jax.Array,
     vocab_size: int,
+    *,
+    adapters: jax.Array | None = None,
 ) -> Logprobs:
-    """Log-probabilities [T, W] of each target and of the best tokens, from hidden [T, width] and
-    targets int32 [T] (-1: not requested).
+    """Log-probabilities [T, W] of each target and of the best tokens, from hidden [T, width],
+    targets int32 [T] (-1: not requested) and the adapters of the tokens int32 [T]. `logits_of`
+    takes a block of hidden states and of adapters.
 
     Logits are computed for BLOCK tokens at a time, and not at all for a block without targets.
     """
@@ -61,14 +64,18 @@ def prompt_logprobs(
     blocks = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, size, hidden.shape[1])
     wanted = jnp.pad(targets, (0, padding), constant_values=-1).reshape(-1, size)
 
-    def of_block(block: tuple[jax.Array, jax.Array]) -> Logprobs:
-        own, ids = block
+    used = None if adapters is None else jnp.pad(adapters, (0, padding)).reshape(-1, size)
+
+    def of_block(block: tuple[jax.Array, jax.Array, jax.Array | None]) -> Logprobs:
+        own, ids, adapters = block
         asks = ids >= 0
 
         def of_asked() -> Logprobs:
-            return logprobs_of(logits_of(own).astype(jnp.float32), jnp.maximum(ids, 0), asks)
+            return logprobs_of(
+                logits_of(own, adapters).astype(jnp.float32), jnp.maximum(ids, 0), asks
+            )
 
         return lax.cond(asks.any(), of_asked, lambda: Logprobs.empty((size,), vocab_size))
 
-    found = lax.map(of_block, (blocks, wanted))
+    found = lax.map(of_block, (blocks, wanted, used))
     return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 import jax
@@ -106,15 +105,21 @@ def forward_step(
     rows = state.rows.record(token_rows, batch.positions, token_ids)
     planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0), adapters)
     rows = rows.put(row_ids, own.where(decodes, planned) if mixes else planned)
-    logits_of = functools.partial(model.logits, weights, ops)
+    of_tokens = None if in_step.batch is None else in_step.batch.adapters
+
+    def logits_of(hidden: jax.Array, adapters: jax.Array | None) -> jax.Array:
+        return model.logits(weights, ops.of_rows(adapters), hidden)
+
     sampled = program.nothing_sampled((bucket.seqs, 1))
     if sampled.full_vocab is not None and len(more) > program.takes_embeds:
-        logprobs = prompt_logprobs(logits_of, hidden, more[0], model.info.vocab_size)
+        logprobs = prompt_logprobs(
+            logits_of, hidden, more[0], model.info.vocab_size, adapters=of_tokens
+        )
         sampled = dataclasses.replace(
             sampled, full_vocab=FullVocab(sampled.full_vocab.rows, logprobs)
         )
     if program.returns_logits:
-        sampled = dataclasses.replace(sampled, logits=logits_of(hidden))
+        sampled = dataclasses.replace(sampled, logits=logits_of(hidden, of_tokens))
     last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(model.info.hidden_dtype)
     if program.pools:
         sampled = dataclasses.replace(sampled, hidden=_pooled(hidden, last, batch.seq_ids))
@@ -160,7 +165,8 @@ def sample_step(
     ops = program.make_ops(dataclasses.replace(bucket, tokens=num, seqs=num), layouts)
     row_ids = jnp.where(places < last.shape[0], row_ids, whole.length.shape[0])
     rows = whole.take(row_ids, whole.token_ids.shape[1] if variant is StepVariant.FULL else 0)
-    logits = program.model.logits(weights, ops, last[jnp.minimum(places, last.shape[0] - 1)])
+    hidden = last[jnp.minimum(places, last.shape[0] - 1)]
+    logits = program.model.logits(weights, ops.of_rows(rows.adapters), hidden)
     taken = take_fields(program, fields, row_ids, variant)
     new, taken = dataclasses.replace(program, returns_logits=False).sample(
         logits, rows, taken, variant

@@ -67,7 +67,8 @@ class SlotWriter:
             )
         for path, given in command.arrays.items():
             room = held[path].shape[1:] if path in held else ()
-            if len(given.shape) != len(room) or given.shape[1:] != room[1:] or len(given) > room[0]:
+            fits = all(size <= most for size, most in zip(given.shape, room, strict=False))
+            if len(given.shape) != len(room) or not fits:
                 raise InputError(
                     f"{path!r} of shape {given.shape} in an adapter",
                     f"an adapter weight of the model, {room or 'which it does not have'}",
@@ -82,7 +83,7 @@ class SlotWriter:
         self.compile()
         values = {path: np.zeros(a.shape[1:], a.dtype) for path, a in held.items()}
         for path, given in command.arrays.items():
-            values[path][: len(given)] = given
+            values[path][tuple(map(slice, given.shape))] = given
         runner.weights = {
             **runner.weights,
             **self._program(held, np.int32(command.slot), values),

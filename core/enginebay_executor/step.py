@@ -286,7 +286,10 @@ def decode_step(
             weights, ops.in_step(batches, rows.adapters), rows.last_token, cache, batches
         )
         new, processor_state = program.sample(
-            program.model.logits(weights, ops, hidden), rows, processor_state, variant
+            program.model.logits(weights, ops.of_rows(rows.adapters), hidden),
+            rows,
+            processor_state,
+            variant,
         )
         sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled

@@ -111,11 +111,13 @@ def _run_model(
     ops = program.make_ops(fed.bucket, layouts)
     if adapters is not None:
         adapters = jnp.repeat(adapters, fed.bucket.seqs // len(adapters))
-    hidden, cache = program.model.hidden(
-        weights, ops.in_step(fed.batches, adapters), fed.token_ids, cache, fed.batches
-    )
-    places = hidden if fed.places is None else hidden[fed.places]
-    return program.model.logits(weights, ops, places), cache
+    in_step = ops.in_step(fed.batches, adapters)
+    hidden, cache = program.model.hidden(weights, in_step, fed.token_ids, cache, fed.batches)
+    of_tokens = None if in_step.batch is None else in_step.batch.adapters
+    if fed.places is not None:
+        hidden = hidden[fed.places]
+        of_tokens = None if of_tokens is None else of_tokens[fed.places]
+    return program.model.logits(weights, ops.of_rows(of_tokens), hidden), cache
 
 
 def _as_chunks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,24 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.adapters import (
+    AdapterCountError,
+    AdapterInUseError,
+    AdapterLoadedError,
+    AdapterNotFoundError,
+    AdapterRankError,
+    SlotCounts,
+)
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError, EnginebayError, RequestError
 from enginebay.prefix_key import PrefixKey
 from enginebay_executor.device import DeviceRows
-from enginebay_lora.layers import LayerPart, adapted_layers, by_module
+from enginebay_lora.layers import AdaptedLayer, adapted_layers, by_module
 from enginebay_lora.model import LoraModel
+from enginebay_lora.ops import part_slices
 from enginebay_lora.peft import read_adapter
-from enginebay_lora.store import LoraStore
+from enginebay_lora.store import LoraStore, SlotLimits
 from enginebay_oengine.prefix import key_digest
 from tests.adapters import base_tensors, change_config, change_tensors, write_adapter
 from tests.brief import BRIEF, TINY
@@ -38,20 +47,23 @@ def lora_model() -> LoraModel:
     return plan.model
 
 
+Layers = Mapping[str, AdaptedLayer]
+
+
 @pytest.fixture(scope="module")
-def parts(lora_model: LoraModel) -> dict[str, LayerPart]:
-    return by_module(lora_model.layers)
+def layers(lora_model: LoraModel) -> Layers:
+    return lora_model.layers
 
 
-def read(folder: Path, parts: dict[str, LayerPart]) -> dict[str, np.ndarray]:
-    return read_adapter(folder, parts, 8, np.dtype(np.float32))
+def read(folder: Path, layers: Layers) -> dict[str, np.ndarray]:
+    return read_adapter(folder, layers, 8, np.dtype(np.float32))
 
 
 def test_arrays_of_a_slot_are_the_product_in_the_models_own_order(
-    lora_model: LoraModel, parts: dict[str, LayerPart], tmp_path: Path
+    lora_model: LoraModel, layers: Layers, tmp_path: Path
 ) -> None:
     adapter = write_adapter(tmp_path / "a", TINY, rank=3)
-    arrays, base = read(adapter, parts), base_tensors(TINY)
+    arrays, base = read(adapter, layers), base_tensors(TINY)
     products = {  # what the adapter adds to each tensor of the checkpoint
         name: 2.0 * (pair["B"] @ pair["A"])
         for name, pair in (
@@ -66,8 +78,11 @@ def test_arrays_of_a_slot_are_the_product_in_the_models_own_order(
         given = [products.get(name, np.zeros_like(base[name])) for name in source.names]
         whole = tuple(slice(0, size) for size in specs[path].shape)
         expected = source.build(given, whole)
-        found = [np.tensordot(arrays[part.b], arrays[part.a], axes=(0, 0)) for part in layer.parts]
-        np.testing.assert_allclose(np.concatenate(found, layer.axis), expected, atol=1e-5)
+        a, b = arrays[layer.a], arrays[layer.b]
+        found = np.zeros_like(expected)
+        for part, where in part_slices(b.shape[1:], layer.axis, layer.ends):
+            found[where] = np.tensordot(b[(slice(None), *where)], a[part], axes=(0, 0))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def _pairs(adapter: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -84,11 +99,11 @@ def _pairs(adapter: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-def test_factor_is_alpha_over_rank_or_over_its_root(
-    parts: dict[str, LayerPart], tmp_path: Path
-) -> None:
-    usual = read(write_adapter(tmp_path / "a", TINY, rank=4, lora_alpha=4), parts)
-    stable = read(write_adapter(tmp_path / "b", TINY, rank=4, lora_alpha=4, use_rslora=True), parts)
+def test_factor_is_alpha_over_rank_or_over_its_root(layers: Layers, tmp_path: Path) -> None:
+    usual = read(write_adapter(tmp_path / "a", TINY, rank=4, lora_alpha=4), layers)
+    stable = read(
+        write_adapter(tmp_path / "b", TINY, rank=4, lora_alpha=4, use_rslora=True), layers
+    )
     for path, array in usual.items():
         factor = 2.0 if path.endswith(".b") else 1.0
         np.testing.assert_allclose(stable[path], factor * array, rtol=1e-6)
@@ -101,8 +116,10 @@ def test_factor_is_alpha_over_rank_or_over_its_root(
         ({"bias": "all"}, "bias = 'all'. Allowed: bias = 'none'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
         ({"use_dora": True}, "use_dora = True"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern = {'q_proj': 2}"),
-        ({"r": 9}, "r = 9. Allowed: at most 8. Pass --max-lora-rank 9."),
+        ({"rank_pattern": {"q_.*": 2}}, "rank_pattern with the key 'q_.*'"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern['q_proj'] = 0"),
+        ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern['q_proj'] = '4'"),
+        ({"alpha_pattern": [1]}, "alpha_pattern = [1]"),
         ({"r": 0}, "r = 0"),
         ({"r": 3}, "has shape"),
         ({"lora_alpha": None}, "lora_alpha = None"),
@@ -111,11 +128,57 @@ def test_factor_is_alpha_over_rank_or_over_its_root(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_a_field_that_slots_cannot_hold_is_refused_by_name(
-    parts: dict[str, LayerPart], tmp_path: Path, fields: dict[str, Any], message: str
+    layers: Layers, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
     folder = change_config(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), **fields)
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        read(folder, parts)
+        read(folder, layers)
+
+
+def test_a_rank_above_that_of_the_slots_has_its_own_error(layers: Layers, tmp_path: Path) -> None:
+    folder = change_config(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), r=9)
+    message = "r = 9. Allowed: at most 8. Pass --max-lora-rank 9."
+    with pytest.raises(AdapterRankError, match=re.escape(message)):
+        read(folder, layers)
+    change_config(folder, r=4, rank_pattern={"layers.0.self_attn.q_proj": 9})
+    with pytest.raises(AdapterRankError, match=r"rank 9 of layer 'model\.layers\.0"):
+        read(folder, layers)
+
+
+def test_ranks_and_factors_may_differ_between_layers(layers: Layers, tmp_path: Path) -> None:
+    usual = write_adapter(tmp_path / "a", TINY, rank=2, lora_alpha=4)
+    one = "model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"base_model.model.{one}.lora_{kind}.weight": np.ones(shape, np.float32)
+        for kind, shape in (("A", (5, 32)), ("B", (64, 5)))
+    }
+    changed = change_tensors(write_adapter(tmp_path / "b", TINY, rank=2, lora_alpha=4), tensors)
+    change_config(changed, rank_pattern={f"^{one}": 5}, alpha_pattern={r"0\.self_attn.q_proj": 20})
+    before, after = read(usual, layers), read(changed, layers)
+    for layer in layers.values():
+        if one not in {part.module for part in layer.parts}:
+            np.testing.assert_array_equal(before[layer.a], after[layer.a])
+            np.testing.assert_array_equal(before[layer.b], after[layer.b])
+            continue
+        a, b = after[layer.a], after[layer.b]
+        assert a.shape[1] == len(b) == 5
+        assert not a[1:, 2:].any(), "k and v have rank 2"
+        first = (slice(None),) * layer.axis
+        q, rest = (slice(0, layer.ends[0]),), (slice(layer.ends[0], None),)
+        np.testing.assert_array_equal(b[(slice(None), *first, *q)], 4.0)
+        np.testing.assert_array_equal(
+            b[(slice(0, 2), *first, *rest)], before[layer.b][(slice(None), *first, *rest)]
+        )
+
+
+def test_only_so_many_adapters_are_held(layers: Layers, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", TINY, targets=["q_proj"])
+    store = LoraStore(layers, SlotLimits(1, 8, loaded=1), np.dtype(np.float32))
+    store.load("a", folder)
+    with pytest.raises(AdapterCountError, match="Allowed: at most 1 loaded adapters"):
+        store.load("b", folder)
+    store.unload("a", ())
+    store.load("b", folder)
 
 
 @pytest.mark.parametrize(
@@ -130,39 +193,51 @@ def test_a_field_that_slots_cannot_hold_is_refused_by_name(
             "self_attn.qkv_proj', which this model does not have or cannot adapt",
         ),
         (
+            {f"{Q}.base_layer.weight": np.ones((64, 32), np.float32)},
+            "q_proj.base_layer.weight'. Allowed: tensors of adapters",
+        ),
+        (
+            {
+                "base_model.model.model.layers.0.mlp.experts.0.up_proj.lora_A.weight": np.ones(
+                    (4, 32), np.float32
+                )
+            },
+            "layer 'model.layers.0.mlp.experts.0.up_proj', which this model does not have",
+        ),
+        (
             {"base_model.model.lm_head.lora_A.weight": np.ones((4, 32), np.float32)},
-            "layer 'lm_head', which this model does not have or cannot adapt",
+            "'gate_proj', 'up_proj', 'lm_head'], if the model has this layer of its own",
         ),
     ],
-    ids=["one tensor", "shape", "nan", "magnitude", "fused", "head"],
+    ids=["one tensor", "shape", "nan", "magnitude", "fused", "base", "experts", "head"],
 )
 def test_a_tensor_that_fits_no_slot_is_refused_by_name(
-    parts: dict[str, LayerPart],
+    layers: Layers,
     tmp_path: Path,
     changes: dict[str, np.ndarray | None],
     message: str,
 ) -> None:
     folder = change_tensors(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), changes)
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        read(folder, parts)
+        read(folder, layers)
 
 
 def test_files_that_are_cut_short_or_missing_are_one_clear_error(
-    parts: dict[str, LayerPart], tmp_path: Path
+    layers: Layers, tmp_path: Path
 ) -> None:
     folder = write_adapter(tmp_path / "a", TINY)
     tensors = folder / "adapter_model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match="is truncated"):
-        read(folder, parts)
+        read(folder, layers)
     tensors.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read(folder, parts)
+        read(folder, layers)
     (folder / "adapter_config.json").write_text("[1")
     with pytest.raises(CheckpointError, match="is not a JSON object"):
-        read(folder, parts)
+        read(folder, layers)
     with pytest.raises(CheckpointError, match=r"cannot be read \(No such file"):
-        read(tmp_path / "none", parts)
+        read(tmp_path / "none", layers)
 
 
 def test_only_the_layers_of_lora_targets_have_slots(tmp_path: Path) -> None:
@@ -172,6 +247,21 @@ def test_only_the_layers_of_lora_targets_have_slots(tmp_path: Path) -> None:
     assert leaves == {"q_proj", "k_proj", "v_proj", "down_proj"}, "q, k and v are one weight"
     with pytest.raises(EnginebayError, match="targets that name linear layers of the model"):
         make_plan(EngineConfig(model=TINY, max_loras=1, lora_targets=("query",)))
+
+
+def test_embeddings_and_heads_have_slots_where_they_are_named(tmp_path: Path) -> None:
+    targets = ("embed_tokens", "lm_head")
+    folder = write_adapter(tmp_path / "a", TINY, rank=3, targets=targets)
+    plan = make_plan(EngineConfig(model=TINY, max_loras=1, max_lora_rank=8, lora_targets=targets))
+    assert isinstance(plan.model, LoraModel)
+    assert list(by_module(plan.model.layers)) == ["model.embed_tokens", "lm_head"]
+    arrays = read(folder, plan.model.layers)
+    assert {array.shape for array in arrays.values()} == {(96, 3), (3, 32), (1, 3, 32), (3, 96)}
+    weight = {"base_model.model.lm_head.base_layer.weight": np.ones((96, 32), np.float32)}
+    assert read(change_tensors(folder, weight), plan.model.layers).keys() == arrays.keys()
+    tensors = {"base_model.model.lm_head.lora_embedding_A": np.ones((3, 96), np.float32)}
+    with pytest.raises(CheckpointError, match="tensors of the kind of the layer"):
+        read(change_tensors(folder, tensors), plan.model.layers)
 
 
 def test_without_slots_the_model_is_the_familys_own() -> None:
@@ -204,9 +294,9 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def store(parts: dict[str, LayerPart], tmp_path: Path) -> LoraStore:
+def store(layers: Layers, tmp_path: Path) -> LoraStore:
     """Two slots, and the adapters a, b and c."""
-    made = LoraStore(parts, 2, 8, np.dtype(np.float32))
+    made = LoraStore(layers, SlotLimits(2, 8), np.dtype(np.float32))
     for seed, name in enumerate("abc"):
         made.load(name, write_adapter(tmp_path / name, TINY, seed=seed, targets=["q_proj"]))
     return made
@@ -228,6 +318,7 @@ def test_the_least_recently_used_idle_adapter_gives_up_its_slot(store: LoraStore
     assert place("c") == 2, "b was used before a, although a was released first"
     assert place("a") == 1
     assert written == [0, 1, 1], "an adapter in a slot is not written again"
+    assert store.counts() == SlotCounts(slots=2, written=3, evicted=1)
 
 
 def test_a_failed_write_leaves_the_slot_empty(store: LoraStore) -> None:
@@ -244,11 +335,11 @@ def test_a_failed_write_leaves_the_slot_empty(store: LoraStore) -> None:
 
 def test_an_adapter_that_is_loaded_again_has_another_key(store: LoraStore, tmp_path: Path) -> None:
     key = store.key_of("a")
-    with pytest.raises(RequestError, match="adapter 'a', which is loaded"):
+    with pytest.raises(AdapterLoadedError, match="adapter 'a', which is loaded"):
         store.load("a", tmp_path / "b")
     store.unload("a", ())
-    assert not store.has(key)
-    with pytest.raises(RequestError, match=re.escape("Allowed: the loaded adapters: 'b', 'c'")):
+    assert key not in store.loaded().values()
+    with pytest.raises(AdapterNotFoundError, match="Allowed: the loaded adapters: 'b', 'c'"):
         store.key_of("a")
     store.load("a", tmp_path / "b")
     assert store.key_of("a") != key
@@ -282,7 +373,7 @@ def test_adapters_are_loaded_and_unloaded_at_run_time(llm: LLM, tmp_path: Path) 
     llm.unload_adapter("b")
     with pytest.raises(RequestError, match="adapter 'b'"):
         llm.generate("A", GREEDY, lora="b")
-    with pytest.raises(RequestError, match="adapter 'b'"):
+    with pytest.raises(AdapterNotFoundError, match="adapter 'b'"):
         llm.unload_adapter("b")
 
 
@@ -292,7 +383,7 @@ def test_an_adapter_in_use_cannot_be_unloaded(llm: LLM) -> None:
     refused: list[str] = []
 
     def unload(_: Any) -> None:
-        with pytest.raises(RequestError, match="which unfinished requests use") as error:
+        with pytest.raises(AdapterInUseError, match="which unfinished requests use") as error:
             llm.unload_adapter("a")
         refused.append(str(error.value))
 
@@ -304,7 +395,7 @@ def test_an_adapter_in_use_cannot_be_unloaded(llm: LLM) -> None:
 
 
 def test_an_engine_without_slots_says_so(fake_llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="lora = 'a' with an engine without slots"):
+    with pytest.raises(AdapterCountError, match="lora = 'a' with an engine without slots"):
         fake_llm.generate("A", GREEDY, lora="a")
     with pytest.raises(RequestError, match=re.escape("load_adapter('a') with an engine without")):
         fake_llm.load_adapter("a", tmp_path)

@@ -112,6 +112,53 @@ def test_other_engines_and_settings_give_the_same_tokens(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"engine": "vinference"},
+        {"proposer": "ngram"},
+        {"mesh": {"tensor": 2}},
+        {"mixed_steps": "on"},
+        {"quantization": "int8"},
+    ],
+    ids="-".join,
+)
+def test_embeddings_and_heads_take_adapters(fields: dict[str, Any], tmp_path: Path) -> None:
+    targets = ("embed_tokens", "lm_head", "v_proj")
+    params = GREEDY.model_copy(update={"logprobs": 0, "prompt_logprobs": 0})
+    folders = {
+        name: write_adapter(tmp_path / name, TINY, seed=i, rank=3, scale=2.0, targets=targets)
+        for i, name in enumerate("ab")
+    }
+
+    def found(llm: LLM, names: Any = None) -> list[Any]:
+        outputs = llm.generate(PROMPTS, params, lora=names)
+        return [(o.prompt_logprobs, o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+    sizes = {**SIZES, "quantization": fields.get("quantization", "none")}
+    expected: dict[str | None, list[Any]] = {}
+    if "quantization" not in fields:
+        for name, folder in folders.items():
+            with LLM(str(write_merged(tmp_path / f"m-{name}", TINY, folder)), **sizes) as llm:
+                expected[name] = found(llm)
+    with LLM(TINY, **sizes) as llm:
+        expected[None] = found(llm)
+    lora = {name: str(folder) for name, folder in folders.items()}
+    with LLM(TINY, **SIZES | fields, lora=lora, lora_targets=targets) as llm:
+        names = ["a", "b", None, "a", "b"]
+        each = found(llm, names)
+        alone = [found(llm, name)[i] for i, name in enumerate(names)]
+    for i, name in enumerate(names):
+        wanted = expected[name][i] if name in expected else alone[i]
+        assert each[i][1] == wanted[1]
+        for one, other in zip((each[i][0], each[i][2]), (wanted[0], wanted[2]), strict=True):
+            for told, asked in zip(one, other, strict=True):
+                assert told == (None if asked is None else pytest.approx(asked, abs=1e-4))
+    assert len({str(one[1]) for one in (each[3], expected[None][3])}) == 2
+
+
+@pytest.mark.slow
 def test_preempted_rows_find_their_adapter_again(
     adapters: Mapping[str, Path], expected: Mapping[str | None, list[tuple[int, ...]]]
 ) -> None:

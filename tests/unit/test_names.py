@@ -69,8 +69,10 @@ ALLOWED = (
     ),
     Shared(
         "the op of that name: implementations, partition rules, the kit's programs and reference",
-        "add_rms_norm embedding grouped_linear kv_write linear rms_norm rope sample short_conv",
-        "enginebay_xla.* enginebay_native.* enginebay_samplers.* enginebay_testing.oracle",
+        "add_rms_norm embedding grouped_linear kv_write linear lora rms_norm rope sample"
+        " short_conv",
+        "enginebay_xla.* enginebay_lora.* enginebay_native.* enginebay_samplers.*"
+        " enginebay_testing.oracle",
     ),
     Shared(
         "a function in JAX, and its reference in NumPy",

@@ -18,6 +18,7 @@ import pytest
 from enginebay.errors import UnsupportedError
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.weights import QuantizedArray
+from enginebay_lora.ops import lora_oracle
 from enginebay_testing import kernels, oracle
 from enginebay_testing.attention_cases import AttentionInputs, make_problem
 from enginebay_testing.kernels import AttentionCase
@@ -112,6 +113,35 @@ def test_a_grouped_rows_product_is_the_same_bits_alone_and_among_others() -> Non
         np.asarray(x.astype(jnp.bfloat16), np.float64), values.astype(np.float64), sizes
     )
     np.testing.assert_allclose(narrow, exact, rtol=1e-4, atol=1e-2)
+
+
+def test_a_tokens_adapter_adds_the_same_bits_alone_and_among_others() -> None:
+    """Adapters that no token has are not read, and tokens without one keep their bits."""
+    lora = load("lora").lora
+    rng = np.random.default_rng(8)
+    places = np.repeat(np.array([3, 0, 1, 5, 3], np.int32), [1, 2, 70, 6, 2])
+    order = rng.permutation(len(places))
+    places = places[order]
+    x = rng.normal(size=(len(places), 131)).astype(np.float32)
+    y = rng.normal(size=(len(places), 3, 4, 9)).astype(np.float32)
+    a = rng.normal(size=(5, 3, 7, 131)).astype(np.float32)
+    b = rng.normal(size=(5, 7, 3, 4, 9)).astype(np.float32)
+    a[[1, 3]] = b[[1, 3]] = np.nan
+    how = {"axis": 1, "ends": (2, 3, 4)}
+
+    @jax.jit
+    def added(y: Any, x: Any) -> Any:
+        few = range(0, len(places), 9)
+        alone = [
+            lora(*(each[i : i + 1] for each in (y, x)), a, b, places[i : i + 1], **how) for i in few
+        ]
+        return lora(y, x, a, b, places, **how), jnp.concatenate(alone)
+
+    among, alone = map(np.asarray, added(y, x))
+    assert among[::9].tobytes() == alone.tobytes()
+    assert (among[places == 0] == y[places == 0]).all()
+    exact = lora_oracle(y, x, a, b, places, **how)
+    np.testing.assert_allclose(among, exact, rtol=1e-5, atol=1e-4)
 
 
 def test_groups_of_many_narrow_rows_are_left_to_xla() -> None:

@@ -159,6 +159,7 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
         "attention",
         "grouped_linear",
         "linear",
+        "lora",
     ]
     made = [Path(path) for path in data["force_include"]]
     assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)

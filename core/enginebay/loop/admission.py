@@ -31,7 +31,7 @@ class Admission:
         unloaded before it was queued; None for one that can run.
         """
         adapters, key = self.engine.adapters, tracked.request.adapter
-        if key and (adapters is None or not adapters.has(key)):
+        if key and (adapters is None or key not in adapters.loaded().values()):
             todo = "Load the adapter again, then send the request."
             return RequestError(
                 "the adapter of this request was unloaded", "an adapter that is loaded", todo

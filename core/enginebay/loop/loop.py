@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -156,6 +157,12 @@ class EngineLoop:
         running = {one.request.parent_id for one in list(self._requests.running.values())}
         waiting = {one.request.parent_id for one in list(self._requests.waiting.values())}
         return waiting - running, running
+
+    def adapter_counts(self) -> tuple[Counter[str], Counter[str]]:
+        """Number of (waiting, running) completions by key of their adapter, as of now."""
+        states = (self._requests.waiting, self._requests.running)
+        waiting, running = (Counter(x.request.adapter for x in list(s.values())) for s in states)
+        return waiting, running
 
     def end_all(self, error: EnginebayError) -> None:
         """End every request with an error. Only on the engine thread, see call()."""

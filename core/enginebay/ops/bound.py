@@ -60,8 +60,13 @@ class Ops:
     eps=1e-6)`. A fused op without an implementation is composed of its parts.
     """
 
-    def __init__(self, bound: Mapping[str, Any], batch: StepBatch | None = None) -> None:
-        self._bound, self.batch = bound, batch
+    def __init__(
+        self,
+        bound: Mapping[str, Any],
+        batch: StepBatch | None = None,
+        adapters: jax.Array | None = None,
+    ) -> None:
+        self._bound, self.batch, self.adapters = bound, batch, adapters
 
     def __getitem__(self, op: Op[SignatureT]) -> SignatureT:
         """Return the implementation of an op. If the op takes a StepBatch, that of the step is
@@ -83,6 +88,10 @@ class Ops:
         """
         return Ops(self._bound, StepBatch.of(batches, adapters))
 
+    def of_rows(self, adapters: jax.Array | None) -> Ops:
+        """Return the same ops for a call of Model.logits, with `adapters` int32 of its rows."""
+        return Ops(self._bound, self.batch, adapters)
+
     def named(self, name: str) -> Any:
         """Return the implementation of the op with this name, without a StepBatch."""
         if name not in self._bound:
@@ -95,4 +104,4 @@ class Ops:
 
     def replaced(self, name: str, implementation: Any) -> Ops:
         """Return the same ops with another implementation of one op."""
-        return Ops({**self._bound, name: implementation}, self.batch)
+        return Ops({**self._bound, name: implementation}, self.batch, self.adapters)

@@ -42,6 +42,12 @@ FAULTS = (
         "return _product(shrunk, up.reshape(slots * rank, -1), 0)",
     ),
     _fault(
+        "parts_all_use_the_first",
+        "border",
+        "down = a[:, part].reshape",
+        "down = a[:, 0].reshape",
+    ),
+    _fault(
         "skipped_unless_the_first_token_has_an_adapter",
         "feature",
         "(places > 0).any()",
