@@ -55,6 +55,10 @@ def register_kernels(register: Register) -> None:
             {"sharded": False, "priority": 10, **QUANTIZED},
             "blocks of rows of one group; reads each weight once",
         ),
+        "lora": (
+            {"sharded": False, "priority": 10},
+            "blocks of tokens of one adapter; reads the adapters that tokens have",
+        ),
         "sample": (
             {"sharded": False, "priority": 10},
             "finds the borders of top-k and top-p by bisection in VMEM",

@@ -66,6 +66,7 @@ def _register_plain(register: Register) -> None:
             "grouped_linear:grouped_linear",
             "blocks of rows of one group; reads that group's weight only",
         ),
+        "lora": ("lora:lora", "in place; reads the adapters that tokens have"),
         "kv_write": ("write:kv_write", "in place"),
         "rope_kv_write": (
             "write:rope_kv_write",
