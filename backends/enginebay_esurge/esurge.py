@@ -15,7 +15,7 @@ from enginebay.compose.plan import Plan
 from enginebay.engine import Engine
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Param, check_streamable
-from enginebay.llm.priority import Priorities, Tenants, priorities_of
+from enginebay.llm.priority import Turn, Turns, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts
 from enginebay.loop.observer import Observers
 from enginebay.model import Checkpoint
@@ -196,23 +196,22 @@ class eSurge:  # noqa: N801  # the name its users know
         sampling_params: Param = None,
         request_id: str | Sequence[str] | None = None,
         use_tqdm: bool = True,
-        *,
-        priority: Priorities = 0,
-        tenant: Tenants = None,
+        **turns: Unpack[Turns],
     ) -> list[RequestOutput]:
         """Complete prompts (texts, or lists of token ids). Returns one output per prompt, in order.
 
         sampling_params None is SamplingParams(max_tokens=128). n > 1 computes the prompt once.
         `use_tqdm` shows a progress bar on a terminal. Some schedulers read `priority` (larger is
-        more urgent) and `tenant`: one value, or one per prompt. Nothing is queued after
+        more urgent) and `tenant`, and `lora` names an adapter: one value, or one per prompt. The
+        keywords are those of LLM.generate. Nothing is queued after
         NotRunningError (a RuntimeError) or RequestError (a ValueError: wrong prompts, values or
         ids). A completion's error is raised and ends the others; an aborted one has finish_reason
         "abort".
         """
         self._service.check_running()
         listed = as_prompts(prompts)
-        ids, turns = ids_for(len(listed), request_id), priorities_of(len(listed), priority, tenant)
-        jobs = self._jobs.make(listed, sampling_params, ids, turns, self)
+        ids, own = ids_for(len(listed), request_id), priorities_of(len(listed), **turns)
+        jobs = self._jobs.make(listed, sampling_params, ids, own, self)
         return self._serving.collect(jobs, is_shown=use_tqdm and not self._silent)
 
     def stream(
@@ -220,9 +219,7 @@ class eSurge:  # noqa: N801  # the name its users know
         prompts: Prompts,
         sampling_params: Param = None,
         request_id: str | None = None,
-        *,
-        priority: int = 0,
-        tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> Updates:
         """Complete one prompt; yields an output with delta_text for each part, the last one
         `finished`.
@@ -235,8 +232,8 @@ class eSurge:  # noqa: N801  # the name its users know
         if len(listed) != 1:
             given = f"{len(listed)} prompts to stream"
             raise RequestError(given, "one prompt", "Use generate(), or a stream per prompt.")
-        turns = priorities_of(1, priority, tenant)
-        [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
+        own = priorities_of(1, **turn)
+        [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), own, self)
         check_streamable([job.prepared])
         return self._serving.updates(job)
 
@@ -248,9 +245,7 @@ class eSurge:  # noqa: N801  # the name its users know
         request_id: str | None = None,
         stream: bool = False,
         chat_template: str | None = None,
-        *,
-        priority: int = 0,
-        tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> Any:
         """Answer a conversation: a RequestOutput, or with `stream` an iterator of RequestOutputs.
 
@@ -266,10 +261,16 @@ class eSurge:  # noqa: N801  # the name its users know
             )
         ]
         if stream:
-            return self.stream(ids, sampling_params, request_id, priority=priority, tenant=tenant)
-        return self.generate(
-            ids, sampling_params, request_id, use_tqdm=False, priority=priority, tenant=tenant
-        )[0]
+            return self.stream(ids, sampling_params, request_id, **turn)
+        return self.generate(ids, sampling_params, request_id, use_tqdm=False, **turn)[0]
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Read a LoRA adapter, for requests with lora=name, as LLM.load_adapter does."""
+        self._service.load_adapter(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. AdapterInUseError while an unfinished request uses it."""
+        self._service.unload_adapter(name)
 
     def abort_request(self, request_id: str) -> None:
         """Abort a waiting or running request with all its completions. Its reader gets the output

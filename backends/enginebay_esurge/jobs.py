@@ -118,7 +118,12 @@ class Jobs:
         fitting = own.model_copy(update=changes)
         with self._lock:
             [prepared] = self._preparer.prepare_one(
-                token_ids, fitting, priority=priority.priority, tenant=priority.tenant or None
+                token_ids,
+                fitting,
+                priority=priority.priority,
+                tenant=priority.tenant or None,
+                cache_salt=priority.cache_salt or None,
+                lora=priority.lora or None,
             )
         return Job(with_id(prepared, request_id), text, before, own.max_tokens, lengths)
 

@@ -20,6 +20,7 @@ from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
 from enginebay_server.response_store import open_store
+from enginebay_server.routes_adapters import adapter_routes
 from enginebay_server.routes_anthropic import anthropic_routes
 from enginebay_server.routes_generate import generate_routes
 from enginebay_server.routes_inform import inform_routes
@@ -60,9 +61,9 @@ def create_app(
     state = AppState(ServedModels(models), settings, limit, Metrics(models, limit), kept, tracer)
     # The pages of the document need scripts from other hosts.
     app = FastAPI(docs_url=None, redoc_url=None)
-    document = functools.cache(
-        lambda: openapi_document(app.routes, list(state.models.by_name), settings)
-    )
+    has_slots = any(model.llm.plan.adapters is not None for model in models)
+    names = () if has_slots else tuple(state.models.by_name)
+    document = functools.cache(lambda: openapi_document(app.routes, names, settings))
     app.openapi = document  # type: ignore[method-assign]
     app.state.server = state
     generating = generate_routes(state)
@@ -70,7 +71,8 @@ def create_app(
     own = own_routes(state) if own_routes else APIRouter()
     app.include_router(own)
     taken = {getattr(route, "path", None) for route in own.routes}
-    for make in (response_routes, anthropic_routes, token_routes, inform_routes, page_routes):
+    others = (response_routes, anthropic_routes, token_routes, adapter_routes, inform_routes)
+    for make in (*others, page_routes):
         router = make(state)
         router.routes[:] = [one for one in router.routes if getattr(one, "path", None) not in taken]
         app.include_router(router)

@@ -151,6 +151,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             help=f"{what} (default: {shown})",
         )
     group.add_argument(
+        "--lora-routes",
+        action="store_true",
+        help="let clients load adapters, from any folder that this server can read, and unload "
+        "them (default: off)",
+    )
+    group.add_argument(
         "--response-store",
         metavar="FILE",
         help="SQLite file in which responses are kept (default: they are kept in memory)",
@@ -187,6 +193,7 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
         cors_origins=tuple(args.cors_origin),
         warmup=args.warmup,
         response_store=args.response_store,
+        lora_routes=args.lora_routes,
         traces_url=traces_url(args.otlp_endpoint),
         **limits,
     )
@@ -257,6 +264,12 @@ def check_replicas(args: argparse.Namespace) -> None:
                     f"{flag} without --replicas", "both or neither", "Pass --replicas."
                 )
         return
+    if args.lora_routes:
+        raise InputError(
+            "--lora-routes with --replicas",
+            "one of the two: a route would reach one replica only",
+            "Pass --lora NAME=DIR, which loads an adapter in every replica.",
+        )
     if args.replicas < 1:
         raise InputError(f"--replicas {args.replicas}", "1 or more", "Pass --replicas 2.")
     if args.replica_gpus is not None and not args.replica_gpus >= 0:

@@ -34,6 +34,7 @@ NO_METRICS = {501: "prometheus_client is not installed"}
 LATER = {429: "too many requests wait", 504: "the answer took too long"}
 MISSING = {404: "it is not known here"}
 
+ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 NULLABLE = {"type": ["string", "null"]}
 CHAT_FIELDS = ("id", "object", "created", "model", "choices", "usage")
 FIELDS = {
@@ -50,6 +51,7 @@ FIELDS = {
     "/v1/models": ("object", "data"),
     "/v1/models/{name}": ("id", "object", "created", "owned_by"),
     "/version": ("version",),
+    **dict.fromkeys(ADAPTER_PATHS, ("status", "lora_name")),
     **dict.fromkeys(PROBES, ("status",)),
 }
 """Fields that an answer of success always has, by path."""
@@ -64,6 +66,8 @@ EXAMPLES: dict[str, Record] = {
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/v1/count_tokens": {"messages": HELLO},
     "/tokenize": {"prompt": "Once upon a time"},
+    ADAPTER_PATHS[0]: {"lora_name": "tales", "lora_path": "path/to/adapter"},
+    ADAPTER_PATHS[1]: {"lora_name": "tales"},
     "/detokenize": {"tokens": [5, 6]},
 }
 """A valid body of each path that takes one."""
@@ -125,7 +129,9 @@ ANTHROPIC_ERROR = {
 def openapi_document(
     routes: list[BaseRoute], models: Sequence[str], settings: ServerSettings
 ) -> Record:
-    """Return the document of these routes of a server with these models."""
+    """Return the document of these routes of a server with these models; without `models`, a
+    request may name any model.
+    """
     found = get_openapi(
         title="enginebay",
         version=__version__,
@@ -167,6 +173,8 @@ def _responses(path: str, method: str, settings: ServerSettings) -> Record:
         errors |= NO_METRICS
     if "{" in path or path == "/tokenizer_info":
         errors |= MISSING
+    if path in ADAPTER_PATHS:
+        errors |= {409: "the name is taken, or requests use the adapter"}
     if settings.api_keys and path not in PROBES:
         errors |= {401: "a missing or unknown key"}
     name = "AnthropicError" if path.startswith("/v1/messages") else "Error"
@@ -196,7 +204,7 @@ def _object(fields: tuple[str, ...]) -> Record:
 
 def _describe_fields(fields: Record, models: Sequence[str]) -> None:
     """Say which models there are, and what a message is, which the types of the body leave open."""
-    if "model" in fields:
+    if "model" in fields and models:
         fields["model"] = {"title": "Model", "enum": [*models, None]}
     for kind in (fields.get("messages", {}), *fields.get("messages", {}).get("anyOf", ())):
         if "items" in kind:

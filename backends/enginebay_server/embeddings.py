@@ -68,6 +68,7 @@ async def embed(
             pooling=body.pooling or "mean",
             normalize=body.normalize is not False,
             tenant=body.user or None,
+            lora=model.lora,
         )
     finally:
         state.limit.leave()

@@ -8,6 +8,13 @@ from typing import Any
 
 import orjson
 
+from enginebay.adapters import (
+    AdapterCountError,
+    AdapterInUseError,
+    AdapterLoadedError,
+    AdapterNotFoundError,
+    AdapterRankError,
+)
 from enginebay.errors import (
     CompilationError,
     EnginebayError,
@@ -29,6 +36,15 @@ TYPES = {
 """The `type` of an error by its status. Other statuses below 500 have INVALID, statuses from 500 on
 `server_error`.
 """
+
+ADAPTER_ERRORS: dict[type[BaseException], tuple[int, str]] = {
+    AdapterNotFoundError: (404, "adapter_not_found"),
+    AdapterLoadedError: (409, "adapter_already_loaded"),
+    AdapterInUseError: (409, "adapter_in_use"),
+    AdapterCountError: (409, "adapter_count_exceeded"),
+    AdapterRankError: (400, "adapter_rank_exceeded"),
+}
+"""Status and code of the errors of adapters."""
 
 ANTHROPIC_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 
@@ -100,6 +116,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     message = " ".join(str(error).split())
+    if type(error) in ADAPTER_ERRORS:
+        status, code = ADAPTER_ERRORS[type(error)]
+        return ApiError(status, message, code=code)
     if isinstance(error, InputError | UnsupportedError) and not isinstance(error, CompilationError):
         named, too_long = FIELD.match(message), TOO_LONG.match(message)
         if too_long is None:

@@ -20,6 +20,7 @@ from enginebay_server.errors import ApiError
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import ModelMetrics
 from enginebay_server.request_span import RequestSpan
+from enginebay_server.served import ServedModel
 
 Result = TypeVar("Result")
 
@@ -39,9 +40,11 @@ class Generation:
     close() aborts the requests that have not ended and frees their places. The owner must call it.
     """
 
-    def __init__(self, metrics: ModelMetrics, limit: ConcurrencyLimit, prefix: str) -> None:
-        """`metrics` are those of the model that generates. The id begins with `prefix`."""
-        self.model = metrics.model
+    def __init__(
+        self, model: ServedModel, metrics: ModelMetrics, limit: ConcurrencyLimit, prefix: str
+    ) -> None:
+        """`metrics` are those of the model. The id begins with `prefix`."""
+        self.model = model
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.handles: Sequence[RequestHandle] = ()
         self.span: RequestSpan | None = None
@@ -82,6 +85,7 @@ class Generation:
                 events=self._events,
                 request_id=f"{self.id}-{index}",
                 stream=stream,
+                lora=self.model.lora,
                 **job.turn,
             )
             for index, job in enumerate(jobs)

@@ -16,6 +16,7 @@ from enginebay.errors import UnsupportedError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay.ops.spec import Bucket, Mode
 from enginebay.types import FinishReason
+from enginebay_server.adapter_metrics import AdapterMetrics, merged
 from enginebay_server.decode_rate import ROOFLINE, DecodeRate
 from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
 from enginebay_server.limits import ConcurrencyLimit
@@ -243,6 +244,7 @@ class Metrics:
                 counter.add_metric([one.model.name], one.counters[name, what])
             yield counter
         yield from self._labelled(each)
+        yield from merged([AdapterMetrics(one.model).collect(PREFIX, LABEL) for one in each])
         yield from self._steps(each)
         ended = CounterMetricFamily(
             f"{PREFIX}request_success",

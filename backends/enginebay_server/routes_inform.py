@@ -23,7 +23,9 @@ def inform_routes(state: AppState) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return as_json({"object": "list", "data": [model_record(one) for one in state.models]})
+        adapted = [m.with_adapter(one, one) for m in state.models for one in m.adapters]
+        records = [model_record(one) for one in (*state.models, *adapted)]
+        return as_json({"object": "list", "data": records})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -74,13 +76,14 @@ def probe(is_good: bool, record: dict[str, Any]) -> Response:  # noqa: FBT001
 
 
 def model_record(model: ServedModel) -> dict[str, Any]:
-    """A model as /v1/models lists it."""
+    """A model as /v1/models lists it; an adapter has the model as its parent."""
     return {
         "id": model.name,
         "object": "model",
         "created": model.created_s,
         "owned_by": "enginebay",
         "max_model_len": model.llm.config.max_model_len,
+        **({} if model.lora is None else {"root": model.lora, "parent": model.base}),
     }
 
 

@@ -23,7 +23,7 @@ MakeJobs = Callable[[], Sequence[PromptJob]]
 
 def begin(state: AppState, request: Request, model: ServedModel, prefix: str) -> Generation:
     """Return a generation of a model for a request; its id begins with `prefix`."""
-    generation = Generation(state.metrics.of[model.name], state.limit, prefix)
+    generation = Generation(model, state.metrics.of[model.base], state.limit, prefix)
     generation.span = request_span(request.scope)
     if generation.span is not None:
         generation.span.begin(model.name, generation.id)

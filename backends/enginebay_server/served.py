@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from enginebay.config_sections import AUTO
@@ -18,6 +19,8 @@ from enginebay_server.parsing.choose import choose_formats, model_chat
 
 log = logging.getLogger("enginebay.server")
 
+MAX_SHOWN = 20
+
 WarmupState = Literal["waiting", "compiling", "ready", "lazy", "failed"]
 
 
@@ -25,6 +28,8 @@ class ServedModel:
     """An LLM under the name that clients use. The owner of the LLM closes it.
 
     `warmup` is the state of compiling. A model answers requests when it is "lazy" or "ready".
+    `base` is the name without an adapter. `lora` is the adapter of the requests to this name, if
+    any.
     """
 
     def __init__(
@@ -39,7 +44,8 @@ class ServedModel:
         """`chat_template`: Jinja text in place of the model's own template. The parsers are parts
         by name, "auto" or "none". UnknownNameError for an unknown part.
         """
-        self.name = name
+        self.name = self.base = name
+        self.lora: str | None = None
         self.llm = llm
         self.chat_template = chat_template
         self.formats = choose_formats(
@@ -60,6 +66,18 @@ class ServedModel:
         length = self.llm.config.max_model_len
         assert length is not None, "an LLM settles max_model_len"
         return length - 1
+
+    @property
+    def adapters(self) -> Collection[str]:
+        """The names of the loaded adapters."""
+        adapters = self.llm.plan.adapters
+        return () if adapters is None else adapters.loaded()
+
+    def with_adapter(self, adapter: str, name: str) -> ServedModel:
+        """Return this model as it is now, for requests to `name`, which use an adapter."""
+        found = copy.copy(self)
+        found.name, found.lora = name, adapter
+        return found
 
     @property
     def is_alive(self) -> bool:
@@ -126,20 +144,26 @@ class ServedModels:
         return iter(self.by_name.values())
 
     def find(self, name: str | None) -> ServedModel:
-        """Return a model by name, ready or not; ApiError 404 for an unknown name."""
+        """Return a model by name, ready or not. ADAPTER and MODEL:ADAPTER name an adapter.
+        ApiError 404 for an unknown name.
+        """
         if name is None:
             return next(iter(self.by_name.values()))
-        if name not in self.by_name:
-            near = nearest(name, self.by_name)
-            hint = f" Did you mean {near!r}?" if near else ""
-            raise ApiError(
-                404,
-                f"the model {shown(name)} is not served here. Served: "
-                f"{', '.join(self.by_name)}.{hint}",
-                param="model",
-                code="model_not_found",
-            )
-        return self.by_name[name]
+        if name in self.by_name:
+            return self.by_name[name]
+        for model in self:
+            for adapter in (name, name.removeprefix(f"{model.name}:")):
+                if adapter in model.adapters:
+                    return model.with_adapter(adapter, name)
+        served = [*self.by_name, *(adapter for model in self for adapter in model.adapters)]
+        near = nearest(name, served)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise ApiError(
+            404,
+            f"the model {shown(name)} is not served here. Served: {shown_names(served)}.{hint}",
+            param="model",
+            code="model_not_found",
+        )
 
     def ready(self, name: str | None, retry_after_s: int) -> ServedModel:
         """Return a model that is ready, by name; ApiError 503 while it is not."""
@@ -160,3 +184,9 @@ class ServedModels:
                 retry_after_s=retry_after_s,
             )
         return model
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return names for an error message: at most MAX_SHOWN of them."""
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more

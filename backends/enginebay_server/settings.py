@@ -75,6 +75,8 @@ class ServerSettings:
     """Seconds that accepted requests have to end after SIGTERM."""
     traces_url: str | None = None
     """Where spans are sent by OTLP over HTTP; None: nowhere."""
+    lora_routes: bool = False
+    """Whether clients may load and unload adapters, from any folder that the server can read."""
     usage_times: bool = False
     """Whether `usage` of chats and completions also has processing_time and tokens_per_second."""
 

@@ -1,0 +1,151 @@
+"""Adapters over HTTP: served names, loading and unloading, errors and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.adapters import change_config, write_adapter
+from tests.brief import TINY
+from tests.server.asking import Asker
+from tests.server.test_metrics import samples
+
+if TYPE_CHECKING:
+    from enginebay import LLM
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+HELD = "tales"
+ASKED: dict[str, Any] = {"prompt": "A B C", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def adapted_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """TINY with two slots, three adapters at most, and one of them loaded."""
+    from enginebay import LLM
+    from tests.pool import few_sizes
+
+    folder = write_adapter(tmp_path_factory.mktemp("adapters") / HELD, TINY, seed=1, scale=2.0)
+    sizes: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    limits: dict[str, Any] = {"max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3}
+    with few_sizes(), LLM(TINY, **sizes, **limits, lora={HELD: str(folder)}) as made:
+        yield made
+
+
+@pytest.fixture
+def adapted(adapted_llm: LLM) -> Iterator[Asker]:
+    """A client that may load adapters; only HELD is left at the end."""
+    asker = Asker(adapted_llm, lora_routes=True)
+    yield asker
+    assert list(asker.model.adapters) == [HELD]
+    assert not adapted_llm.engine.rows.adapters.any()
+
+
+def text_of(asker: Asker, model: str | None = None) -> str:
+    named = {} if model is None else {"model": model}
+    answer = asker.ok("/v1/completions", **ASKED, **named)
+    assert answer["model"] == (model or "demo")
+    text: str = answer["choices"][0]["text"]
+    return text
+
+
+def test_an_adapter_is_a_model_of_its_own_name(adapted: Asker) -> None:
+    base, told = text_of(adapted), text_of(adapted, HELD)
+    assert base == text_of(adapted, "demo") != told
+    assert text_of(adapted, f"demo:{HELD}") == told
+    events = adapted.events("/v1/completions", **ASKED, model=HELD)
+    assert "".join(one["choices"][0]["text"] for one in events if one["choices"]) == told
+    listed = adapted.get("/v1/models").json()["data"]
+    assert [(one["id"], one.get("parent")) for one in listed] == [("demo", None), (HELD, "demo")]
+    assert adapted.get(f"/v1/models/demo:{HELD}").json()["root"] == HELD
+    vectors = [
+        adapted.ok("/v1/embeddings", input="A B", model=name)["data"][0]["embedding"]
+        for name in ("demo", HELD)
+    ]
+    assert vectors[0] != vectors[1]
+
+
+def test_an_unknown_name_is_not_found(adapted: Asker) -> None:
+    for name in ("other", "demo:other", f"other:{HELD}"):
+        error = adapted.refused("/v1/completions", 404, **ASKED, model=name)
+        assert f"Served: demo, {HELD}." in error["message"]
+
+
+def test_clients_load_and_unload_adapters(adapted: Asker, tmp_path: Path) -> None:
+    folder = str(write_adapter(tmp_path / "a", TINY, seed=2, scale=2.0))
+    assert adapted.ok(LOAD, lora_name="a", lora_path=folder)["status"] == "loaded"
+    assert len({text_of(adapted, name) for name in ("demo", HELD, "a")}) == 3
+    assert adapted.refused(LOAD, 409, lora_name="a", lora_path=folder)["code"] == (
+        "adapter_already_loaded"
+    )
+    assert adapted.refused(LOAD, 409, lora_name="demo", lora_path=folder)["param"] == "lora_name"
+    adapted.ok(LOAD, lora_name="b", lora_path=folder)
+    assert adapted.refused(LOAD, 409, lora_name="c", lora_path=folder)["code"] == (
+        "adapter_count_exceeded"
+    )
+    for name in "ab":
+        adapted.ok(UNLOAD, lora_name=name)
+        assert adapted.refused(UNLOAD, 404, lora_name=name)["code"] == "adapter_not_found"
+        assert adapted.refused("/v1/completions", 404, **ASKED, model=name)
+
+
+def test_adapters_that_cannot_be_served_are_refused(adapted: Asker, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", TINY, rank=9)
+    error = adapted.refused(LOAD, 400, lora_name="a", lora_path=str(folder))
+    assert error["code"] == "adapter_rank_exceeded"
+    change_config(folder, r=4)
+    assert (
+        "has shape" in adapted.refused(LOAD, 400, lora_name="a", lora_path=str(folder))["message"]
+    )
+    (folder / "adapter_model.safetensors").write_bytes(b"\x08")
+    adapted.refused(LOAD, 400, lora_name="a", lora_path=str(folder))
+    adapted.refused(LOAD, 400, lora_name="a", lora_path=str(tmp_path / "none"))
+    adapted.refused(LOAD, 400, lora_name="", lora_path=str(folder))
+    adapted.refused(LOAD, 404, lora_name="a", lora_path=str(folder), model="other")
+    assert adapted.refused(LOAD, 400, lora_name="a", lora_dir="x")["param"] == "lora_path"
+
+
+def test_an_adapter_in_use_stays(adapted: Asker) -> None:
+    llm, refused = adapted.llm, []
+    stream = llm.stream("A B C", lora=HELD)
+    next(stream)
+    refused.append(adapted.refused(UNLOAD, 409, lora_name=HELD))
+    found = samples(adapted)
+    stream.close()
+    assert refused[0]["code"] == "adapter_in_use"
+    assert found["enginebay:lora_requests_running lora_name=tales"] == 1
+    info = next(name for name in found if name.startswith("enginebay:lora_requests_info"))
+    assert "running_lora_adapters=tales" in info
+
+
+def test_what_happens_in_slots_is_counted(adapted: Asker, tmp_path: Path) -> None:
+    folder = str(write_adapter(tmp_path / "a", TINY, seed=3))
+    before = samples(adapted)
+    for name in "ab":
+        adapted.ok(LOAD, lora_name=name, lora_path=folder)
+    assert samples(adapted)["enginebay:lora_adapters_loaded"] == 3
+    for name in (HELD, "a", "b"):
+        text_of(adapted, name)
+    after = samples(adapted)
+    assert (
+        after["enginebay:lora_slot_evictions_total"] > before["enginebay:lora_slot_evictions_total"]
+    )
+    assert (
+        after["enginebay:lora_slot_writes_total"] >= before["enginebay:lora_slot_writes_total"] + 2
+    )
+    for name in "ab":
+        adapted.ok(UNLOAD, lora_name=name)
+
+
+def test_the_routes_are_off_unless_they_are_allowed(adapted_llm: LLM, asker: Asker) -> None:
+    closed = Asker(adapted_llm)
+    for path in (LOAD, UNLOAD):
+        closed.refused(path, 404, lora_name="a", lora_path="b")
+        assert path not in closed.get("/openapi.json").json()["paths"]
+    allowed = Asker(asker.llm, lora_routes=True)  # an engine without slots
+    assert allowed.refused(LOAD, 409, lora_name="a", lora_path="b")["code"] == (
+        "adapter_count_exceeded"
+    )
+    assert not [name for name in samples(allowed) if name.startswith("enginebay:lora")]
