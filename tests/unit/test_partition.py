@@ -21,6 +21,7 @@ from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_executor.partition import partitioned
 from enginebay_executor.rules import NamedWeight
+from enginebay_lora.ops import LORA, lora_oracle
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample
 from enginebay_xla import linear as xla
@@ -151,6 +152,35 @@ def test_each_device_looks_up_its_share_of_a_vocabulary() -> None:
     got, found, seen = run(EMBEDDING, xla.embedding, placed(table, "tensor"), placed(ids))
     assert (found, seen) == ({"all-reduce"}, [(5, 4), (4,)])
     np.testing.assert_array_equal(got, table[ids])
+
+
+@pytest.mark.parametrize("kernel", ["xla", "native"])
+@pytest.mark.parametrize("split", ["outputs", "inputs"])
+def test_an_adapter_is_split_as_the_weight_that_it_is_added_to(split: str, kernel: str) -> None:
+    """Heads of q, k and v, of which each device has all three parts."""
+    if kernel == "native":
+        need_compiler()
+    package = "enginebay_lora.xla" if kernel == "xla" else "enginebay_native.lora"
+    impl = importlib.import_module(package).lora
+    y, x = (RNG.normal(size=(5, *dims)).astype(np.float32) for dims in ((4, 3, 2), (6,)))
+    a, b = (RNG.normal(size=dims).astype(np.float32) for dims in ((2, 3, 4, 6), (2, 4, 4, 3, 2)))
+    places, how = np.array([2, 0, 1, 1, 2], np.int32), {"axis": 1, "ends": (1, 2, 3)}
+    axis = "tensor"
+    named = (
+        NamedWeight(placed(a), (None,) * 4),
+        NamedWeight(placed(b, None, None, axis), (None, None, "kv_heads", None, None)),
+    )
+    shapes = [(5, 2, 3, 2), (5, 6), (2, 3, 4, 6), (2, 4, 2, 3, 2), (5,)]
+    if split == "inputs":
+        named = (
+            NamedWeight(placed(a, None, None, None, axis), (None, None, None, "mlp")),
+            NamedWeight(placed(b), (None,) * 5),
+        )
+        shapes = [(5, 4, 3, 2), (5, 3), (2, 3, 4, 3), (2, 4, 4, 3, 2), (5,)]
+    got, found, seen = run(LORA, impl, placed(y), placed(x), *named, placed(places), **how)
+    assert found == ({"all-reduce"} if split == "inputs" else set())
+    assert seen == shapes
+    np.testing.assert_allclose(got, lora_oracle(y, x, a, b, places, **how), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["plain", "int8", "odd_rows"])
