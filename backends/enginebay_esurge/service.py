@@ -147,11 +147,7 @@ class Service:
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter that no unfinished request uses."""
         adapters = required(self.parts.plan.adapters, f"unload_adapter({name!r})")
-
-        def unload() -> None:
-            adapters.unload(name, () if (loop := self._loop) is None else loop.adapters_in_use)
-
-        self.call(unload)
+        self.call(lambda: adapters.unload(name, self.adapters_in_use))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a function between steps, and return its result."""
