@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import jax
@@ -14,15 +15,30 @@ import jax.numpy as jnp
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError, UnsupportedError
+from enginebay.executor.sharding import Placement
 from enginebay.model import Checkpoint, Model
 from enginebay.registry import Registry
-from enginebay.weights import FLOAT, Quantization, QuantizedArray, WeightFormat, stored_bytes
+from enginebay.weights import (
+    FLOAT,
+    Quantization,
+    QuantizedArray,
+    StoredArray,
+    WeightFormat,
+    WeightSpec,
+    stored_bytes,
+)
 
 
 def configured_weight_format(
-    registry: Registry, config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: str
+    registry: Registry,
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: Model,
+    dtype: str,
+    placement: Placement | None,
 ) -> tuple[WeightFormat, tuple[Reason, ...]]:
     """Return the weight format of a configuration, with plain weights of `dtype`, and the reasons.
+    `placement`: None means one device.
 
     UnknownNameError for an unknown quantisation. UnsupportedError for a model without weights that
     may be quantised, and for a second quantisation of a checkpoint that is quantised. ConfigError
@@ -42,11 +58,30 @@ def configured_weight_format(
             "rounded inputs only for weights that are quantised to whole numbers",
             "Pass --quantization int8 or int4 too, or leave --activation-quantization out.",
         )
-    form = dataclasses.replace(form, quantized={**form.quantized, **changed})
+    quantized = {**form.quantized, **changed}
+    if placement is not None:
+        quantized = {path: _divisible(one, placement) for path, one in quantized.items()}
+    form = dataclasses.replace(form, quantized=quantized)
     if rounded := ", ".join(sorted(form.needs["activation_quantizations"])):
         by = "the checkpoint's own" if rounding == AUTO else "chosen by name"
         why = (*why, Reason("activation_quantization", rounded, by))
     return form, why
+
+
+def _divisible(weight: QuantizedArray, placement: Placement) -> QuantizedArray:
+    """Return the weight with smaller groups if its own cannot be split over the devices. A group is
+    on one device, and parts of a group may have the scale of the whole group.
+    """
+    scales: StoredArray = weight.scales
+    *outputs, groups = scales.spec.shape
+    shards = placement.num_shards(scales.spec.axes[-1])
+    more = groups * shards // math.gcd(groups, shards)
+    if more == groups or math.prod(weight.values.spec.shape[len(outputs) :]) % more:
+        return weight
+    spec = WeightSpec((*outputs, more), scales.spec.axes)
+    finer = dataclasses.replace(scales, spec=spec)
+    points = None if weight.zero_points is None else finer
+    return dataclasses.replace(weight, scales=finer, zero_points=points)
 
 
 def _is_whole(weight: QuantizedArray) -> bool:

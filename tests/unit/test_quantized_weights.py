@@ -238,12 +238,14 @@ def test_greedy_tokens_of_every_form_on_several_devices(
     quantization: str, activations: str, devices: int
 ) -> None:
     given: dict[str, Any] = SIZES | {"quantization": quantization, "mesh": {"tensor": devices}}
+    if devices == 4:  # the model has two KV heads
+        given["axis_rules"] = {"kv_heads": None}
     if (quantization, activations) == ("fp8", "int8"):
         with pytest.raises(ConfigError, match=r"activation_quantization = 'int8'.*fp8"):
             plan_of(BRIEF, **given, activation_quantization=activations)
         return
     given |= {"activation_quantization": activations, "engine": "oengine"}
-    reference = ReferenceModel(plan_of(BRIEF, **(given | {"mesh": {}})))
+    reference = ReferenceModel(plan_of(BRIEF, **(given | {"mesh": {}, "axis_rules": {}})))
     with LLM(BRIEF, **given) as llm:
         for out in llm.generate(PROMPTS, GREEDY):
             tokens = out.outputs[0].token_ids
@@ -268,6 +270,10 @@ def test_int4_keeps_the_embedding_at_8_bits_and_has_a_group_size() -> None:
             "embed": "int8"
         }
         assert found["layers.0.mlp.up"].scales.spec.shape[-1] == groups
+    path, plain = "layers.0.attention.out", plan_of(quantization={"name": "int4", "group_size": 64})
+    split = plan_of(quantization={"name": "int4", "group_size": 64}, mesh={"tensor": 2})
+    sizes = [p.weight_format.quantized[path].scales.spec.shape[-1] for p in (plain, split)]
+    assert sizes == [3, 6], "three groups cannot be split over two devices, and their halves can"
     with pytest.raises(ConfigError, match="group_size"):
         plan_of(quantization={"name": "int4", "group_size": 48})
 

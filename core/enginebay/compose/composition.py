@@ -20,7 +20,7 @@ from enginebay.config_sections import AUTO, Choice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
-from enginebay.executor.sharding import make_placement
+from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
 from enginebay.ops.select import Candidate, choose
 from enginebay.proposer import Proposer
@@ -69,7 +69,7 @@ def make_plan(
         checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
     )
     weight_format, why_weights = choose_weight_format(
-        registry, config, checkpoint, model, weight_dtype
+        registry, config, checkpoint, model, weight_dtype, placement
     )
     named = config.quantization.model_copy(update={"name": weight_format.name})
     config = config.model_copy(update={"quantization": named})
@@ -108,10 +108,16 @@ def make_plan(
 
 
 def choose_weight_format(
-    registry: Registry, config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: str
+    registry: Registry,
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: Model,
+    dtype: str,
+    placement: Placement | None = None,
 ) -> tuple[WeightFormat, tuple[Reason, ...]]:
-    """Return how weights are stored, with plain weights of `dtype`, and the reasons, as the
-    registered choice of the highest priority says. EnginebayError for a setting that does not fit.
+    """Return how weights are stored on the devices of a placement (None: one device), with plain
+    weights of `dtype`, and the reasons, as the registered choice of the highest priority says.
+    EnginebayError for a setting that does not fit.
     """
     entry = registry.first(
         "weight_format",
@@ -120,7 +126,7 @@ def choose_weight_format(
         "Install one, or add it to ENGINEBAY_PLUGINS.",
     )
     chosen: tuple[WeightFormat, tuple[Reason, ...]]
-    chosen = registry.run(entry, registry, config, checkpoint, model, dtype)
+    chosen = registry.run(entry, registry, config, checkpoint, model, dtype, placement)
     return chosen
 
 
