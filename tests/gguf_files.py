@@ -204,7 +204,12 @@ def _add_tokens(writer: gguf.GGUFWriter, tokens: Tokens) -> None:
     if tokens.merges is not None:
         writer.add_token_merges(tokens.merges)
     for key, value in tokens.more.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
+        add = {
+            bool: writer.add_bool,
+            float: writer.add_float32,
+            int: writer.add_uint32,
+            str: writer.add_string,
+        }
         add[type(value)](key, value)
 
 

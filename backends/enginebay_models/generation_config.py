@@ -41,10 +41,12 @@ def choose_sampling_defaults(
     refused = {name: _why_not(name, processors, greedy_only=greedy_only) for name in known}
     values = {name: value for name, value in known.items() if refused[name] is None}
     shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    why = f"{GENERATION_FILE}, for fields that a request leaves out"
+    in_file = checkpoint.folder.is_file()  # a GGUF file
+    source = "general.sampling of the file" if in_file else GENERATION_FILE
+    why = f"{source}, for fields that a request leaves out"
     if not known:
-        there = (checkpoint.folder / GENERATION_FILE).is_file()
-        why = f"{GENERATION_FILE} names no sampling" if there else f"there is no {GENERATION_FILE}"
+        there = in_file or (checkpoint.folder / GENERATION_FILE).is_file()
+        why = f"{source} names no sampling" if there else f"there is no {GENERATION_FILE}"
     not_taken = tuple((name, why_not) for name, why_not in refused.items() if why_not is not None)
     return SamplingDefaults(values, Reason(SETTING, shown or "none", why, not_taken))
 

@@ -44,6 +44,13 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
     if samples:
         temperature = generation.get("temperature")
         values["temperature"] = 1.0 if temperature is None else temperature
+    return recommended(path, values)
+
+
+def recommended(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of SamplingParams that differ from its defaults. CheckpointError, which
+    names the file, for a value that SamplingParams refuses.
+    """
     try:
         params = SamplingParams(**values)
     except RequestError as error:

@@ -230,6 +230,21 @@ def test_a_file_generates_what_its_checkpoint_generates(tmp_path: Path) -> None:
     assert set(open_stored_model(str(path)).token_info.eos_token_ids) == {0, 2}
 
 
+def test_recommended_sampling_is_read_or_refused(tmp_path: Path) -> None:
+    config = CONFIG | {"num_hidden_layers": 1}
+    path, tokens = tmp_path / "m.gguf", letters(320)
+    more = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
+    write_gguf(path, config, random_tensors(config), dataclasses.replace(tokens, more=more))
+    assert GgufSource(str(path)).sampling_defaults == {"temperature": 0.5, "top_k": 20}
+    plan = make_plan(EngineConfig(model=str(path), max_model_len=64))
+    reason = next(one for one in plan.reasons if one.setting == "generation_config")
+    assert reason.why.startswith("general.sampling of the file")
+    more = {"general.sampling.temp": -0.5}
+    write_gguf(path, config, random_tensors(config), dataclasses.replace(tokens, more=more))
+    with pytest.raises(CheckpointError, match=r"m.gguf: temperature = -0.5"):
+        _ = GgufSource(str(path)).sampling_defaults
+
+
 def test_quantised_files_are_planned_with_their_bytes(tmp_path: Path) -> None:
     path = convert(DEMO, tmp_path / "model.gguf", "Q8_0")
     plan = make_plan(EngineConfig(model=str(path), max_model_len=64))

@@ -21,6 +21,16 @@ from enginebay_models.gguf.tensors import check_shapes, open_tensors
 from enginebay_models.gguf.vocabulary import GgufVocabulary, read_vocabulary
 from enginebay_models.load import LoadProgress, Place, load_weights
 from enginebay_models.quantized_tensors import QuantizedTensor, Tensors, quantized_weights
+from enginebay_models.sampling_defaults import recommended
+
+SAMPLING: Mapping[str, str] = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Keys in general.sampling -> fields of SamplingParams with the same meaning."""
 
 log = logging.getLogger("enginebay.models")
 
@@ -43,7 +53,14 @@ class GgufSource:
             allowed = f"at most {self.config['vocab_size']}, the rows of its embedding"
             raise CheckpointError(given, allowed, "Choose another file.")
         self.token_info: TokenInfo = self.vocabulary.token_info
-        self.sampling_defaults: Mapping[str, Any] = {}
+        self.metadata = metadata
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Return the sampling that the file recommends, by field of SamplingParams."""
+        found = {key: self.metadata.get(f"general.sampling.{key}") for key in SAMPLING}
+        values = {SAMPLING[key]: value for key, value in found.items() if value is not None}
+        return recommended(self.folder, values)
 
     @cached_property
     def tensors(self) -> Tensors:
