@@ -34,6 +34,7 @@ from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape, bucket_length
 from enginebay_numerics.batches import derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
+from enginebay_testing.layouts import kept
 
 COMPACT = "on a compact copy"
 MAX_TOKENS = 64
@@ -82,7 +83,7 @@ def attention_cost(
     q_lens: Sequence[int],
     kv_lens: Sequence[int],
     *,
-    kv_bytes: int = 2,
+    kv_bytes: float = 2,
     q_bytes: int = 2,
 ) -> Cost:
     """Return the cost of attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of
@@ -135,16 +136,11 @@ def attention_problem(shape: Shape, setting: BenchSetting, *, compact: bool = Fa
     as engines make it for some kernels.
     """
     q_lens, kv_lens = shape.lengths(ragged=setting.ragged)
-    spec = shape.layer.spec(setting.dtype)
+    spec = shape.layer.spec(setting.dtype).stored_as(setting.cache_dtype or setting.dtype)
     bucket = shape.bucket(q_lens, setting.page_size, setting.min_rows, compact=compact)
     page_size = shape.context if compact else setting.page_size
-    layout = setting.layout_type(
-        bucket.seqs * bucket.pages_per_seq,
-        page_size,
-        spec.num_kv_heads,
-        spec.head_dim,
-        spec.kv_dtype,
-    )
+    num_pages = bucket.seqs * bucket.pages_per_seq
+    layout = spec.make_layout(setting.layout_type, num_pages, page_size)
     return _problem(shape.name, _Rows(q_lens, kv_lens, spec, bucket, layout), setting)
 
 
@@ -160,11 +156,15 @@ def bucket_problem(
 
 def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:
     spec, bucket, layout = rows.spec, rows.bucket, rows.layout
-    item = jnp.dtype(spec.kv_dtype).itemsize
+    item = jnp.dtype(spec.q_dtype).itemsize
     token_bytes = (2 * spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim * item
+    kv_bytes: float = jnp.dtype(spec.kv_dtype).itemsize
+    if spec.kv_storage:  # with the scales
+        places = layout.num_pages * layout.page_size * spec.num_kv_heads
+        kv_bytes = layout.num_bytes() / (2 * places * spec.head_dim)
     return Problem(
         name=name,
-        cost=attention_cost(spec, rows.q_lens, rows.kv_lens, kv_bytes=item, q_bytes=item),
+        cost=attention_cost(spec, rows.q_lens, rows.kv_lens, kv_bytes=kv_bytes, q_bytes=item),
         num_bytes=layout.num_bytes() + bucket.tokens * token_bytes,
         make=functools.partial(_make, rows),
         bind=functools.partial(_bind, rows, setting),
@@ -208,12 +208,20 @@ def _make(rows: _Rows, poison: float) -> Inputs:
     slots[fresh] = -1  # the step itself writes these slots
     lens = np.zeros((2, bucket.seqs), np.int32)
     lens[:, : len(rows.q_lens)] = rows.q_lens, rows.kv_lens
-    cache = {n: jnp.full(s.shape, poison, s.dtype) for n, s in layout.shapes().items()}
+    cache = {n: _full_of(poison, s) for n, s in layout.shapes().items()}
     cache = jax.jit(layout.write, donate_argnums=0)(cache, slots, keys, values)
     batch = jax.jit(derive_batch, static_argnums=(3, 4))(*lens, table, layout.page_size, bucket)
+    (keys,), (values,) = kept(layout, [keys], [values])
     return Inputs(
         cache, (jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), batch), _Facts(keys, values, q)
     )
+
+
+def _full_of(poison: float, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return an array full of poison; an array of integers is full of their largest value."""
+    if jnp.issubdtype(shape.dtype, jnp.integer):
+        poison = jnp.iinfo(shape.dtype).max
+    return jnp.full(shape.shape, poison, shape.dtype)
 
 
 def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ PERIOD = 1_000_003
 @dataclasses.dataclass(frozen=True)
 class BenchSetting:
     """Settings that all problems of a run share. `kv_write` writes keys and values for attention
-    kernels that do not write them.
+    kernels that do not write them. `cache_dtype`: as AttnSpec.cache_dtype; None: `dtype`.
     """
 
     env: Env
@@ -47,6 +47,7 @@ class BenchSetting:
     page_size: int = 64
     min_rows: int = 1
     ragged: bool = False
+    cache_dtype: str | None = None
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
 
 

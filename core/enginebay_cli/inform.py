@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from enginebay.cli.command import Command
@@ -14,6 +14,7 @@ from enginebay_cli.options import add_engine_arguments, config_from
 from enginebay_cli.show import print_table
 
 if TYPE_CHECKING:
+    from enginebay.memory import MemoryPlan
     from enginebay_bench.configs import BucketConfig
     from enginebay_bench.stored_bytes import StoredBytes
 
@@ -63,6 +64,7 @@ def _explain(args: argparse.Namespace) -> None:
     engine = make_engine(plan)
     memory, configs = engine.memory, kernel_configs(plan, engine)
     stored = count_stored_bytes(plan)
+    cached = {group: spec.cache_dtype for group, spec in plan.model.info.attention.items()}
     record = {
         "model": {
             "folder": str(plan.checkpoint.folder),
@@ -91,6 +93,7 @@ def _explain(args: argparse.Namespace) -> None:
         ],
         "memory": dataclasses.asdict(memory),
         "stored_bytes": dataclasses.asdict(stored),
+        "cache": {"dtypes": cached, "num_tokens": engine.ledger.num_free_tokens},
     }
     if args.json:
         _print_json(record)
@@ -104,16 +107,24 @@ def _explain(args: argparse.Namespace) -> None:
     if not args.verbose:
         print("`enginebay explain -v` lists the candidates that were refused, and why.")
     _print_configs(configs)
-    mib = {
-        name.removesuffix("_bytes"): value / 2**20
-        for name, value in dataclasses.asdict(memory).items()
-    }
+    _print_memory(memory, engine.ledger.num_free_tokens, cached.values())
+    _print_stored(stored)
+
+
+def _print_memory(memory: MemoryPlan, num_tokens: int, dtypes: Iterable[str]) -> None:
+    """Print the memory plan of an engine, and the tokens that its cache holds."""
     weights, cache, workspace, device = (
-        f"{mib[n]:.0f} MiB" for n in ("weights", "cache", "workspace", "device")
+        f"{number / 2**20:.0f} MiB"
+        for number in (
+            memory.weights_bytes,
+            memory.cache_bytes,
+            memory.workspace_bytes,
+            memory.device_bytes,
+        )
     )
     print(f"memory of each device, {device}:")
-    print(f"  weights {weights}, cache up to {cache}, working space {workspace}")
-    _print_stored(stored)
+    tokens = f"{num_tokens} tokens in {' and '.join(dict.fromkeys(dtypes))}"
+    print(f"  weights {weights}, cache up to {cache} ({tokens}), working space {workspace}")
 
 
 def _print_stored(stored: StoredBytes) -> None:

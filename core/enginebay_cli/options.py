@@ -16,28 +16,32 @@ CACHE_DTYPE = "--cache-dtype"
 """The short form of --kv-cache-dtype."""
 
 
+NAMED = (
+    (
+        "model",
+        "DIR|ID|FILE",
+        "model: a folder, a hub id, a GGUF file, or demo (the built-in model)",
+    ),
+    ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
+    ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
+    ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),
+    ("kv_cache_dtype", "T", "dtype of the cache; int8, uint4, fp8: quantised; auto: --dtype"),
+    ("quantization", "NAME", "weights in fewer bits, such as int8; auto: as they are stored"),
+    ("engine", "NAME", "engine, which owns the cache and runs the steps"),
+    ("scheduler", "NAME", "policy that decides which requests run next"),
+    ("sampler", "NAME", "sampler, which chooses each next token"),
+    ("proposer", "NAME", "proposer, which drafts tokens for the next step to verify"),
+)
+"""Settings whose flags take a name: setting, placeholder of the value, help."""
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --config and one flag per setting; a flag overrides the file."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--config", metavar="FILE", help="TOML file with settings; flags override it"
     )
-    for name, metavar, what in (
-        (
-            "model",
-            "DIR|ID|FILE",
-            "model: a folder, a hub id, a GGUF file, or demo (the built-in model)",
-        ),
-        ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
-        ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
-        ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),
-        ("kv_cache_dtype", "T", "dtype of the cache; int8, uint4, fp8: quantised; auto: --dtype"),
-        ("quantization", "NAME", "weights in fewer bits, such as int8; auto: as they are stored"),
-        ("engine", "NAME", "engine, which owns the cache and runs the steps"),
-        ("scheduler", "NAME", "policy that decides which requests run next"),
-        ("sampler", "NAME", "sampler, which chooses each next token"),
-        ("proposer", "NAME", "proposer, which drafts tokens for the next step to verify"),
-    ):
+    for name, metavar, what in NAMED:
         flags = [f"--{name.replace('_', '-')}", *([CACHE_DTYPE] if "cache" in name else [])]
         group.add_argument(*flags, metavar=metavar, help=with_default(what, name))
     _add_kernel_arguments(group)

@@ -7,7 +7,8 @@ A head of a token, x [head_dim], is stored on its own. `scale` is bfloat16, `zer
   zero = -round(min x / scale). The smallest values always have code 0, the largest code 15. Where
   |zero| would be above MAX_ZERO, because the values of the head are almost equal, all codes are 0,
   scale = max|x| and zero = -1, or 1 for negative values.
-- fp8: value = code * scale, codes in float8_e4m3fn, scale = max|x| / 448.
+- fp8: value = code * scale, codes in float8_e4m3fn, scale = max|x| / 448. Arrays hold the bits of
+  codes as uint8: XLA on a CPU converts a whole array of float8 in order to move a part of it.
 
 Every product is exact in f32: a scale has 8 significant bits, and the other factor at most 15. To
 quantise read values again gives the same bytes, because the largest code is always reached: the
@@ -31,8 +32,9 @@ KVStorage = Literal["int8", "uint4", "fp8"]
 KV_STORAGES: frozenset[str] = frozenset(get_args(KVStorage))
 
 FP8 = jnp.dtype(jnp.float8_e4m3fn)
-VALUE_DTYPES = {"int8": jnp.dtype(jnp.int8), "uint4": jnp.dtype(jnp.uint8), "fp8": FP8}
-"""Dtype of the arrays of codes. A byte holds two uint4."""
+BYTES = jnp.dtype(jnp.uint8)
+VALUE_DTYPES = {"int8": jnp.dtype(jnp.int8), "uint4": BYTES, "fp8": BYTES}
+"""Dtype of the arrays of codes. A byte holds two uint4, or the bits of a float8."""
 
 SCALE_DTYPE, ZERO_DTYPE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int16)
 MAX_INT8, MAX_UINT4, MAX_FP8 = 127, 15, 448
@@ -49,7 +51,7 @@ fp8: half of the distance of its largest values, 16 / 448. All plus the rounding
 
 class QuantizedHeads(NamedTuple):
     """Codes [..., head_dim] with scales [...] and, for uint4, zero points [...]. Codes of uint4 are
-    not packed.
+    not packed. Bytes without zero points are the bits of float8.
     """
 
     codes: jax.Array
@@ -58,7 +60,10 @@ class QuantizedHeads(NamedTuple):
 
     def values(self) -> jax.Array:
         """Return the values [..., head_dim] in f32, without loss."""
-        wide = self.codes.astype(jnp.float32)
+        codes = self.codes
+        if codes.dtype == BYTES and self.zeros is None:
+            codes = jax.lax.bitcast_convert_type(codes, FP8)
+        wide = codes.astype(jnp.float32)
         if self.zeros is not None:
             wide = wide - self.zeros.astype(jnp.float32)[..., None]
         return wide * self.scales.astype(jnp.float32)[..., None]
@@ -73,7 +78,7 @@ def quantize_int8(x: jax.Array) -> QuantizedHeads:
 def quantize_fp8(x: jax.Array) -> QuantizedHeads:
     """Quantise x [..., head_dim]."""
     scaled, scales = _symmetric(x, MAX_FP8)
-    return QuantizedHeads(scaled.astype(FP8), scales)
+    return QuantizedHeads(jax.lax.bitcast_convert_type(scaled.astype(FP8), BYTES), scales)
 
 
 def quantize_uint4(x: jax.Array) -> QuantizedHeads:

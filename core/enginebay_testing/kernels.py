@@ -24,7 +24,7 @@ from enginebay_testing.attention_cases import (
     make_problem,
 )
 from enginebay_testing.attention_program import AttentionProgram
-from enginebay_testing.layouts import allowed_loss, installed_layouts
+from enginebay_testing.layouts import allowed_errors, installed_layouts
 from enginebay_testing.verdicts import InexactError
 from enginebay_xla.ops import RopeOp
 
@@ -305,7 +305,7 @@ def _check_cache(problem: AttentionInputs, after: tuple[jax.Array, jax.Array]) -
         changed = (_bits(old[~new]) != _bits(now[~new])).any(axis=(1, 2)).sum()
         assert not changed, f"{problem.case.name}: {name} changed at {changed} unwritten places"
         written, given = now[slots[real]].astype(np.float64), fresh[real].astype(np.float64)
-        lost = allowed_loss(layout) * np.abs(given).max(axis=-1, keepdims=True, initial=0.0)
+        lost = allowed_errors(layout, np.asarray(problem.k if layout.v_prefix_dim else fresh)[real])
         is_there = (np.abs(written - given) <= lost).all()
         assert is_there, f"{problem.case.name}: new {name} are not at their slots"
 

@@ -217,7 +217,7 @@ def _check_equal(
     if exact or layout.tolerance == 0:
         assert (left == right).all(), f"{layout.name}: {what}"
         return
-    allowed = allowed_loss(layout) * np.abs(right).max(axis=-1, keepdims=True)
+    allowed = allowed_errors(layout, right)
     error = np.abs(left - right)
     assert (error <= allowed).all(), (
         f"{layout.name}: {what}: off by "
@@ -259,11 +259,12 @@ def _check_page_shapes(layout: KVLayout, read: tuple[np.ndarray, ...]) -> None:
         assert array.shape == shape, f"{layout.name}: read returns {array.shape}, expected {shape}"
 
 
-def allowed_loss(layout: KVLayout) -> float:
-    """Return the tolerance of a layout plus, where it is not 0, the rounding of read values to its
-    dtype.
+def allowed_errors(layout: KVLayout, written: np.ndarray) -> np.ndarray:
+    """Return how much read values may differ from the heads `written` [..., head_dim], as f64
+    [..., 1]: the tolerance of the layout plus, where it is not 0, the rounding to its dtype.
     """
-    return layout.tolerance and layout.tolerance + float(jnp.finfo(layout.dtype).eps)
+    share = layout.tolerance and layout.tolerance + float(jnp.finfo(layout.dtype).eps)
+    return share * np.abs(written.astype(np.float64)).max(axis=-1, keepdims=True, initial=0.0)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -18,11 +19,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.caps import Env
-from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
 from enginebay_numerics.batches import derive_batch
+from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
 from enginebay_testing.attention_cases import make_problem
 from enginebay_testing.kernels import AttentionCase, attention_cases
+from enginebay_triton.layout import NhdLayout
 from enginebay_xla import attention_decode
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.layout import HndLayout
@@ -79,10 +82,16 @@ def test_ragged_mixes(prefixes: list[int], fresh: list[int], chunks: list[tuple[
     kernels.check_attention(xla_attention, case, HndLayout)
 
 
+def spec_of(layout: KVLayout) -> AttnSpec:
+    heads, dtype = layout.num_kv_heads, layout.dtype
+    spec = AttnSpec(2 * heads, heads, layout.head_dim, q_dtype=dtype, kv_dtype=dtype)
+    return spec.stored_as(layout.storage or dtype)
+
+
 def decode_loop(layout: HndLayout, num_steps: int) -> jax.stages.Compiled:
     """`num_steps` decode steps in one call that donates the cache."""
     rows, heads, width = layout.num_pages, layout.num_kv_heads, layout.head_dim
-    spec = AttnSpec(2 * heads, heads, width, q_dtype=layout.dtype, kv_dtype=layout.dtype)
+    spec = spec_of(layout)
     bucket = Bucket(rows, rows, 1, 1, layout.page_size, "decode", rows_are_pages=True)
 
     def steps(
@@ -118,6 +127,59 @@ def test_decode_steps_never_copy_the_cache(rows: int) -> None:
     assert memory.temp_size_in_bytes < 1.5 * layout.num_bytes() / 2 / rows
     cache_shape = re.escape(f"f32[{rows},2,4096,64]")
     assert not re.search(rf"= {cache_shape}\S* copy\(", program.as_text())
+
+
+def step_over_pages(layout: KVLayout, mode: Mode) -> jax.stages.Compiled:
+    """A step of two rows that share all pages of a donated cache."""
+    pages = layout.num_pages // 2
+    tokens = {"decode": 2, "mixed": 48, "prefill": 48}[mode]
+    bucket = Bucket(tokens, 2, pages, tokens // 2, pages * layout.page_size, mode)
+
+    def step(cache: CacheArrays, q: jax.Array, lens: jax.Array) -> tuple[jax.Array, CacheArrays]:
+        table = jnp.arange(layout.num_pages, dtype=jnp.int32).reshape(2, pages)
+        batch = derive_batch(lens[0], lens[1], table, layout.page_size, bucket)
+        new = q[:, : layout.num_kv_heads]
+        spec = spec_of(layout)
+        return xla_attention(q, new, new, cache, batch, spec=spec, layout=layout)[:2]
+
+    q = jax.ShapeDtypeStruct((tokens, 2 * layout.num_kv_heads, layout.head_dim), layout.dtype)
+    lens = jax.ShapeDtypeStruct((2, 2), jnp.int32)
+    return jax.jit(step, donate_argnums=0).lower(layout.shapes(), q, lens).compile()
+
+
+def hold_no_wide_copy(program: jax.stages.Compiled, layout: KVLayout) -> None:
+    """Check that a program converts a small part of a quantised cache at a time."""
+    plain = dataclasses.replace(layout, storage=None)
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes >= layout.num_bytes()
+    assert memory.temp_size_in_bytes < plain.num_bytes() / 8
+    for shape in re.findall(r"f32\[([\d,]+)\]", program.as_text()):
+        assert math.prod(map(int, shape.split(","))) < plain.num_bytes() / 4 / 8, shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "storage"),
+    [
+        (HndLayout, "decode", "uint4"),
+        (HndLayout, "mixed", "int8"),
+        *(
+            pytest.param(kind, mode, storage, marks=pytest.mark.slow)
+            for kind in (HndLayout, NhdLayout, TpuRpaLayout)
+            for mode in ("decode", "mixed", "prefill")
+            for storage in ("int8", "uint4", "fp8")
+        ),
+    ],
+)
+def test_a_quantised_cache_is_never_converted_as_a_whole(
+    kind: type[KVLayout], mode: Mode, storage: str
+) -> None:
+    layout = kind(256, 64, 2, 64, "float32", storage=storage)
+    hold_no_wide_copy(step_over_pages(layout, mode), layout)
+
+
+def test_decode_steps_on_rows_of_one_page_convert_a_part_of_the_cache() -> None:
+    layout = HndLayout(4, 4096, 2, 64, "float32", storage="int8")
+    hold_no_wide_copy(decode_loop(layout, 4), layout)
 
 
 def test_donated_cache_is_updated_in_place() -> None:

@@ -192,11 +192,57 @@ class SharedScale(Quantised):
         return after
 
 
+@dataclasses.dataclass(frozen=True)
+class Unscaled(HndLayout):
+    """Reads codes of one token with the scale of its neighbour."""
+
+    storage: str | None = "int8"
+
+    def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        turned = {n: jnp.roll(x, 1, axis=2) if "scales" in n else x for n, x in cache.items()}
+        return super().read_tokens(turned, slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unzeroed(NhdLayout):
+    """Reads pages of four bits without their zero points."""
+
+    storage: str | None = "uint4"
+
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return super().read({**cache, "kv_zeros": jnp.zeros_like(cache["kv_zeros"])}, pages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossed(HndLayout):
+    """Reads the two codes of a byte in the wrong order."""
+
+    storage: str | None = "uint4"
+
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        turned = {n: (x << 4) | (x >> 4) if n in "kv" else x for n, x in cache.items()}
+        return super().read(turned, pages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifting(HndLayout):
+    """Rounds to int8 within the tolerance, but by a scale that a second write does not find."""
+
+    storage: str | None = "int8"
+
+    def stored(self, k: jax.Array, v: jax.Array) -> Arrays:
+        new = super().stored(k, v)
+        scale = (new["k_scales"].astype(jnp.float32) * (1 + 2**-7)).astype(jnp.bfloat16)
+        codes = jnp.rint(k.astype(jnp.float32) / scale.astype(jnp.float32)[..., None])
+        return {**new, "k": codes.astype(jnp.int8), "k_scales": scale}
+
+
 FAULTS: dict[str, type[KVLayout]] = {
     kind.__name__: kind
     for kind in (
         *(Swapped, Shifted, Wrapping, Clearing, Rounding, Reversed, Neighbour, Misplaced),
         *(Unsplit, Short, Narrow, TooCoarse, SharedScale),
+        *(Unscaled, Unzeroed, Crossed, Drifting),
     )
 }
 

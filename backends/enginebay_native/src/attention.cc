@@ -235,7 +235,7 @@ struct Problem {
       arrange(plain.data(), mine.query.data() + g * s.dim, s.dim, static_cast<const Wide<T>*>(nullptr));
     }
     std::fill_n(plain.begin(), s.dim, 0.0f);
-    const int64_t stored = stored_dim<T>(s.dim), page_stride = s.kv_heads * s.page_size * stored;
+    const int64_t stored = k_scales.stored(s.dim), page_stride = s.kv_heads * s.page_size * stored;
     const int32_t* pages = table + row * s.table_width;
     Pages<T> keys{k + h * s.page_size * stored, pages, page_stride, s.page_size};
     Pages<T> values{v + h * s.page_size * stored, pages, page_stride, s.page_size};
@@ -281,7 +281,7 @@ struct Problem {
     to.resize(kWidened * dim);
     for (int64_t i = 0; i < count; i += kWidened) {
       int64_t some = std::min(kWidened, count - i);
-      widen(codes + i * stored_dim<T>(dim), scales.at(i), to.data(), some, dim, ahead);
+      widen(codes + i * scales.stored(dim), scales.at(i), to.data(), some, dim, ahead);
       f(to.data(), i, some);
     }
   }
@@ -313,15 +313,16 @@ ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
 
 // q [rows, q_heads, dim]; k, v [pages, kv_heads, page_size, dim] of one dtype; table [rows, width] and lengths [rows] int32;
 // sinks f32 [q_heads] or [0] -> out like q, log-sum-exp f32 [rows, q_heads]. With v_prefix values are the first columns of the
-// keys of one KV head, as many as out has, and v is not read. k and v may be codes: int8, float8_e4m3fn, or uint8 with two
-// codes in a byte. Then scales [pages, kv_heads, page_size] are bf16 and the zero points of uint8 int16; otherwise all are [0].
+// keys of one KV head, as many as out has, and v is not read. k and v may be codes: int8, or uint8 with the bits of
+// float8_e4m3fn, or uint8 with two codes in a byte. Then scales [pages, kv_heads, page_size] are bf16, and the last kind has
+// zero points in int16; arrays that are not needed are [0].
 ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::AnyBuffer k_scales,
                      ffi::AnyBuffer v_scales, ffi::AnyBuffer k_zeros, ffi::AnyBuffer v_zeros, ffi::Buffer<ffi::S32> table,
                      ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
                      ffi::ResultBuffer<ffi::F32> lse, float scale, float softcap, int64_t window,
                      bool v_prefix) {
   auto qs = q.dimensions(), ks = k.dimensions();
-  bool packed = k.element_type() == ffi::U8;
+  bool packed = k.element_type() == ffi::U8 && k_zeros.element_count() > 0;
   if (qs.size() != 3 || ks.size() != 4 || (packed ? (qs[2] + 1) / 2 : qs[2]) != ks[3] || qs[1] % ks[1])
     return ffi::Error::InvalidArgument("attention wants q [rows, heads, dim] and k, v [pages, kv_heads, page_size, dim]");
   int64_t v_dim = out->dimensions()[2];
@@ -329,8 +330,12 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
     return ffi::Error::InvalidArgument("attention wants out [rows, heads, dim], or one KV head whose values are narrower");
   Shape shape{qs[0], ks[1], qs[1] / ks[1], qs[2], ks[2], table.dimensions()[1]};
   Rule rule{scale, softcap, window};
+  Kind kind = packed                         ? Kind::kUint4
+              : k.element_type() == ffi::S8 ? Kind::kInt8
+              : k.element_type() == ffi::U8 ? Kind::kFloat8
+                                            : Kind::kPlain;
   auto scales_of = [&](ffi::AnyBuffer& scales, ffi::AnyBuffer& zeros) {
-    return Scales{static_cast<const bf16*>(scales.untyped_data()),
+    return Scales{kind, static_cast<const bf16*>(scales.untyped_data()),
                   packed ? static_cast<const int16_t*>(zeros.untyped_data()) : nullptr};
   };
   Scales of_keys = scales_of(k_scales, k_zeros), of_values = scales_of(v_scales, v_zeros);
@@ -349,13 +354,9 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
                                    table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()});
   };
   auto with_keys = [&](auto* query) {
-    switch (k.element_type()) {
-      case ffi::F32: return with(query, static_cast<const float*>(nullptr));
-      case ffi::S8: return with(query, static_cast<const int8_t*>(nullptr));
-      case ffi::U8: return with(query, static_cast<const Nibbles*>(nullptr));
-      case ffi::F8E4M3FN: return with(query, static_cast<const Float8*>(nullptr));
-      default: return with(query, static_cast<const bf16*>(nullptr));
-    }
+    if (kind != Kind::kPlain) return with(query, static_cast<const Code*>(nullptr));
+    if (k.element_type() == ffi::F32) return with(query, static_cast<const float*>(nullptr));
+    return with(query, static_cast<const bf16*>(nullptr));
   };
   if (q.element_type() == ffi::F32) return with_keys(static_cast<const float*>(nullptr));
   return with_keys(static_cast<const bf16*>(nullptr));

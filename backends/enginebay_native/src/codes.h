@@ -8,7 +8,8 @@
 
 namespace enginebay {
 
-struct Nibbles {  // code i in the low and code i + ceil(dim / 2) in the high four bits of byte i
+// A byte of codes, whatever their kind: the kind is known at run time, so that attention is compiled once for all kinds.
+struct Code {
   uint8_t bits;
 };
 
@@ -17,24 +18,24 @@ struct Float8 {  // float8_e4m3fn
 };
 
 template <typename T>
-constexpr bool kIsCode = std::is_same_v<T, int8_t> || std::is_same_v<T, Nibbles> || std::is_same_v<T, Float8>;
+constexpr bool kIsCode = std::is_same_v<T, Code>;
 
 // The type in which products read keys and values.
 template <typename T>
 using Wide = std::conditional_t<kIsCode<T>, float, T>;
 
-// Elements of T that a key of `dim` values has in the cache.
-template <typename T>
-inline int64_t stored_dim(int64_t dim) {
-  return std::is_same_v<T, Nibbles> ? (dim + 1) / 2 : dim;
-}
+enum class Kind { kPlain, kInt8, kUint4, kFloat8 };
 
-// Scales and zero points of codes, one for each place; zero points are null where codes have none.
+// The scales and zero points of codes, one for each place, and how codes become f32. Zero points are null where codes have none.
 struct Scales {
-  const bf16* scales;
-  const int16_t* zeros;
+  Kind kind = Kind::kPlain;
+  const bf16* scales = nullptr;
+  const int16_t* zeros = nullptr;
 
-  Scales at(int64_t place) const { return {scales + place, zeros ? zeros + place : nullptr}; }
+  Scales at(int64_t place) const { return {kind, scales + place, zeros ? zeros + place : nullptr}; }
+
+  // Elements that a key of `dim` values has in the cache.
+  int64_t stored(int64_t dim) const { return kind == Kind::kUint4 ? (dim + 1) / 2 : dim; }
 };
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
@@ -62,9 +63,8 @@ inline Floats load(const Float8* p) {
   return load(halves) * splat(256.0f);
 }
 
-// to[i * dim + d] = value d of key i, for `count` keys that lie together. Meanwhile what lies `ahead` of each is prefetched.
 template <typename T>
-ENGINEBAY_INLINE void widen(const T* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
+void widen_bytes(const T* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
   for (int64_t i = 0; i < count; ++i, codes += dim, to += dim) {
     float one = to_float(s.scales[i]);
     Floats scale = splat(one);
@@ -77,7 +77,8 @@ ENGINEBAY_INLINE void widen(const T* codes, Scales s, float* to, int64_t count, 
   }
 }
 
-ENGINEBAY_INLINE void widen(const Nibbles* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
+// Code i lies in the low and code i + ceil(dim / 2) in the high four bits of byte i.
+inline void widen_nibbles(const Code* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
   const int64_t half = (dim + 1) / 2;
   for (int64_t i = 0; i < count; ++i, codes += half, to += dim) {
     float scale = to_float(s.scales[i]), zero = s.zeros[i];
@@ -94,6 +95,13 @@ ENGINEBAY_INLINE void widen(const Nibbles* codes, Scales s, float* to, int64_t c
       if (half + d < dim) to[half + d] = ((codes[d].bits >> 4) - zero) * scale;
     }
   }
+}
+
+// to[i * dim + d] = value d of key i, for `count` keys that lie together. Meanwhile what lies `ahead` of each is prefetched.
+__attribute__((noinline)) inline void widen(const Code* codes, Scales s, float* to, int64_t count, int64_t dim, int64_t ahead) {
+  if (s.kind == Kind::kUint4) return widen_nibbles(codes, s, to, count, dim, ahead);
+  if (s.kind == Kind::kInt8) return widen_bytes(reinterpret_cast<const int8_t*>(codes), s, to, count, dim, ahead);
+  widen_bytes(reinterpret_cast<const Float8*>(codes), s, to, count, dim, ahead);
 }
 
 }  // namespace enginebay

@@ -166,7 +166,7 @@ struct LatentProblem {
   }
 
   // The address of the key of a position.
-  const T* key(const int32_t* pages, int64_t position) const { return k + place(pages, position) * stored_dim<T>(dim); }
+  const T* key(const int32_t* pages, int64_t position) const { return k + place(pages, position) * scales.stored(dim); }
 
   // Finds the keys of `count` positions; codes become f32 in `wide`.
   void find(const int32_t* pages, int64_t start, int64_t count, const Wide<T>** keys, std::vector<float>& wide) const {

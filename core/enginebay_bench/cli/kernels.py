@@ -51,7 +51,7 @@ SHAPES = (
 CONTEXT = "c1024"
 DTYPES = ("float32", "bfloat16", "float16")
 
-CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
+CONFIGURED = ("platform", "layout", "kv_cache_dtype", "tuned", "tuned_folder", "compile_cache")
 """Flags that set configuration values."""
 
 OF_KERNELS = ("op", "impl", "shapes", "case", "target", "page_size", "lengths", "max_call_s")
@@ -183,11 +183,12 @@ def open_session(
     flags = {
         "op": ",".join(candidates),
         "impl": args.impl,
-        "shapes": ",".join(_shape_names(args)),
+        "shapes": args.shapes or ",".join(SHAPES),
         "target": args.target,
         "dtype": ",".join(settings),
         "platform": platform.name,
         "layout": next(iter(settings.values())).layout_name,
+        "kv_cache_dtype": given["kv_cache_dtype"],
         "page_size": args.page_size or PAGE_SIZE,
         "lengths": args.lengths,
         "rounds": bench.rounds,
@@ -267,9 +268,10 @@ def _settings(
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, (*DTYPES, AUTO))
     layout = platform.default_layout if config.layout == AUTO else config.layout
-    writer, _ = choose(
-        "kernels.kv_write", AUTO, candidates(registry, "kv_write", env), lambda _: None
-    )
+    cached = str(config.kv_cache_dtype)  # a flag names one for all groups
+    needs = {"storages": {cached} - {AUTO, *DTYPES}}
+    able = candidates(registry, "kv_write", env, layout=layout, needs=needs)
+    writer, _ = choose("kernels.kv_write", AUTO, able, lambda _: None)
     first = BenchSetting(
         env,
         dtypes[0],
@@ -278,6 +280,7 @@ def _settings(
         writer.impl,
         args.page_size or PAGE_SIZE,
         ragged=ragged,
+        cache_dtype=None if cached == AUTO else cached,
         tuned=load_tuned(registry, config.tuned, config.tuned_folder),
     )
     return {d: dataclasses.replace(first, dtype=d, min_rows=platform.min_rows(d)) for d in dtypes}
@@ -291,10 +294,6 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise InputError(given, "more than 0", f"Pass --{flag.replace('_', '-')} 1.")
 
 
-def _shape_names(args: argparse.Namespace) -> list[str]:
-    return listed(args.shapes) if args.shapes else list(SHAPES)
-
-
 def shapes_of(args: argparse.Namespace, op: Op[Any], *, every: bool = False) -> list[Shape]:
     """Return the shapes of an op to measure: without --shapes a small model's, in one context; with
     --case the matching ones (or `every` one).
@@ -306,7 +305,7 @@ def shapes_of(args: argparse.Namespace, op: Op[Any], *, every: bool = False) -> 
     if not args.shapes:
         one = {mode: (1024,) if lens != (0,) else lens for mode, lens in axes.contexts.items()}
         axes = dataclasses.replace(axes, contexts=one)
-    shapes = parse_shapes(_shape_names(args), axes)
+    shapes = parse_shapes(listed(args.shapes) if args.shapes else list(SHAPES), axes)
     texts = [] if every else args.case
     return [s for s in shapes if not texts or any(has_text(s.name, text) for text in texts)]
 
