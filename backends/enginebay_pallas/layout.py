@@ -76,11 +76,12 @@ class TpuRpaLayout(KVLayout):
     @property
     def padded_head_dim(self) -> int:
         """The width of a row: head_dim, or the length of a piece of a key, rounded up to 128."""
-        width = self.head_dim
-        if self.v_prefix_dim:
-            stored = -(-width // 2) if self.storage == "uint4" else width
-            width = -(-stored // self.packing)
-        return -(-width // TPU_LANES) * TPU_LANES
+        return -(-self.head_dim // (self._pieces * TPU_LANES)) * TPU_LANES
+
+    @property
+    def _pieces(self) -> int:
+        """Values of a head that share a lane: where only keys are stored, a key is cut."""
+        return self.packing * (1 + (self.storage == "uint4")) if self.v_prefix_dim else 1
 
     @property
     def _token_shape(self) -> tuple[int, int, int]:
@@ -126,30 +127,21 @@ class TpuRpaLayout(KVLayout):
         rows = (k if self.v_prefix_dim else jnp.stack([k, v], axis=2)).reshape(
             k.shape[0], -1, self.head_dim
         )
+        is_cut = self.v_prefix_dim is not None
         if self.storage is None:
-            return {"kv": self._as_words(rows.astype(self.dtype))}
+            return {"kv": _as_words(rows.astype(self.dtype), self._token_shape, cut=is_cut)}
         heads = QUANTIZE[self.storage](rows)
         codes = heads.codes
         if self.storage == "uint4" and self.v_prefix_dim:
             codes = pack_halves(codes)
         elif self.storage == "uint4":
             codes = pack_nibbles(codes[:, 0::2], codes[:, 1::2])
-        found = {"kv": self._as_words(codes), "kv_scales": heads.scales}
+        found = {"kv": _as_words(codes, self._token_shape, cut=is_cut), "kv_scales": heads.scales}
         return found if heads.zeros is None else {**found, "kv_zeros": heads.zeros}
 
     def packed(self, k: jax.Array, v: jax.Array) -> jax.Array:
         """Return the array kv of `stored`, for a layout without `storage`."""
         return self.stored(k, v)["kv"]
-
-    def _as_words(self, rows: jax.Array) -> jax.Array:
-        """Return rows [tokens, rows, width] as [tokens, pairs, packing, lanes]."""
-        tokens, count, width = rows.shape
-        heads, packing, lanes = self._token_shape
-        if self.v_prefix_dim:
-            missing = ((0, 0), (0, 0), (0, packing * lanes - width))
-        else:
-            missing = ((0, 0), (0, heads * packing - count), (0, lanes - width))
-        return jnp.pad(rows, missing).reshape(tokens, heads, packing, lanes)
 
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
@@ -168,17 +160,16 @@ class TpuRpaLayout(KVLayout):
         )
 
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self._pair(self._at(cache, slots))
+        k, v = self.read_exact(cache, slots)
+        return narrowed(k, self.dtype), narrowed(v, self.dtype)
 
     def read_exact(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self._pair(self._at(cache, slots), "float32")
-
-    def _at(self, cache: CacheArrays, slots: jax.Array) -> dict[str, jax.Array]:
         pages, offsets = self.split_slots(slots)
-        return {
+        found = {
             name: array[pages, offsets] if name == "kv" else array[pages, :, offsets]
             for name, array in cache.items()
         }
+        return self._pair(found, "float32")
 
     def _pair(self, found: CacheArrays, dtype: str | None = None) -> tuple[jax.Array, jax.Array]:
         """Return keys and values of tokens in `dtype`, or in that of the layout."""
@@ -201,3 +192,16 @@ class TpuRpaLayout(KVLayout):
         if self.v_prefix_dim:
             return rows, rows[..., : self.v_prefix_dim]
         return rows[..., 0::2, :], rows[..., 1::2, :]
+
+
+def _as_words(rows: jax.Array, shape: tuple[int, int, int], *, cut: bool) -> jax.Array:
+    """Return rows [tokens, rows, width] as [tokens, *shape], where shape is (heads, packing,
+    lanes); padding is 0. `cut`: each row becomes `packing` pieces.
+    """
+    tokens, count, width = rows.shape
+    heads, packing, lanes = shape
+    if cut:
+        missing = ((0, 0), (0, 0), (0, packing * lanes - width))
+    else:
+        missing = ((0, 0), (0, heads * packing - count), (0, lanes - width))
+    return jnp.pad(rows, missing).reshape(tokens, *shape)
