@@ -20,8 +20,13 @@ from enginebay_faces.opening import Rules
 VIEWS = "model_kwargs/past_key_values/views"
 """Path of the cache's layers within a state."""
 
-LEAF_NAMES = {"k": "key", "v": "value", "kv": "key_value"}
-"""Names in a state of the arrays of a layout."""
+VALUES = {"k": "key", "v": "value", "kv": "key_value"}
+LEAF_NAMES = VALUES | {
+    f"{array}_{ours}": f"{leaf}_{name}"
+    for array, leaf in VALUES.items()
+    for ours, name in (("scales", "scales"), ("zeros", "zero_points"))
+}
+"""Names in a state of the arrays of a layout, scales and zero points of quantised ones included."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +61,7 @@ def default_rules(axis: PartitionAxis) -> Rules:
         ("^model_kwargs/(attention_mask|position_ids)$", tokens),
         (f"^{view}/(scale|weight)$", cache),
         (f"^{view}/(packed|absmax)$", cache),
-        (f"^{view}$", cache),
+        (f"^{view}(_scales|_zero_points)?$", cache),
         (".*", PartitionSpec()),
     )
 
@@ -131,8 +136,9 @@ def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[
         0: batch,
         layout.offset_axis_of(array): length,
         layout.head_axis()[array]: heads,
-        rank - 1: width,
     }
+    if array in VALUES:  # scales have no axis for the values of a head
+        order[rank - 1] = width
     return [order.get(axis) for axis in range(rank)]
 
 

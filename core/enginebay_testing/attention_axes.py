@@ -32,6 +32,8 @@ WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
 and longer than any context.
 """
 
+STORAGES = ("int8", "uint4", "fp8")
+
 ATTENTION = OpAxes(
     "attention",
     {
@@ -42,7 +44,7 @@ ATTENTION = OpAxes(
         "kv_heads": (2, 1, 3),
         "page": (16, 64, "row", 32, 128),
         "layout": (),
-        "storage": (None, "int8", "uint4", "fp8"),
+        "storage": (None, *STORAGES),
         "window": WINDOWS,
         "softcap": (None, 2.0, 30.0),
         "sinks": (False, True),

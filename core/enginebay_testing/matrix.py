@@ -11,6 +11,7 @@ from typing import Any
 from enginebay.errors import PluginError
 from enginebay.ops.caps import Caps
 from enginebay.registry import Entry, Registry
+from enginebay_testing.attention_axes import STORAGES
 from enginebay_testing.report import CheckRecord
 from enginebay_testing.suites import DTYPES, label
 from enginebay_testing.traits import trait_values
@@ -18,6 +19,7 @@ from enginebay_testing.traits import trait_values
 PROBED: Mapping[str, tuple[str, ...]] = {
     "mode": ("decode", "prefill", "mixed"),
     "dtype": DTYPES,
+    "storage": STORAGES,
     "head_dim": ("16", "32", "64", "80", "96", "128", "256"),
     "group": ("1", "2", "3", "4", "7", "8", "16"),
     "page_size": ("16", "32", "64", "128", "256"),
@@ -86,6 +88,7 @@ def _declared(caps: Caps) -> Iterator[dict[str, Any]]:
     claims = {
         "mode": lambda v: v in caps.modes,
         "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
+        "storage": lambda v: v in caps.kv_dtypes,
         "head_dim": lambda v: caps.head_dim(int(v)),
         "group": lambda v: caps.group(int(v)),
         "page_size": lambda v: caps.page_size(int(v)),

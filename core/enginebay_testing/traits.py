@@ -30,6 +30,7 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
     return {
         "mode": mode,
         "dtype": spec.q_dtype,
+        "storage": spec.kv_storage or "",
         "head_dim": str(spec.head_dim),
         "group": str(spec.group),
         "page_size": str(page_size),
