@@ -246,7 +246,7 @@ env-cluster:
 env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
 env-parity:
-	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" --with "peft>=0.17" test
+	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" --with "peft>=0.17" --with "compressed-tensors>=0.20,<0.21" test
 
 .PHONY: clean
 clean: ## remove environments, caches and what was built

@@ -9,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from enginebay.ops.caps import Env
+from enginebay.registry import load_registry
 from enginebay.weights import QuantizedArray
+from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.oracle import quantized_weight
 from enginebay_testing.quantized import FORMS, random_weight, rounded_inputs
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
@@ -73,3 +76,20 @@ def test_narrow_inputs_are_multiplied_in_their_dtype() -> None:
     wanted = x.astype(np.float32) @ quantized_weight(weight).T
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(np.float32), wanted, rtol=0.02, atol=0.05)
+
+
+def test_a_kernel_is_checked_in_every_form_that_it_declares() -> None:
+    registry = load_registry()
+    kit = kit_of(registry, "linear")
+    declared = registry.find("kernel", "xla", "linear")
+    none = registry.find("kernel", "xla", "rms_norm")
+    extent = Extent(triples=False).of(declared)
+    assert extent.quantizations == tuple(FORMS)
+    assert extent.activation_quantizations == ("int8",)
+    names = [case.name for case in kit.cases(linear, Env("cpu"), (), extent)]
+    quantized = [name for name in names if name.startswith("quantized_linear[")]
+    for form in list(FORMS)[1:]:
+        assert any(f"weights_{form}" in name for name in quantized)
+    assert any("activations_int8" in name for name in quantized)
+    plain = Extent(triples=False).of(none)
+    assert not any("quantized" in c.name for c in kit.cases(linear, Env("cpu"), (), plain))
