@@ -135,6 +135,17 @@ def test_tensors_in_the_same_bytes_are_named_with_their_types(
         read_gguf(path)
 
 
+def test_a_tensor_with_the_type_of_another_is_named(tmp_path: Path, content: bytes) -> None:
+    """Bytes of Q8_0 that the header calls Q4_0 leave half of them over."""
+    name = b"blk.0.ffn_up.weight"
+    place = content.index(name) + len(name) + 4 + 16
+    path = tmp_path / "model.gguf"
+    assert content[place] == 8
+    path.write_bytes(content[:place] + struct.pack("<I", 2) + content[place + 4 :])
+    with pytest.raises(CheckpointError, match=r"bytes between .*'blk.0.ffn_up.weight' \(Q4_0\)"):
+        read_gguf(path)
+
+
 def test_another_version_and_byte_order_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
     for version, why in ((1, "version 1"), (9, "version 9"), (3 << 24, "version 3 in big-endian")):

@@ -85,7 +85,7 @@ def read_gguf(path: Path) -> GgufFile:
     """Map a file and read its header.
 
     CheckpointError when the file cannot be read, its header is malformed, or a tensor has an
-    unsupported type, lies outside of the file, or shares bytes with another tensor.
+    unsupported type, lies outside of the file, or is not where the tensor before it ends.
     """
     try:
         if not path.is_file():
@@ -117,7 +117,7 @@ def read_gguf(path: Path) -> GgufFile:
         if info.name in tensors:
             raise _broken(path, f"has tensor {shown(info.name)} twice", "each tensor once")
         tensors[info.name] = _placed(info, start, alignment)
-    _refuse_overlaps(path, tensors)
+    _check_order(path, tensors, alignment)
     return GgufFile(path, metadata, tensors)
 
 
@@ -275,16 +275,25 @@ def tensor_bytes(info: GgufTensorInfo) -> int:
     return math.prod(info.shape) // form.num_values * form.num_bytes
 
 
-def _refuse_overlaps(path: Path, tensors: Mapping[str, GgufTensorInfo]) -> None:
-    """Raise CheckpointError for two tensors that share bytes."""
+def _check_order(path: Path, tensors: Mapping[str, GgufTensorInfo], alignment: int) -> None:
+    """Raise CheckpointError for two tensors that share bytes, or that have bytes between them, as a
+    tensor with the type of a smaller one has.
+    """
     last: GgufTensorInfo | None = None
     for info in sorted(tensors.values(), key=lambda info: info.start):
-        if last is not None and info.start < last.start + tensor_bytes(last):
-            given = (
-                f"puts tensors {shown(last.name)} ({last.type_name}) and {shown(info.name)} "
-                f"({info.type_name}) into the same bytes"
+        if last is not None:
+            end = last.start + tensor_bytes(last)
+            after = -(-end // alignment) * alignment
+            pair = (
+                f"tensors {shown(last.name)} ({last.type_name}) and {shown(info.name)} "
+                f"({info.type_name})"
             )
-            raise _broken(path, given, "each tensor in bytes of its own")
+            if info.start < end:
+                given = f"puts {pair} into the same bytes"
+                raise _broken(path, given, "each tensor in bytes of its own")
+            if info.start != after:
+                given = f"has {info.start - end} bytes between {pair}"
+                raise _broken(path, given, f"{after - end}, by the type and the shape of the first")
         last = info
 
 
