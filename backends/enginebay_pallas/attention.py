@@ -26,14 +26,17 @@ from enginebay_pallas.attention_units import (
 )
 from enginebay_pallas.generations import SMALLEST, round_up, sublanes
 from enginebay_pallas.interpret import interpreting
+from enginebay_pallas.kv_write import PallasKvWrite
 
 DTYPES = frozenset({"float32", "bfloat16"})
+STORAGES = frozenset({"int8", "uint4", "fp8"})
+"""Quantised caches that the kernel reads. The kernel of kv_write writes them."""
 
 CAPS = Caps(
     platforms=frozenset({"tpu"}),
     layouts=("tpu_rpa",),
     q_dtypes=DTYPES,
-    kv_dtypes=DTYPES,
+    kv_dtypes=DTYPES | STORAGES,
     features=frozenset(
         {
             "window",
@@ -111,9 +114,13 @@ class PallasAttention:
             allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
             raise UnsupportedError(given, allowed, "Choose another kernel.")
         mode = batch.bucket.mode
+        if layout.storage is not None and k is not None and v is not None:
+            cache = PallasKvWrite(self.is_interpreted)(cache, batch.slots, k, v, layout)
+            k = v = None
         new = None if k is None or v is None else pack_new(k, v, layout, layout.page_size)
         call = AttentionCall(spec, layout, config, self.is_interpreted)
-        kv = cache["kv"]
+        names = tuple(layout.shapes())
+        kv = tuple(cache[name] for name in names)
         if mode == "decode":
             out, lse, kv = call(single_token_units(batch), q, new, kv, batch)
         elif mode == "prefill":
@@ -132,7 +139,11 @@ class PallasAttention:
             out = out * jnp.exp(lse - with_sink)[..., None]
             lse = with_sink
         out = jnp.where(real[..., None], out, 0.0).astype(q.dtype)
-        return out, {"kv": kv}, jnp.where(real, lse, 0.0) if spec.return_lse else None
+        return (
+            out,
+            dict(zip(names, kv, strict=True)),
+            jnp.where(real, lse, 0.0) if spec.return_lse else None,
+        )
 
 
 def check_table(bucket: Bucket, page_size: int) -> None:
@@ -161,8 +172,13 @@ class AttentionCall:
     is_interpreted: bool
 
     def __call__(
-        self, units: Units, q: jax.Array, new: jax.Array | None, kv: jax.Array, batch: AttnBatch
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        self,
+        units: Units,
+        q: jax.Array,
+        new: jax.Array | None,
+        kv: tuple[jax.Array, ...],
+        batch: AttnBatch,
+    ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
         """Return (out [T, Hq, D], log-sum-exp f32 [T, Hq] or 0 where it is not needed, cache)."""
         spec, config = self.spec, self.config
         check_table(batch.bucket, self.layout.page_size)
@@ -181,6 +197,7 @@ class AttentionCall:
             no_prefix=new is not None,
             unroll_heads=1,
             is_wide=spec.return_lse or spec.sinks,
+            storage=self.layout.storage,
             is_interpreted=self.is_interpreted,
         )
         tables = PlanTables(

@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from enginebay_pallas.attention_codes import load_codes, load_factors
 from enginebay_pallas.attention_plan import (
     AttentionPlan,
     PlanTables,
@@ -37,7 +38,8 @@ class Scratch(NamedTuple):
 
     VMEM has two buffers of keys and values and the state of the softmax. SMEM has `progress`: the
     number of blocks read so far, and whether the first block of the next unit is being read. The
-    rest are semaphores of DMAs.
+    rest are semaphores of DMAs. For a quantised cache, VMEM also has two buffers of scales by page,
+    and the scales of a chunk of keys; the same for zero points, if there are any.
     """
 
     buffers: Any
@@ -47,13 +49,25 @@ class Scratch(NamedTuple):
     read_done: Any
     write_done: Any
     progress: Any
+    scales: Any = None
+    scale_rows: Any = None
+    zeros: Any = None
+    zero_rows: Any = None
+
+
+class CacheRefs(NamedTuple):
+    """The arrays of the cache: keys and values; of a quantised cache scales and zero points too."""
+
+    kv: Any
+    scales: Any = None
+    zeros: Any = None
 
 
 def for_each_read(
     plan: AttentionPlan,
     tables: PlanTables,
     scratch: Scratch,
-    sources: tuple[Any, Any],
+    sources: tuple[CacheRefs, Any],
     span: Span,
     step: Any,
     slot: Any,
@@ -78,9 +92,16 @@ def for_each_read(
         # The window covers no key of these pages.
         skipped = jnp.maximum(lax.div(span.begin, jnp.int32(size)) - first, 0)
         needed = jnp.minimum(blocks_of(span.cached, size) - first, in_block)
-        lax.fori_loop(
-            skipped, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None
-        )
+
+        def page(i: Any, _: None) -> None:
+            page_id = tables.page_table[table + i]
+            copy(cache.kv.at[page_id], i)
+            for factors, buffer in ((cache.scales, scratch.scales), (cache.zeros, scratch.zeros)):
+                if factors is not None:
+                    done = scratch.read_done.at[slot]
+                    act(pltpu.make_async_copy(factors.at[page_id], buffer.at[slot, i], done))
+
+        lax.fori_loop(skipped, needed, page, None)
 
     if not plan.no_prefix or plan.one_token:
         pages()
@@ -147,12 +168,19 @@ def load_head(
     plan: AttentionPlan, buffers: Any, slot: Any, offset: Any, head: Any, valid: jax.Array
 ) -> tuple[Any, Any]:
     """Return (keys, values) [chunk_kv, lanes] of a KV head, 0 where `valid` [chunk_kv, 1] is false.
+    Those of a quantised cache are codes.
 
     A word of 32 bits holds 16 bits of a key and 16 of a value. The device reads words with a stride
     and splits them. References in the interpreter have one dtype, so it reads both at once. It
     reads slices, because its race detector misses elements that are addressed by a number.
     """
     tokens = pl.ds(offset, plan.chunk_kv)
+    if plan.storage is not None:
+        place = (slot, tokens)
+        k, v = load_codes(
+            buffers, place, head, valid, plan.storage, is_interpreted=plan.is_interpreted
+        )
+        return k.astype(plan.spec.kv_dtype), v.astype(plan.spec.kv_dtype)
     if plan.is_interpreted:
         entries = 2 // buffers.shape[3]
         pair = buffers[slot, tokens, pl.ds(entries * head, entries)]
@@ -168,6 +196,41 @@ def load_head(
     k = lax.bitcast_convert_type(lax.shift_left(words, jnp.uint32(16)), jnp.float32)
     v = lax.bitcast_convert_type(lax.bitwise_and(words, jnp.uint32(0xFFFF0000)), jnp.float32)
     return k.astype(buffers.dtype), v.astype(buffers.dtype)
+
+
+def scaled_scores(
+    plan: AttentionPlan, products: jax.Array, q: jax.Array, scratch: Scratch, head: Any
+) -> jax.Array:
+    """Return the scores [rows, chunk_kv] of the products of q and keys or their codes."""
+    key = pl.ds(2 * head, 1)
+    if scratch.zeros is not None:
+        sums = jnp.sum(q.astype(jnp.float32), axis=1, keepdims=True)
+        products = products - sums * scratch.zero_rows[key, :]
+    if plan.storage is not None:
+        products = products * scratch.scale_rows[key, :]
+    return products * plan.spec.softmax_scale
+
+
+def weighted_values(
+    plan: AttentionPlan,
+    weights: jax.Array,
+    v: jax.Array,
+    scratch: Scratch,
+    head: Any,
+    precision: Any,
+) -> jax.Array:
+    """Return the products [rows, lanes] of weights [rows, chunk_kv] and values or their codes."""
+    value = pl.ds(2 * head + 1, 1)
+    if plan.storage is not None:
+        weights = weights * scratch.scale_rows[value, :]
+    rounded = weights.astype(v.dtype)
+    products = lax.dot_general(
+        rounded, v, (((1,), (0,)), ((), ())), precision, preferred_element_type=jnp.float32
+    )
+    if scratch.zeros is None:
+        return products
+    zeros = rounded.astype(jnp.float32) * scratch.zero_rows[value, :]
+    return products - jnp.sum(zeros, axis=1, keepdims=True)
 
 
 def attend_block(
@@ -197,6 +260,13 @@ def attend_block(
             visible &= keys <= seen_to
         if spec.window is not None:
             visible &= keys > seen_to - spec.window
+        if plan.storage is not None:
+            at = first + lax.broadcasted_iota(jnp.int32, (1, size), 1)
+            real = (at < limit) & (at >= span.begin)
+            page = i * (size // plan.page_size)
+            load_factors(scratch.scales, scratch.scale_rows, slot, page, real)
+            if scratch.zeros is not None:
+                load_factors(scratch.zeros, scratch.zero_rows, slot, page, real)
 
         def one_head(head: Any, _: None) -> None:
             k, v = load_head(plan, scratch.buffers, slot, i * size, head, valid)
@@ -207,7 +277,7 @@ def attend_block(
                 precision,
                 preferred_element_type=jnp.float32,
             )
-            scores = scores * spec.softmax_scale
+            scores = scaled_scores(plan, scores, q[0, head], scratch, head)
             if spec.softcap is not None:
                 scores = spec.softcap * jnp.tanh(scores / spec.softcap)
             scores = jnp.where(visible, scores, MASKED)
@@ -219,13 +289,7 @@ def attend_block(
             scratch.total[head] = scratch.total[head] * kept + jnp.sum(
                 weights, axis=1, keepdims=True
             )
-            added = lax.dot_general(
-                weights.astype(v.dtype),
-                v,
-                (((1,), (0,)), ((), ())),
-                precision,
-                preferred_element_type=jnp.float32,
-            )
+            added = weighted_values(plan, weights, v, scratch, head, precision)
             scratch.sums[head] = scratch.sums[head] * kept[:, :1] + added
 
         lax.fori_loop(0, spec.num_kv_heads, one_head, None, unroll=plan.unroll_heads)
@@ -248,19 +312,25 @@ def finish_unit(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> No
     lax.fori_loop(0, plan.spec.num_kv_heads, one_head, None)
 
 
+def num_arrays(plan: AttentionPlan) -> int:
+    """Return the number of arrays of the cache."""
+    return {None: 1, "uint4": 3}.get(plan.storage, 2)
+
+
 def kernel(plan: AttentionPlan, *refs: Any) -> None:
     """Run one unit.
 
-    `refs` are PlanTables, q, the new tokens if any, the cache twice (it is aliased), the outputs,
-    and Scratch.
+    `refs` are PlanTables, q, the new tokens if any, the cache, the outputs with the cache that the
+    kernel writes (it is aliased), and Scratch.
     """
     tables = PlanTables(*refs[:5])
     q, *rest = refs[5:]
     new: Any = rest.pop(0) if plan.no_prefix else None
-    rest.pop(0)  # the input cache: the same memory as the output
+    given = [rest.pop(0) for _ in range(num_arrays(plan))]
     out = rest.pop(0)
     lse = rest.pop(0) if plan.is_wide else None
-    cache = rest.pop(0)
+    # A cache that the kernel writes is an output, in the same memory as the input.
+    cache = CacheRefs(*given) if plan.storage else CacheRefs(rest.pop(0))
     scratch = Scratch(*rest)
     unit = pl.program_id(0)
     span, following = span_of(plan, tables, unit), span_of(plan, tables, unit + 1)
@@ -276,7 +346,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
     scratch.sums[...] = jnp.zeros_like(scratch.sums)
 
     reads = functools.partial(for_each_read, plan, tables, scratch, (cache, new))
-    writes = functools.partial(for_each_write, plan, tables, scratch, span, cache, new)
+    writes = functools.partial(for_each_write, plan, tables, scratch, span, cache.kv, new)
 
     # The last unit of a row writes the row's new tokens after it has read the row's pages. No
     # other unit reads the pages that it writes.
@@ -324,13 +394,14 @@ def paged_attention(
     num_units: jax.Array,
     q: jax.Array,
     new: jax.Array | None,
-    cache: jax.Array,
-) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    cache: tuple[jax.Array, ...],
+) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array, ...]]:
     """Return (out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache).
 
     The first `num_units` units are run, a scalar on the device; the results of other units are not
     written. `new` [T, *token] has the new tokens in the form of the pages. Unless each unit has one
-    token, one more page follows them.
+    token, one more page follows them. `cache` has the arrays of CacheRefs; a quantised one is read
+    only, and `new` is None.
     """
     _, heads, rows, lanes = q.shape
     by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))
@@ -350,33 +421,51 @@ def paged_attention(
         outputs.append(
             (wide, pl.BlockSpec((1, heads, rows, LANES), lambda unit, *_: (unit, 0, 0, 0)))
         )
-    outputs.append((jax.ShapeDtypeStruct(cache.shape, cache.dtype), in_memory))
+    aliases = {}
+    if plan.storage is None:
+        aliases = {len(tables) + len(arguments): len(outputs)}
+        outputs.append((jax.ShapeDtypeStruct(cache[0].shape, cache[0].dtype), in_memory))
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(tables),
         grid=(num_units,),
-        in_specs=[*in_specs, in_memory],
+        in_specs=[*in_specs, *[in_memory for _ in cache]],
         out_specs=[block for _, block in outputs],
-        scratch_shapes=list(
-            Scratch(
-                buffers=pltpu.VMEM((2, plan.block_kv, *cache.shape[2:]), cache.dtype),
-                highest=pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                total=pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                sums=pltpu.VMEM((heads, rows, lanes), jnp.float32),
-                read_done=pltpu.SemaphoreType.DMA((2,)),
-                write_done=pltpu.SemaphoreType.DMA,
-                progress=pltpu.SMEM((2,), jnp.int32),
-            )
-        ),
+        scratch_shapes=scratch_shapes(plan, (heads, rows, lanes), cache),
     )
     call = pl.pallas_call(
         functools.partial(kernel, plan),
         out_shape=[shape for shape, _ in outputs],
         grid_spec=grid_spec,
-        input_output_aliases={len(tables) + len(arguments): len(outputs) - 1},
+        input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=plan.vmem_limit_bytes
         ),
         name="paged_decode" if plan.one_token else "paged_chunks",
     )
-    out, *lse, cache = call(*tables, *arguments, cache)
-    return out, lse[0][..., 0] if lse else None, cache
+    out, *others = call(*tables, *arguments, *cache)
+    lse = others[0][..., 0] if plan.is_wide else None
+    return out, lse, cache if plan.storage else (others[-1],)
+
+
+def scratch_shapes(
+    plan: AttentionPlan, shape: tuple[int, int, int], cache: tuple[jax.Array, ...]
+) -> list[Any]:
+    """Return the scratch memory for queries [heads, rows, lanes], in the order of Scratch."""
+    heads, rows, lanes = shape
+    kv, *factors = cache
+    found: list[Any] = list(
+        Scratch(
+            buffers=pltpu.VMEM((2, plan.block_kv, *kv.shape[2:]), kv.dtype),
+            highest=pltpu.VMEM((heads, rows, LANES), jnp.float32),
+            total=pltpu.VMEM((heads, rows, LANES), jnp.float32),
+            sums=pltpu.VMEM((heads, rows, lanes), jnp.float32),
+            read_done=pltpu.SemaphoreType.DMA((2,)),
+            write_done=pltpu.SemaphoreType.DMA,
+            progress=pltpu.SMEM((2,), jnp.int32),
+        )[:7]
+    )
+    for each in factors:
+        pages = plan.block_kv // plan.page_size
+        found.append(pltpu.VMEM((2, pages, *each.shape[1:]), each.dtype))
+        found.append(pltpu.VMEM((each.shape[1], plan.chunk_kv), jnp.float32))
+    return found

@@ -17,7 +17,8 @@ class AttentionPlan:
 
     `rows` counts the query rows of a KV head in a unit of `block_q` tokens. With `one_token` each
     unit is a row's only new token. With `no_prefix` new keys and values are given and written. With
-    `is_wide` outputs are f32 and come with their log-sum-exp.
+    `is_wide` outputs are f32 and come with their log-sum-exp. `storage` is that of a quantised
+    cache, which the kernel does not write.
     """
 
     spec: AttnSpec
@@ -32,6 +33,7 @@ class AttentionPlan:
     no_prefix: bool
     is_wide: bool
     unroll_heads: int
+    storage: str | None
     is_interpreted: bool
 
 

@@ -39,18 +39,49 @@ class PallasKvWrite:
     def __call__(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
     ) -> CacheArrays:
-        """Write k and v [T, kv_heads, head_dim] to slots int32 [T]; negative slots are dropped."""
+        """Write k and v [T, kv_heads, head_dim] to slots int32 [T]; negative slots are dropped.
+
+        XLA quantises, and writes the scales and zero points.
+        """
         if not isinstance(layout, TpuRpaLayout):
             raise UnsupportedError(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla.")
-        kv = cache["kv"]
+        kv, stored = cache["kv"], layout.stored(k, v)
+        factors = {
+            name: _with_factors(cache[name], slots, new, layout)
+            for name, new in stored.items()
+            if name != "kv"
+        }
         missing = -slots.shape[0] % RUN
-        new = jnp.pad(layout.packed(k, v).astype(kv.dtype), ((0, missing), (0, 0), (0, 0), (0, 0)))
+        new = jnp.pad(stored["kv"].astype(kv.dtype), ((0, missing), (0, 0), (0, 0), (0, 0)))
         slots = jnp.pad(slots, (0, missing), constant_values=-1)
         # A slot is an index over all pages, so that with pages and positions as one axis a run
         # may cross the end of a page.
         flat = kv.reshape(-1, *kv.shape[2:])
         run = interpreting(_write) if self.is_interpreted else _write
-        return {"kv": run(slots, new, flat).reshape(kv.shape)}
+        return {"kv": run(slots, new, flat).reshape(kv.shape), **factors}
+
+
+def _with_factors(
+    array: jax.Array, slots: jax.Array, new: jax.Array, layout: TpuRpaLayout
+) -> jax.Array:
+    """Return scales or zero points [pages, factors, page_size] with those of the tokens, new
+    [T, factors].
+
+    A token's numbers are one lane of its page, too little for a DMA. So XLA reads and writes whole
+    pages, in the order in which they are stored. Of several tokens of a page, each writes the page
+    with the numbers of all.
+    """
+    count, size = slots.shape[0], layout.page_size
+    num_slots = layout.num_pages * size
+    place = jnp.where(slots < 0, num_slots, slots)
+    token = jnp.full(num_slots, count, jnp.int32)
+    token = token.at[place].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
+    pages = place // size
+    token_at = token.reshape(-1, size).at[pages].get(mode="fill", fill_value=count)
+    padded = jnp.pad(new, ((0, 1), (0, 0)))
+    before = array.at[pages].get(mode="clip")
+    after = jnp.where((token_at < count)[:, None], padded[token_at].swapaxes(1, 2), before)
+    return array.at[pages].set(after, mode="drop")
 
 
 def _write(slots: jax.Array, new: jax.Array, flat: jax.Array) -> jax.Array:

@@ -43,7 +43,7 @@ def register_kernels(register: Register) -> None:
     norm = {"sharded": False, "priority": -10}
     ops: dict[str, tuple[dict[str, Any], str]] = {
         "kv_write": (
-            {"layouts": ("tpu_rpa",), "priority": 10},
+            {"layouts": ("tpu_rpa",), "priority": 10, "storages": ("int8", "uint4", "fp8")},
             "copies new tokens to their slots by DMA",
         ),
         "rms_norm": (norm, "computes a block of rows at a time"),

@@ -186,8 +186,8 @@ def _chunk(tiling: Tiling, x: jax.Array, weight: jax.Array, factors: Any, first:
     """
     rows, count = tiling.rows, tiling.per_chunk
     if count > 1:
-        share = lax.broadcasted_iota(jnp.int32, x.shape, 1) // (tiling.chunk // count)
-        x = jnp.concatenate([jnp.where(share == i, x, jnp.zeros_like(x)) for i in range(count)])
+        owner = lax.broadcasted_iota(jnp.int32, x.shape, 1) // (tiling.chunk // count)
+        x = jnp.concatenate([jnp.where(owner == i, x, jnp.zeros_like(x)) for i in range(count)])
     is_wide = x.dtype == jnp.float32
     sums = lax.dot_general(
         x,
@@ -196,13 +196,13 @@ def _chunk(tiling: Tiling, x: jax.Array, weight: jax.Array, factors: Any, first:
         precision=lax.Precision.HIGHEST if is_wide else None,
         preferred_element_type=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
     ).astype(jnp.float32)
-    if tiling.has_points:
-        of_rows = jnp.sum(x.astype(jnp.float32), axis=1, keepdims=True)
+    of_rows = jnp.sum(x.astype(jnp.float32), axis=1, keepdims=True) if tiling.has_points else None
     total = jnp.zeros((rows, sums.shape[1]), jnp.float32)
     for i in range(count):
-        part, share = sums[i * rows : (i + 1) * rows], pl.ds(first + i, 1)
-        if tiling.has_points:
-            part = part - of_rows[i * rows : (i + 1) * rows] * factors[1][0, share, :]
+        mine, share = slice(i * rows, (i + 1) * rows), pl.ds(first + i, 1)
+        part = sums[mine]
+        if of_rows is not None:
+            part = part - of_rows[mine] * factors[1][0, share, :]
         if tiling.has_scales:
             part = part * factors[0][0, share, :]
         total = total + part

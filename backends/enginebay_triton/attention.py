@@ -22,6 +22,7 @@ from enginebay_triton.attention_config import (
     default_config,
     next_power,
 )
+from enginebay_triton.cache_arrays import stored_cache
 from enginebay_triton.call import Launch, Launcher, graph_features, launch, require_versions
 
 require_versions()
@@ -29,6 +30,7 @@ require_versions()
 from enginebay_triton.attention_kernels import attention_kernel, reduce_kernel  # noqa: E402  # imports triton
 
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
+STORAGES = frozenset({"int8", "uint4", "fp8"})
 FEATURES = graph_features() | {
     "window",
     "softcap",
@@ -44,7 +46,7 @@ CAPS = Caps(
     platforms=frozenset({"cuda"}),
     layouts=("nhd", "hnd"),
     q_dtypes=DTYPES,
-    kv_dtypes=DTYPES,
+    kv_dtypes=DTYPES | STORAGES,
     features=FEATURES,
     head_dim=lambda width: width <= 256,
     latent_dim=lambda width: width <= 576,
@@ -52,7 +54,10 @@ CAPS = Caps(
     ragged_decode=True,
 )
 INTERPRETED_CAPS = dataclasses.replace(
-    CAPS, platforms=frozenset({"cpu"}), q_dtypes=interpreter.DTYPES, kv_dtypes=interpreter.DTYPES
+    CAPS,
+    platforms=frozenset({"cpu"}),
+    q_dtypes=interpreter.DTYPES,
+    kv_dtypes=interpreter.DTYPES | STORAGES,
 )
 
 
@@ -115,15 +120,16 @@ class TritonAttention:
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
             raise UnsupportedError(given, allowed, "Choose another kernel.")
-        keys, values, strides = _cache_arguments(cache, layout)
+        stored = stored_cache(cache, layout)
         constants = {
             **_problem(spec, batch.bucket),
             **_blocks(spec, batch.bucket, config),
-            **strides,
+            **stored.constants,
         }
-        no_sinks = batch.kv_lens  # the kernel needs an address, and does not read it
-        arrays = [q, keys, values, batch.page_table, batch.kv_lens, batch.cu_q_lens]
-        arrays.append(no_sinks if sinks is None else sinks.astype(jnp.float32))
+        nothing = batch.kv_lens  # the kernel needs an address, and does not read it
+        arrays = [q, *stored.values, batch.page_table, batch.kv_lens, batch.cu_q_lens]
+        arrays.append(nothing if sinks is None else sinks.astype(jnp.float32))
+        arrays += [nothing if each is None else each for each in (*stored.scales, *stored.zeros)]
         out, lse = self._run(arrays, constants, batch.bucket, config, spec)
         return out, cache, lse if spec.return_lse else None
 
@@ -176,22 +182,6 @@ class TritonAttention:
         )
         combined, lse = self.launcher(reduce_kernel, [out, largest, total, arrays[4]], reduction)
         return combined, lse
-
-
-def _cache_arguments(
-    cache: CacheArrays, layout: KVLayout
-) -> tuple[jax.Array, jax.Array, dict[str, int]]:
-    """Return keys, values, and the strides of a page, a token and a head, in elements."""
-    heads, width, page = layout.num_kv_heads, layout.head_dim, layout.page_size
-    if layout.name == "nhd":
-        head = width if layout.v_prefix_dim else 2 * width
-        strides = (page * heads * head, heads * head, head, head - width)
-        keys = values = cache["kv"]
-    else:
-        strides = (heads * page * width, width, page * width, 0)
-        keys, values = cache["k"], cache["k" if layout.v_prefix_dim else "v"]
-    names = ("PAGE_STRIDE", "TOKEN_STRIDE", "HEAD_STRIDE", "V_OFFSET")
-    return keys, values, {"PAGE_SIZE": page, **dict(zip(names, strides, strict=True))}
 
 
 def _problem(spec: AttnSpec, bucket: Bucket) -> dict[str, Any]:

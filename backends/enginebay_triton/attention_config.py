@@ -80,10 +80,8 @@ def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> TritonAttentionConfi
     tight = wide and env.arch == "sm_90"
     most = (32 if tight else 16) if wide else (128 if width <= 128 else 64 if width <= 256 else 32)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
-    roomy = width <= 128 and env.arch in {
-        "sm_90",
-        "sm_100",
-    }  # older architectures keep the operands of products in registers
+    # Older architectures keep the operands of products in registers, and unpacked codes need more.
+    roomy = width <= 128 and env.arch in {"sm_90", "sm_100"} and spec.kv_storage != "uint4"
     block_n = 16 if wide else (64 if roomy else 32)
     many = wide or width > 128 or block_m >= 128
     return TritonAttentionConfig(

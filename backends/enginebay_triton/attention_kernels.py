@@ -8,11 +8,16 @@ goes through the split tile by tile, with a running maximum and sum (FlashAttent
 the values are the first columns of the keys: a tile is read once, and the value columns and the
 other columns are multiplied separately.
 
+A quantised cache has codes, and a scale and perhaps a zero point for each key and value. The kernel
+multiplies codes. Scales of keys multiply the scores, and scales of values the weights.
+
 This module imports Triton only, because the process of the interpreter loads it too.
 """
 
 import triton
 import triton.language as tl
+
+from enginebay_triton.number_kernels import from_bf16, from_fp8
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -128,6 +133,124 @@ def _load(start_ptr, rows, columns, is_row, is_column):
 
 
 @triton.jit
+def _load_keys(
+    k_ptr, features, offset, is_feature, is_key, HALF: tl.constexpr, STORAGE: tl.constexpr
+):
+    """Load features of keys: a tile [features, BLOCK_N] of numbers or codes, 0 where masked."""
+    if STORAGE == "halves":
+        k = _load(k_ptr, features % HALF, offset, is_feature, is_key)
+        k = ((k >> (features // HALF * 4).to(tl.uint8)[:, None]) & 15).to(tl.int8)
+    else:
+        k = _load(k_ptr, features, offset, is_feature, is_key)
+        if STORAGE == "fp8":
+            k = from_fp8(k)
+    return k
+
+
+@triton.jit
+def _keys_and_values(
+    k_ptr,
+    v_ptr,
+    features,
+    offset,
+    is_feature,
+    is_key,
+    HALF: tl.constexpr,
+    STORAGE: tl.constexpr,
+    V_IS_K_PREFIX: tl.constexpr,
+):
+    """Load keys [features, BLOCK_N] and values [BLOCK_N, features]."""
+    k = _load_keys(k_ptr, features, offset, is_feature, is_key, HALF, STORAGE)
+    # A stale value may be NaN, and 0 * NaN is NaN. So masked values are loaded as 0.
+    if V_IS_K_PREFIX:
+        v = tl.trans(k)
+    elif STORAGE == "halves":
+        v = _load(v_ptr, offset, features % HALF, is_key, is_feature)
+        v = ((v >> (features // HALF * 4).to(tl.uint8)[None, :]) & 15).to(tl.int8)
+    else:
+        v = _load(v_ptr, offset, features, is_key, is_feature)
+        if STORAGE == "nibbles":
+            # The bytes are loaded twice, the second time from the cache of the GPU: the compiler
+            # starts no copies ahead for a load that is used in two ways.
+            k, v = (k & 15).to(tl.int8), (v >> 4).to(tl.int8)
+        elif STORAGE == "fp8":
+            v = from_fp8(v)
+    return k, v
+
+
+@triton.jit
+def _factors(scales_ptr, zeros_ptr, at, is_key, STORAGE: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Load scales and zero points [BLOCK_N] in f32, 0 for masked keys; a cache of numbers has
+    none.
+    """
+    scales = tl.zeros(at.shape, tl.float32)
+    zeros = scales
+    if STORAGE != "plain":
+        scales = from_bf16(tl.load(scales_ptr + at, mask=is_key, other=0))
+    if HAS_ZEROS:
+        zeros = tl.load(zeros_ptr + at, mask=is_key, other=0).to(tl.float32)
+    return scales, zeros
+
+
+@triton.jit
+def _sums(q, HAS_ZEROS: tl.constexpr):
+    """Return the sum of each query in f32, 0 where no zero point is multiplied by it."""
+    return tl.sum(q.to(tl.float32), 1) if HAS_ZEROS else tl.zeros([q.shape[0]], tl.float32)
+
+
+@triton.jit
+def _scores(
+    products,
+    q_sum,
+    scales,
+    zeros,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STORAGE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+):
+    """Return the scores of products [BLOCK_M, BLOCK_N] of queries and keys, times log2 e."""
+    score = products
+    if HAS_ZEROS:
+        score -= q_sum[:, None] * zeros[None, :]
+    if STORAGE != "plain":
+        score *= scales[None, :]
+    score = score * SCALE
+    if SOFTCAP > 0.0:
+        # tanh x = 1 - 2 / (exp 2x + 1)
+        score = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(score * (2.0 * LOG2_E / SOFTCAP)) + 1.0)
+    return score * LOG2_E
+
+
+@triton.jit
+def _add_values(
+    acc, total, weight, v, scales, zeros, STORAGE: tl.constexpr, HAS_ZEROS: tl.constexpr
+):
+    """Return acc [BLOCK_M, BLOCK_D] plus the product of weights and values [BLOCK_N, BLOCK_D], and
+    total [BLOCK_M] plus the sum of the weights.
+    """
+    if STORAGE == "plain":
+        # The sum adds the rounded weights: the ones that V is multiplied with.
+        rounded = weight.to(v.dtype)
+        acc = tl.dot(rounded, v, acc, input_precision="ieee")
+        total += tl.sum(rounded.to(tl.float32), 1)
+    else:
+        # Weights times small scales would be subnormal in float16. So scales are divided by the
+        # largest one.
+        largest = 1.0
+        if v.dtype == tl.float16:
+            largest = tl.max(scales, 0)
+            scales = scales / tl.where(largest > 0.0, largest, 1.0)
+        rounded = (weight * scales[None, :]).to(v.dtype)
+        part = tl.dot(rounded, v, input_precision="ieee")
+        if HAS_ZEROS:
+            part -= tl.sum(rounded.to(tl.float32) * zeros[None, :], 1)[:, None]
+        acc += part * largest
+        total += tl.sum(weight, 1)
+    return acc, total
+
+
+@triton.jit
 def _seen(seen, key, query, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Return `seen` [BLOCK_M, BLOCK_N] restricted by the causal mask and the window."""
     if CAUSAL:
@@ -146,6 +269,10 @@ def attention_kernel(
     kv_lens_ptr,  # [NUM_ROWS]
     cu_q_lens_ptr,  # [NUM_ROWS + 1]
     sinks_ptr,  # [query heads]; not read without sinks
+    k_scales_ptr,  # bits of bfloat16; they and the zero points int16 are read in a quantised cache
+    v_scales_ptr,
+    k_zeros_ptr,
+    v_zeros_ptr,
     # [tokens, query heads, V_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
     out_ptr,
     max_ptr,  # f32 [tokens, SPLITS, query heads]
@@ -169,6 +296,13 @@ def attention_kernel(
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
     V_OFFSET: tl.constexpr,
+    STORAGE: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    SCALES_PAGE: tl.constexpr,
+    SCALES_TOKEN: tl.constexpr,
+    SCALES_HEAD: tl.constexpr,
+    V_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -183,6 +317,11 @@ def attention_kernel(
 
     `_share` describes SPLITS, CHUNK and SHORTEST. An empty split writes nothing, unless it is the
     first. BLOCK_REST is the block of key columns after the first V_DIM.
+
+    STORAGE is "plain" for a cache of numbers, "int8" for codes of a byte, "fp8" for the bits of
+    float8_e4m3fn, "nibbles" for bytes with a key's code in the low and a value's code in the high
+    four bits, and "halves" for bytes with the codes of the features i and HALF + i. V_SCALE is the
+    distance of a value's scale from that of its key.
     """
     NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     block = tl.program_id(0)
@@ -219,6 +358,9 @@ def attention_kernel(
         is_rest = rest < HEAD_DIM
         q_rest = _load(q_ptr, place * HEAD_DIM, rest, is_query, is_rest)
     position = kv_len - q_len + query
+    q_sum = _sums(q, HAS_ZEROS)
+    if BLOCK_REST > 0:
+        q_sum += _sums(q_rest, HAS_ZEROS)  # type: ignore[possibly-undefined]
     if CAUSAL:
         stop = tl.minimum(kv_len, kv_len - q_len + first_query + BLOCK_Q)
     else:
@@ -246,31 +388,36 @@ def attention_kernel(
         offset = _offsets(
             pages, tile, kv_head, PAGE_SIZE, PAGE_STRIDE, TOKEN_STRIDE, HEAD_STRIDE, BLOCK_N
         )
+        at_scales = _offsets(
+            pages, tile, kv_head, PAGE_SIZE, SCALES_PAGE, SCALES_TOKEN, SCALES_HEAD, BLOCK_N
+        )
         pages = _pages(table, tile + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
-        k = _load(k_ptr, d, offset, is_feature, is_key)
-        # A stale value may be NaN, and 0 * NaN is NaN. So masked values are loaded as 0.
-        if V_IS_K_PREFIX:
-            v = tl.trans(k)
-        else:
-            v = _load(v_ptr + V_OFFSET, offset, d, is_key, is_feature)
-        score = tl.dot(q, k, input_precision="ieee")
+        k, v = _keys_and_values(
+            k_ptr, v_ptr + V_OFFSET, d, offset, is_feature, is_key, HALF, STORAGE, V_IS_K_PREFIX
+        )
+        score = tl.dot(q, k.to(q.dtype), input_precision="ieee")
         if BLOCK_REST > 0:
-            k_rest = _load(k_ptr, rest, offset, is_rest, is_key)  # type: ignore[possibly-undefined]
-            score = tl.dot(q_rest, k_rest, score, input_precision="ieee")  # type: ignore[possibly-undefined]
-        score = score * SCALE
-        if SOFTCAP > 0.0:
-            # tanh x = 1 - 2 / (exp 2x + 1)
-            score = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(score * (2.0 * LOG2_E / SOFTCAP)) + 1.0)
-        score = score * LOG2_E
+            k_rest = _load_keys(k_ptr, rest, offset, is_rest, is_key, HALF, STORAGE)  # type: ignore[possibly-undefined]
+            score = tl.dot(q_rest, k_rest.to(q.dtype), score, input_precision="ieee")  # type: ignore[possibly-undefined]
+        scales, zeros = _factors(k_scales_ptr, k_zeros_ptr, at_scales, is_key, STORAGE, HAS_ZEROS)
+        score = _scores(score, q_sum, scales, zeros, SCALE, SOFTCAP, STORAGE, HAS_ZEROS)
         seen = _seen(is_key[None, :] & is_query[:, None], at, position, CAUSAL, WINDOW)
         score = tl.where(seen, score, MASKED)
         new_largest = tl.maximum(largest, tl.max(score, 1))
         weight = tl.where(seen, tl.exp2(score - new_largest[:, None]), 0.0)
         shrink = tl.exp2(largest - new_largest)
-        # The sum adds the rounded weights: the ones that V is multiplied with.
-        rounded = weight.to(v.dtype)
-        total = total * shrink + tl.sum(rounded.to(tl.float32), 1)
-        acc = tl.dot(rounded, v, acc * shrink[:, None], input_precision="ieee")
+        at_scales += V_SCALE
+        scales, zeros = _factors(v_scales_ptr, v_zeros_ptr, at_scales, is_key, STORAGE, HAS_ZEROS)
+        acc, total = _add_values(
+            acc * shrink[:, None],
+            total * shrink,
+            weight,
+            v.to(q.dtype),
+            scales,
+            zeros,
+            STORAGE,
+            HAS_ZEROS,
+        )
         largest = new_largest
     if SPLITS == 1:
         is_empty = total == 0.0

@@ -19,6 +19,9 @@ QUANTIZED: dict[str, Any] = {
 }
 """Forms of weights and of rounded inputs that the kernels of products read."""
 
+CACHES: dict[str, Any] = {"layouts": ("nhd", "hnd"), "storages": ("int8", "uint4", "fp8")}
+"""Caches that the kernels of kv_write and rope_kv_write write."""
+
 
 @hookimpl
 def register_kernels(register: Register) -> None:
@@ -76,8 +79,8 @@ def _register_plain(register: Register) -> None:
     }
     for op, (target, summary) in targets.items():
         knows_cache = op.endswith("kv_write")  # these ops run under shard_map, as attention does
-        more: dict[str, Any] = {"layouts": ("nhd", "hnd")} if knows_cache else {"sharded": False}
-        more |= QUANTIZED if op.endswith("linear") else {}
+        more: dict[str, Any] = CACHES if knows_cache else {"sharded": False}
+        more = more | QUANTIZED if op.endswith("linear") else more
         register(
             "triton",
             f"enginebay_triton.{target}",

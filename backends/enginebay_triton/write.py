@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay_numerics.rotary import RopeSpec, rope_frequencies
+from enginebay_triton.cache_arrays import as_bits, from_stored_bits, stored_tokens, strides_of_heads
 from enginebay_triton.call import Launch, Launcher, launch, require_versions
 from enginebay_triton.interpreter import interpret, require
 
@@ -76,6 +78,8 @@ class KvWrite:
 
         Where the values are a prefix of the keys, only keys are written.
         """
+        if layout.storage is not None:
+            return self._write_stored(cache, slots, stored_tokens(k, v, layout), layout)
         home = _home(layout)
         heads = _heads_per_program(layout.num_kv_heads, layout.head_dim)
         how = Launch(
@@ -92,6 +96,37 @@ class KvWrite:
             new, kernel = [k], kernels.write_keys
         written = self.launcher(kernel, [*new, slots, *(cache[name] for name in home.arrays)], how)
         return dict(zip(home.arrays, written, strict=True))
+
+    def _write_stored(
+        self, cache: CacheArrays, slots: jax.Array, new: CacheArrays, layout: KVLayout
+    ) -> CacheArrays:
+        """Copy the bytes of quantised tokens [T, kv_heads, ...], which XLA makes, to the cache."""
+        found = {}
+        for name, rows in new.items():
+            array, heads = cache[name], layout.num_kv_heads
+            width = math.prod(rows.shape[2:])
+            strides = strides_of_heads(layout, width)
+            block = _heads_per_program(heads, width)
+            how = Launch(
+                (rows.shape[0], -(-heads // block)),
+                (),
+                {
+                    "PAGE_SIZE": layout.page_size,
+                    **dict(zip(("PAGE", "TOKEN", "HEAD"), strides, strict=True)),
+                    "V_OFFSET": 0,
+                    "NUM_KV_HEADS": heads,
+                    "HEAD_DIM": width,
+                    "HEADS": block,
+                    "DIM_BLOCK": _power_of_two(width),
+                },
+                num_warps=2,
+                num_stages=1,
+                num_in_place=1,
+            )
+            arrays = [as_bits(rows), slots, as_bits(array)]
+            (written,) = self.launcher(kernels.write_keys, arrays, how)
+            found[name] = from_stored_bits(written, array.dtype)
+        return found
 
     def interpreted(self) -> KvWrite:
         """Return the same op in Triton's interpreter; raises UnsupportedError without Triton."""
@@ -124,6 +159,10 @@ class RopeKvWrite:
 
         v is [T, kv_heads, head_dim].
         """
+        if layout.storage is not None:
+            turns = _turns(positions, spec)
+            cache = KvWrite(self.launcher)(cache, slots, _turned(k, *turns), v, layout=layout)
+            return _turned(q, *turns), cache
         home = _home(layout)
         num_q_heads, dim, half = q.shape[1], layout.head_dim, spec.rotary_dim // 2
         heads = _heads_per_program(max(num_q_heads, layout.num_kv_heads), dim)
@@ -162,6 +201,15 @@ def _turns(positions: jax.Array, spec: RopeSpec) -> tuple[jax.Array, jax.Array]:
     inv_freq, factor = rope_frequencies(spec)
     angles = positions.astype(jnp.float32)[:, None] * inv_freq
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Return x [T, heads, head_dim], rotated by cosines and sines [T, rotary_dim / 2]."""
+    half = cos.shape[1]
+    cos, sin = cos[:, None], sin[:, None]
+    first, second = (x[..., i * half : (i + 1) * half].astype(jnp.float32) for i in range(2))
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate([*(part.astype(x.dtype) for part in pair), x[..., 2 * half :]], axis=-1)
 
 
 kv_write = KvWrite()

@@ -1,0 +1,101 @@
+"""Quantised caches in Pallas: attention reads the codes, kv_write stores the bytes of the layout,
+and compiled programs have one copy of the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnSpec, Mode
+from enginebay_pallas.attention import attention
+from enginebay_pallas.compiler import TOPOLOGIES, compiler
+from enginebay_pallas.kv_write import kv_write
+from enginebay_pallas.layout import TpuRpaLayout
+from enginebay_testing.attention_cases import AttentionCase, attention_cases
+from enginebay_testing.kernels import CPU, check_attention, why_not_case
+from tests.unit.pallas.test_pallas_attention_compiles import SEQS, batch_of, bucket_of, shapes_of
+
+CASES = {case.name: case for case in attention_cases()}
+STORAGES = ("int8", "uint4", "fp8")
+interpreted = attention.interpreted()
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)"
+)
+
+
+def stored(name: str, storage: str) -> AttentionCase:
+    case = CASES[name]
+    return dataclasses.replace(case, spec=case.spec.stored_as(storage))
+
+
+def test_attention() -> None:
+    case = stored("decode_one_row", "uint4")
+    assert why_not_case(interpreted, case, TpuRpaLayout, CPU) is None
+    check_attention(interpreted, case, TpuRpaLayout)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_case(name: str, storage: str) -> None:
+    case = stored(name, storage)
+    reason = why_not_case(interpreted, case, TpuRpaLayout, CPU)
+    if reason is not None:
+        pytest.skip(reason)
+    check_attention(interpreted, case, TpuRpaLayout)
+
+
+@pytest.mark.parametrize("storage", ["uint4", "fp8"])
+def test_kv_write_stores_the_bytes_of_the_layout(storage: str) -> None:
+    """Also of several tokens of a page that do not follow one another."""
+    layout = TpuRpaLayout(3, 8, 4, 16, "float32", storage=storage)
+    rng = np.random.default_rng(0)
+    slots = np.array([5, -1, 17, 3, 23, 0, 4], np.int32)
+    k, v = rng.normal(size=(2, len(slots), 4, 16)).astype(np.float32)
+    before = {n: rng.integers(0, 99, s.shape).astype(s.dtype) for n, s in layout.shapes().items()}
+    kernel = functools.partial(kv_write.interpreted(), layout=layout)
+    got = jax.jit(kernel)(before, slots, k, v)
+    for name, array in jax.jit(layout.write)(before, slots, k, v).items():
+        assert np.asarray(got[name]).tobytes() == np.asarray(array).tobytes(), name
+
+
+def compiles(target: str, mode: Mode, spec: AttnSpec, page_size: int) -> None:
+    bucket = bucket_of(mode, page_size)
+    layout = spec.make_layout(TpuRpaLayout, SEQS * bucket.pages_per_seq, page_size)
+    config = attention.default_config(Env("tpu", target), spec, bucket, layout)
+
+    def step(q: Any, k: Any, v: Any, cache: Any, batch: Any) -> Any:
+        return attention(q, k, v, cache, batch, spec=spec, layout=layout, config=config)[:2]
+
+    arguments = (*shapes_of(spec, bucket), layout.shapes(), batch_of(bucket))
+    figures = compiler.compile(step, arguments, target=target, donated=(3,)).figures
+    assert figures["alias_bytes"] == layout.num_bytes(), "the cache is not updated in place"
+    assert figures["temp_bytes"] < layout.num_bytes() / 4, "there is room for a copy of the cache"
+    assert 0 < figures["vmem_bytes"] <= config.vmem_limit_bytes
+
+
+@needs_libtpu
+def test_a_decode_compiles_with_one_copy_of_the_cache() -> None:
+    spec = AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16", kv_storage="int8")
+    compiles("v5e", "decode", spec, 128)
+
+
+@pytest.mark.matrix
+@needs_libtpu
+@pytest.mark.parametrize("target", TOPOLOGIES)
+@pytest.mark.parametrize("mode", ["decode", "mixed"])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+def test_steps_compile_for_every_target(
+    target: str, mode: Mode, storage: str, page_size: int
+) -> None:
+    spec = AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16", kv_storage=storage)
+    compiles(target, mode, spec, page_size)
