@@ -18,6 +18,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
@@ -227,13 +228,13 @@ def mend_index(interpreter: Any) -> None:
 
 
 def find_kernel(module: str, file: str, name: str) -> Any:
-    """Return a kernel by its name. Its module is imported by name, or else loaded from its file."""
+    """Return a kernel by its name. A module of a package is imported by name; if the package is not
+    on the path, its folder is added. Another module is loaded from its file.
+    """
     found: ModuleType | None = sys.modules.get(module)
-    if (
-        found is None
-        and "." in module
-        and importlib.util.find_spec(module.partition(".")[0]) is not None
-    ):
+    if found is None and "." in module:
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            sys.path.append(str(Path(file).parents[module.count(".")]))
         found = importlib.import_module(module)
     if found is None:
         spec = importlib.util.spec_from_file_location(module, file)

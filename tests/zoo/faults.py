@@ -36,6 +36,12 @@ DEVICE_PACKAGES = ("enginebay_pallas", "enginebay_triton")
 """Whose kernels are interpreted here."""
 
 
+SHARED = ("layout import", "interpreter")
+"""Modules of which a faulty kernel uses the right ones: a kernel may check the class of a layout,
+and a process of its own interprets Triton's kernels.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """A faulty implementation of an op: in `source` the text `old` of one line is `new`.
@@ -92,7 +98,10 @@ def planted(fault: Fault) -> Any:
     for path in (folder / alias).glob("*.py"):
         code = path.read_text(encoding="utf-8")
         code = code.replace(fault.old, fault.new) if path.stem == module else code
-        path.write_text(code.replace(inside, alias), encoding="utf-8")
+        code = code.replace(inside, alias)
+        for shared in SHARED:
+            code = code.replace(f"{alias}.{shared}", f"{inside}.{shared}")
+        path.write_text(code, encoding="utf-8")
     return _imported(folder, alias, fault.kernel, interpreted=not fault.is_plain)
 
 

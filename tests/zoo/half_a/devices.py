@@ -1,4 +1,4 @@
-"""Faults of kernels in Pallas, interpreted: few, as interpreting takes long."""
+"""Faults of kernels in Pallas and Triton, interpreted: few, as interpreting takes long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,91 @@ def _pallas(op: str, name: str, kind: Kind, module: str, old: str, new: str) -> 
     return Fault(f"pallas_{op}_{name}", op, kind, kernel, f"enginebay_pallas.{module}", old, new)
 
 
+def _linear(package: str, name: str, kind: Kind, module: str, old: str, new: str) -> Fault:
+    full = f"enginebay_{package}"
+    name, kernel = f"{package}_linear_{name}", f"{full}.linear:linear"
+    return Fault(name, "linear", kind, kernel, f"{full}.{module}", old, new)
+
+
+QUANTIZED = (
+    _pallas(
+        "attention",
+        "values_have_scales_of_keys",
+        "scale",
+        "attention_kernel",
+        "value = pl.ds(2 * head + 1, 1)",
+        "value = pl.ds(2 * head, 1)",
+    ),
+    _pallas(
+        "attention",
+        "zero_points_times_half_of_the_query",
+        "scale",
+        "attention_kernel",
+        "products = products - sums * scratch.zero_rows[key, :]",
+        "products = products - 0.5 * sums * scratch.zero_rows[key, :]",
+    ),
+    _pallas(
+        "attention",
+        "codes_of_the_next_head",
+        "heads",
+        "attention_codes",
+        "lax.rem(head, jnp.int32(heads))",
+        "lax.rem(head + 1, jnp.int32(heads))",
+    ),
+    _pallas(
+        "kv_write",
+        "scales_of_dropped_tokens",
+        "write",
+        "kv_write",
+        "place = jnp.where(slots < 0, num_slots, slots)",
+        "place = jnp.where(slots < 0, 0, slots)",
+    ),
+    _linear(
+        "pallas",
+        "scales_of_the_first_group",
+        "scale",
+        "products",
+        "part = part * factors[0][0, share, :]",
+        "part = part * factors[0][0, 0:1, :]",
+    ),
+    _linear(
+        "pallas",
+        "zero_points_are_added",
+        "scale",
+        "products",
+        "part = part - of_rows[mine]",
+        "part = part + of_rows[mine]",
+    ),
+    _linear(
+        "triton",
+        "values_of_a_byte_change_places",
+        "dtype",
+        "linear_kernels",
+        "low, high = (weight & 15).to(tl.int8), (weight >> 4).to(tl.int8)",
+        "high, low = (weight & 15).to(tl.int8), (weight >> 4).to(tl.int8)",
+    ),
+    _linear(
+        "triton",
+        "zero_points_of_even_inputs_alone",
+        "scale",
+        "linear_kernels",
+        "sums += tl.sum(odd.to(tl.float32), 0)",
+        "sums += 0.0 * tl.sum(odd.to(tl.float32), 0)",
+    ),
+    Fault(
+        "triton_attention_values_have_scales_of_keys",
+        "attention",
+        "scale",
+        "enginebay_triton.attention:attention",
+        "enginebay_triton.attention_kernels",
+        "at_scales += V_SCALE",
+        "at_scales += 0",
+    ),
+)
+"""Faults of quantised weights and caches."""
+
 FAULTS = (
+    *QUANTIZED,
     _pallas(
         "attention",
         "no_wait_for_reads",
