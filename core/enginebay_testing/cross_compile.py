@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,11 +23,12 @@ from enginebay.config_sections import PHASES, Choice
 from enginebay.engine import AttentionProblem
 from enginebay.executor import columns
 from enginebay.executor.sharding import Placement, make_placement
-from enginebay.model import Model
+from enginebay.model import Model, with_cache_dtypes
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
 from enginebay.registry import Registry
+from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_executor.binding import bind
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.prefill import forward_step
@@ -41,7 +42,7 @@ TENSOR = "tensor"
 @dataclasses.dataclass(frozen=True)
 class DecodeShape:
     """Sizes of a decode step: rows, max tokens per row, tokens per page, pages of the cache, and
-    tokens per call.
+    tokens per call. `cache_dtype` is a dtype or a storage of the cache; None: `dtype`.
 
     If `prefill_tokens` is not 0, the step is a mixed step of `prefill_tokens` tokens: some rows
     decode, and others compute chunks of prompts. It then has the program of a prefill, up to the
@@ -55,6 +56,7 @@ class DecodeShape:
     decode_steps: int = 16
     dtype: str = "bfloat16"
     prefill_tokens: int = 0
+    cache_dtype: str | None = None
 
     @property
     def bucket(self) -> Bucket:
@@ -111,13 +113,19 @@ class _Step:
     placement: Placement
     layouts: Mapping[str, CacheLayout]
     shape: DecodeShape
+    weight_format: WeightFormat
 
-    def weights(self) -> dict[str, jax.ShapeDtypeStruct]:
-        dtype = jnp.dtype(self.shape.dtype)
-        return {
-            path: self._array(spec.shape, dtype, self.placement.weight(path, spec))
-            for path, spec in self.model.weight_specs().items()
-        }
+    def weights(self) -> dict[str, Any]:
+        """Return the weights as shapes; a quantised one has several arrays."""
+
+        def weight(path: str, spec: WeightSpec) -> Any:
+            def array(one: StoredArray) -> jax.ShapeDtypeStruct:
+                where = self.placement.weight(path, one.spec)
+                return self._array(one.spec.shape, jnp.dtype(one.dtype), where)
+
+            return jax.tree.map(array, self.weight_format.stored(path, spec))
+
+        return {path: weight(path, spec) for path, spec in self.model.weight_specs().items()}
 
     def state(self) -> StepState:
         cache: dict[str, Any] = {  # shapes in place of arrays
@@ -170,12 +178,14 @@ def compile_decode_step(
     num_devices: int = 1,
     shape: DecodeShape | None = None,
     config: EngineConfig | None = None,
+    quantize: Callable[[WeightSpec], QuantizedArray] | None = None,
 ) -> StepReport:
     """Compile the whole step of a `shape` for a target, over `num_devices` devices, for the model
     of a config.json.
 
-    Kernels are chosen as `config` says and as on the device. Exceptions of the compiler are passed
-    on, such as for a model that does not fit into the device's memory.
+    `quantize` returns the StoredArrays of a weight that may be quantised; None: all weights are
+    plain. Kernels are chosen as `config` says and as on the device. Exceptions of the compiler are
+    passed on, such as for a model that does not fit into the device's memory.
     """
     shape, config = shape or DecodeShape(), _with_a_sampler(registry, config or EngineConfig())
     devices = compiler.devices(target, num_devices)
@@ -185,12 +195,22 @@ def compile_decode_step(
     model = family.build(
         model_config, dtype=shape.dtype, num_shards=shards, max_model_len=shape.max_model_len
     )
-    kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement, shape)
+    if shape.cache_dtype is not None:
+        stored = dict.fromkeys(model.info.attention, shape.cache_dtype)
+        model.info = with_cache_dtypes(model.info, stored)
+    quantized = {
+        path: quantize(spec)
+        for path, spec in model.weight_specs().items()
+        if quantize is not None and spec.num_inputs is not None
+    }
+    weight_format = WeightFormat(shape.dtype, quantized)
+    env = Env(compiler.platform, target)
+    kernels = _kernels(registry, config, env, model, placement, shape, weight_format)
     bound = bind(kernels, model, placement)
     sampler = make_sampler(registry, config, bound.plain)
     program = Program(bound.model, bound.ops, sampler, mixes=True)
     pages, places = shape.layouts(kernels.layout_type, model), shape.states(model)
-    step = _Step(model, program, placement, {**pages, **places}, shape)
+    step = _Step(model, program, placement, {**pages, **places}, shape, weight_format)
     tables = dict.fromkeys(pages, _ints(shape.rows, shape.bucket.pages_per_seq))
     tables |= dict.fromkeys(places, _ints(shape.rows, 1))
     held = (step.weights(), step.state())
@@ -219,6 +239,7 @@ def _kernels(
     model: Model,
     placement: Placement,
     shape: DecodeShape,
+    weight_format: WeightFormat,
 ) -> ChosenKernels:
     default = registry.load(registry.find("platform", env.platform)).default_layout
 
@@ -226,7 +247,9 @@ def _kernels(
         layouts = shape.layouts(layout_type, model)
         return [(dataclasses.replace(shape.bucket, mode=phase), layouts) for phase in PHASES]
 
-    return choose_kernels(registry, config, env, model.info, placement, default, steps)
+    return choose_kernels(
+        registry, config, env, model.info, placement, default, steps, weight_format.needs
+    )
 
 
 def _bytes(tree: Any, num_devices: int) -> int:
@@ -234,5 +257,5 @@ def _bytes(tree: Any, num_devices: int) -> int:
     total = 0
     for leaf in jax.tree.leaves(tree):
         local = leaf.shape if num_devices == 1 else leaf.sharding.shard_shape(leaf.shape)
-        total += jax.ShapeDtypeStruct(local, leaf.dtype).size * leaf.dtype.itemsize
+        total += stored_bytes(local, leaf.dtype)
     return total

@@ -12,9 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.weights import FLOAT, QuantizedArray
+from enginebay.config import EngineConfig
+from enginebay.registry import load_registry
+from enginebay.weights import FLOAT, QuantizedArray, WeightSpec
+from enginebay_models.quantized_tensors import QuantizedForm
 from enginebay_numerics.activations import rounded_rows
 from enginebay_testing import oracle
+from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
+from tests.unit.pallas.test_pallas_step import LLAMA_8B
 
 DTYPES = {
     "int8": "int8",
@@ -136,3 +141,36 @@ def assert_no_copy(text: str, *shape: int) -> None:
         (size, by) for size, by in made if size in sizes and by not in ("parameter", "bitcast")
     ]
     assert not wrong, wrong
+
+
+def quantized_step(compiler: Any, target: str, page_size: int) -> StepReport:
+    """A decode step of two layers of an 8B model, with uint4 weights and an int8 cache."""
+
+    def quantize(spec: WeightSpec) -> QuantizedArray:
+        assert spec.num_inputs is not None
+        inputs = math.prod(spec.shape[-spec.num_inputs :])
+        return QuantizedForm("uint4", inputs // 128, has_zero_points=True).arrays(spec)
+
+    pages = 32 * 4096 // page_size + 1
+    return compile_decode_step(
+        load_registry(),
+        LLAMA_8B | {"num_hidden_layers": 2, "vocab_size": 4096},
+        compiler,
+        target,
+        shape=DecodeShape(page_size=page_size, num_pages=pages, decode_steps=8, cache_dtype="int8"),
+        config=EngineConfig(sampler="greedy"),
+        quantize=quantize,
+    )
+
+
+def check_step(report: StepReport, name: str) -> None:
+    """The kernels of a device run it, the cache is in place, and no array of floats in the program
+    is as large as the smallest weight.
+    """
+    assert {report.kernels[op] for op in ("linear", "kv_write", "attention.decode")} == {name}
+    figures = report.compiled.figures
+    assert report.cache_bytes <= figures["alias_bytes"] < report.cache_bytes + (8 << 20)
+    assert figures["temp_bytes"] < (report.cache_bytes + report.weight_bytes) // 8
+    sizes = re.findall(r"= (?:bf16|f16|f32)\[([\d,]+)\]", report.compiled.text)
+    largest = max(math.prod(map(int, size.split(","))) for size in sizes)
+    assert largest < 4096 * 4096, largest

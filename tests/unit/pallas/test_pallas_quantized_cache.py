@@ -22,6 +22,7 @@ from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing.attention_cases import AttentionCase, attention_cases
 from enginebay_testing.kernels import CPU, check_attention, why_not_case
 from tests.unit.pallas.test_pallas_attention_compiles import SEQS, batch_of, bucket_of, shapes_of
+from tests.unit.quantized_products import check_step, quantized_step
 
 CASES = {case.name: case for case in attention_cases()}
 STORAGES = ("int8", "uint4", "fp8")
@@ -99,3 +100,13 @@ def test_steps_compile_for_every_target(
 ) -> None:
     spec = AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16", kv_storage=storage)
     compiles(target, mode, spec, page_size)
+
+
+@pytest.mark.matrix
+@needs_libtpu
+@pytest.mark.parametrize("target", ["v5e", "v6e"])
+@pytest.mark.parametrize("page_size", [64, 128])
+def test_a_step_with_quantised_weights_and_cache_holds_no_wide_copy(
+    target: str, page_size: int
+) -> None:
+    check_step(quantized_step(compiler, target, page_size), "pallas")

@@ -29,6 +29,7 @@ from enginebay_triton.targets import TARGETS
 from enginebay_triton.write import kv_write, rope_kv_write
 from enginebay_xla.layout import HndLayout
 from enginebay_xla.rope_kv_write import rope_kv_write as xla_rope_kv_write
+from tests.unit.quantized_products import check_step, quantized_step
 
 S = jax.ShapeDtypeStruct
 CASES = {case.name: case for case in attention_cases()}
@@ -161,3 +162,10 @@ def test_steps_compile_for_every_target(
 ) -> None:
     spec = AttnSpec(32, 8, head_dim, q_dtype=dtype, kv_dtype=dtype, kv_storage=storage)
     compiles(target, mode, spec.make_layout(layout, 1024, 64), spec)
+
+
+@pytest.mark.matrix
+@needs_compiler
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_a_step_with_quantised_weights_and_cache_holds_no_wide_copy(target: str) -> None:
+    check_step(quantized_step(compiler, target, page_size=64), "triton")
