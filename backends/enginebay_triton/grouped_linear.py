@@ -11,7 +11,7 @@ from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_numerics.activations import rounded_rows
 from enginebay_triton.call import Launcher, launch
 from enginebay_triton.interpreter import interpret, require
-from enginebay_triton.products import FEW, MANY, RowBlocks, StoredMatrices, launch_products
+from enginebay_triton.products import FEW, RowBlocks, StoredMatrices, launch_products, most_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GroupedLinear:
         x_scales = None
         if isinstance(weight, QuantizedArray) and weight.activations != FLOAT:
             x, x_scales = rounded_rows(x)
-        block = FEW if rows <= FEW * groups else MANY
+        block = FEW if rows <= FEW * groups else most_rows(x)
         counts, ends = -(-group_sizes // block), jnp.cumsum(group_sizes)
         last = jnp.cumsum(counts)
         place = jnp.arange(rows // block + min(groups, rows))

@@ -14,7 +14,15 @@ from enginebay_numerics.activations import rounded_rows
 from enginebay_numerics.products import plain_product
 from enginebay_triton.call import Launcher, launch
 from enginebay_triton.interpreter import interpret, require
-from enginebay_triton.products import FEW, MANY, WIDTH, RowBlocks, StoredMatrices, launch_products
+from enginebay_triton.products import (
+    FEW,
+    MANY,
+    WIDTH,
+    RowBlocks,
+    StoredMatrices,
+    launch_products,
+    most_rows,
+)
 
 PROGRAMS = 256
 """Programs that fill a GPU: two for each of its cores, of which there are 108 to 148."""
@@ -73,7 +81,7 @@ class TritonLinear:
         x_scales = None
         if weight.activations != FLOAT:
             x, x_scales = rounded_rows(x)
-        block = max(FEW, min(MANY, 1 << (rows - 1).bit_length()))
+        block = max(FEW, min(most_rows(x), 1 << (rows - 1).bit_length()))
         # A row's sums have the same order in every batch of up to MANY rows.
         splits = _splits(outputs, inputs) if rows <= MANY else 1
         first = jnp.arange(0, rows, block, dtype=jnp.int32)

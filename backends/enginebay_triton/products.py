@@ -23,8 +23,10 @@ FEW, MANY = 16, 64
 WIDTH = 64
 """Outputs of a program."""
 
-LINE = 128
-"""Bytes of a row of a weight that a program loads per step, at most."""
+LINE, WIDE_LINE = 128, 32
+"""Bytes of a row of a weight that a program loads per step, at most; the second number is for f32
+rows, whose exact products use no tensor cores and many registers.
+"""
 
 SMALLEST_INT = 32
 """Inputs of the smallest product of integers of tensor cores."""
@@ -105,7 +107,8 @@ def launch_products(
     scales = nothing if weights.scales is None else weights.scales
     points = nothing if weights.zero_points is None else weights.zero_points
     shares = 1 if weights.scales is None else scales.shape[-1]
-    depth = _depth(stored // shares, weights.values.dtype.itemsize)
+    line = WIDE_LINE if x.dtype == jnp.float32 else LINE
+    depth = _depth(stored // shares, weights.values.dtype.itemsize, line)
     how = Launch(
         (blocks.group.shape[0], -(-outputs // WIDTH), splits),
         (jax.ShapeDtypeStruct((splits, rows, outputs), dtype),),
@@ -132,7 +135,12 @@ def launch_products(
     return out
 
 
-def _depth(share: int, itemsize: int) -> int:
+def most_rows(x: jax.Array) -> int:
+    """Return the rows of the largest block of x."""
+    return FEW if x.dtype == jnp.float32 else MANY
+
+
+def _depth(share: int, itemsize: int, line: int) -> int:
     """Return the numbers of a row of a weight that a program loads per step: within one share."""
     depth = 1 << max(share - 1, 0).bit_length()
-    return max(16, min(LINE // itemsize, depth))
+    return max(16, min(line // itemsize, depth))
