@@ -81,7 +81,7 @@ def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
     plain interpreter.
     """
     heads, size, first, valid = 3, 16, 16, 13
-    plan = types.SimpleNamespace(chunk_kv=size, is_interpreted=False)
+    plan = types.SimpleNamespace(chunk_kv=size, storage=None, is_interpreted=False)
     entries = TpuRpaLayout(1, 32, heads, 128, dtype).shapes()["kv"].shape[2:]
     buffers = np.random.default_rng(0).normal(size=(2, 32, *entries)).astype(jnp.dtype(dtype))
 

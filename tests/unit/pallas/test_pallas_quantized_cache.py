@@ -10,12 +10,15 @@ import importlib.util
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay_pallas.attention import attention
+from enginebay_pallas.attention_codes import load_codes
 from enginebay_pallas.compiler import TOPOLOGIES, compiler
 from enginebay_pallas.kv_write import kv_write
 from enginebay_pallas.layout import TpuRpaLayout
@@ -66,6 +69,37 @@ def test_kv_write_stores_the_bytes_of_the_layout(storage: str) -> None:
     got = jax.jit(kernel)(before, slots, k, v)
     for name, array in jax.jit(layout.write)(before, slots, k, v).items():
         assert np.asarray(got[name]).tobytes() == np.asarray(array).tobytes(), name
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_device_takes_codes_out_of_words(storage: str) -> None:
+    """It reads words with a stride, as nothing that is interpreted otherwise does: here by Pallas'
+    plain interpreter.
+    """
+    heads, size, first, valid = 6, 16, 16, 13
+    kv = TpuRpaLayout(1, 32, heads, 128, "float32", storage=storage).shapes()["kv"]
+    rng = np.random.default_rng(0)
+    stored = rng.integers(0, 256, (2, 32, *kv.shape[2:])).astype(np.uint8).view(kv.dtype)
+    stored = np.where(np.isfinite(stored.astype(np.float32)), stored, np.zeros_like(stored))
+
+    def kernel(source: Any, keys: Any, values: Any) -> None:
+        is_valid = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < valid
+        place = (1, pl.ds(first, size))
+        for head in range(heads):
+            keys[head], values[head] = load_codes(
+                source, place, jnp.int32(head), is_valid, storage, is_interpreted=False
+            )
+
+    made = jax.ShapeDtypeStruct((heads, size, 128), jnp.float32)
+    keys, values = pl.pallas_call(kernel, out_shape=(made, made), interpret=True)(stored)
+    rows = stored[1, first : first + size].reshape(size, -1, 128).copy()
+    rows[valid:] = 0
+    if storage == "uint4":
+        expected = rows[:, :heads] & 15, rows[:, :heads] >> 4
+    else:
+        expected = rows[:, 0 : 2 * heads : 2], rows[:, 1 : 2 * heads : 2]
+    for got, wanted in zip((keys, values), expected, strict=True):
+        assert np.array_equal(got, wanted.astype(np.float32).transpose(1, 0, 2))
 
 
 def compiles(target: str, mode: Mode, spec: AttnSpec, page_size: int) -> None:
