@@ -11,7 +11,12 @@ import pytest
 from enginebay import LLM, SamplingParams
 from tests.parity import reference, tiny
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    # PEFT reads an old name of transformers, and says that it saves embeddings.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
+]
 pytest.importorskip("peft", reason="make env-parity installs peft")
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -55,13 +60,31 @@ def test_batches_of_adapters_have_the_logits_of_peft(variant: str, tmp_path: Pat
         for seed, (name, setting) in enumerate(SETTINGS.items())
     }
     names = [*SETTINGS, None] * 2
+    assert_peft(model, adapters, names, {name: str(tmp_path / name) for name in SETTINGS})
+
+
+def test_embeddings_and_heads_have_the_logits_of_peft(tmp_path: Path) -> None:
+    model = tiny.write_checkpoint(tmp_path / "model", "llama-mha")
+    targets = ["embed_tokens", "lm_head", "v_proj"]
+    setting = {"r": 4, "lora_alpha": 8, "target_modules": targets}
+    adapters = {
+        name: write_by_peft(tmp_path / name, model, seed, setting) for seed, name in enumerate("ab")
+    }
+    folders = {name: str(tmp_path / name) for name in adapters}
+    names = ["a", "b", None, "a", "b"] * 2
+    assert_peft(model, adapters, names, folders, lora_targets=targets)
+
+
+def assert_peft(
+    model: Path, adapters: Any, names: Any, folders: dict[str, str], **fields: Any
+) -> None:
+    """A batch over the adapters has PEFT's log-probabilities, of prompts and new tokens."""
     prompts = [prompt[:100] for prompt in (*tiny.prompts()[1:6], *tiny.prompts()[1:6][::-1])]
     params = SamplingParams(
         max_tokens=6, temperature=0.0, ignore_eos=True, prompt_logprobs=0, logprobs=0
     )
-    folders = {name: str(tmp_path / name) for name in SETTINGS}
-    sizes: dict[str, Any] = {"max_num_seqs": 10, "max_model_len": 128, "max_num_batched_tokens": 64}
-    with LLM(str(model), dtype="float32", generation_config="none", lora=folders, **sizes) as llm:
+    fields |= {"max_num_seqs": 10, "max_model_len": 128, "max_num_batched_tokens": 64}
+    with LLM(str(model), dtype="float32", generation_config="none", lora=folders, **fields) as llm:
         outputs = llm.generate(prompts, params, lora=names)
     base = reference.load_reference(model, "float32")
     for prompt, name, output in zip(prompts, names, outputs, strict=True):
