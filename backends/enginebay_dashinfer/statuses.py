@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import enum
 
+from enginebay.adapters import (
+    AdapterCountError,
+    AdapterInUseError,
+    AdapterLoadedError,
+    AdapterNotFoundError,
+    AdapterRankError,
+)
 from enginebay.errors import (
     CheckpointError,
     EnginebayError,
@@ -93,6 +100,11 @@ class RefusedError(InputError):
 
 
 STATUSES: tuple[tuple[type[BaseException], AsStatus], ...] = (
+    (AdapterNotFoundError, AsStatus.ALLSPARK_LORA_NOT_FOUND),
+    (AdapterLoadedError, AsStatus.ALLSPARK_LORA_ALREADY_LOADED),
+    (AdapterInUseError, AsStatus.ALLSPARK_LORA_IN_USE),
+    (AdapterRankError, AsStatus.ALLSPARK_LORA_RANK_EXCEED_LIMIT_ERROR),
+    (AdapterCountError, AsStatus.ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR),
     (CheckpointError, AsStatus.ALLSPARK_IO_ERROR),
     (StoppedError, AsStatus.ALLSPARK_REQUEST_DENIED),
     (InputError, AsStatus.ALLSPARK_PARAM_ERROR),
