@@ -44,6 +44,7 @@ constexpr int kDown = 4;      // rows of a in a tile of several tokens
 constexpr int kLoneDown = 8;  // rows of a in a tile of one token
 constexpr int kVectors = 4;   // vectors of outputs in a tile
 constexpr int64_t kWidth = kVectors * kLanes;
+constexpr int64_t kAhead = 4;  // tiles between the outputs that are computed and those that are prefetched
 
 // sums[R, C] = x[R] a[C, in]^T. Each sum has its lanes in a fixed order, so that it does not depend on other tokens.
 // Meanwhile the rows of a at `next` are prefetched.
@@ -87,7 +88,7 @@ void expand_tile(const float* const* values, const W* b, int64_t rank, int64_t s
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) weights[v] = in_register(load(row + v * kLanes));
 #pragma GCC unroll 8
-      for (int64_t ahead = kWidth; ahead < 2 * kWidth; ahead += kLine) fetch(row + ahead);
+      for (int64_t i = 0; i < kWidth; i += kLine) fetch(row + kAhead * kWidth + i);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         Floats value = splat(values[r][k]);
@@ -172,9 +173,12 @@ void expand(const TokenBlock& block, const float* values, const W* b, Y* y, int6
   int64_t num_parts = parts.ends.size(), down = rank * num_parts;
   int64_t start = first / parts.period * parts.period, part = 0;
   while (start + parts.ends[part] <= first) ++part;
+  const W* from = b + block.slot * rank * outputs;
+  for (int64_t k = 0; k < rank; ++k)
+    for (int64_t c = first; c < std::min(end, first + kAhead * kWidth); c += 64 / int64_t(sizeof(W)))
+      fetch(from + k * outputs + c);
   for (int64_t c = first; c < end;) {
     int64_t last = std::min(end, start + parts.ends[part]);
-    const W* from = b + block.slot * rank * outputs;
     for (int64_t low = c; low < last; low += kWidth) {
       int64_t width = std::min(kWidth, last - low);
       for (int64_t t = 0; t < block.count; t += kTokens) {
