@@ -60,24 +60,24 @@ struct UnpackedWeight {
     return {values + output * row_bytes(), groups.from(scales, output), from_zeros, in, groups};
   }
 
-  template <int R, int C, bool kFetch>
+  template <int R, int C>
   void multiply(const Ordered& x, float* out, int64_t stride, int64_t ahead) const {
     Tile<R, C> tile;
     const Spread<W::kInputs> spread(groups);
     int64_t bytes = row_bytes(), k = 0;
-    for (; k + kBytes <= bytes; k += kBytes) add<R, C, kFetch, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
-    if (k < bytes) add<R, C, false, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
+    for (; k + kBytes <= bytes; k += kBytes) add<R, C, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
+    if (k < bytes) add<R, C, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
     tile.put(out, stride);
   }
 
  private:
-  template <int R, int C, bool kFetch, bool kLast, typename F>
+  template <int R, int C, bool kLast, typename F>
   ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Ordered& x, int64_t k, int64_t ahead, F weights) const {
     int64_t bytes = row_bytes(), first = k / kBytes * W::kInputs;
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       Ints bits = in_register(weights(c));
-      if (kFetch) fetch(values + c * bytes + k + ahead);
+      fetch(values + c * bytes + k + ahead);
       Floats zero{};
       if (kZeros) zero = spread.template of<kLast>(groups.from(zeros, c), first);
       Floats parts[R] = {};

@@ -30,12 +30,12 @@ struct Int8Weight {
   int64_t row_bytes() const { return in; }
   Int8Weight from(int64_t output) const { return {values + output * in, scales + output, in}; }
 
-  template <int R, int C, bool kFetch>
+  template <int R, int C>
   void multiply(const Rounded& x, float* out, int64_t stride, int64_t ahead) const {
     Ints sums[R][C] = {};
     int64_t k = 0;
-    for (; k + kBytes <= in; k += kBytes) add<R, C, kFetch>(sums, x, k, ahead, [&](int c) { return load_ints(values + c * in + k); });
-    if (k < in) add<R, C, false>(sums, x, k, 0, [&](int c) { return load_part(values + c * in + k, in - k); });
+    for (; k + kBytes <= in; k += kBytes) add<R, C>(sums, x, k, ahead, [&](int c) { return load_ints(values + c * in + k); });
+    if (k < in) add<R, C>(sums, x, k, 0, [&](int c) { return load_part(values + c * in + k, in - k); });
     Ints flat[(R * C + kLanes - 1) / kLanes * kLanes] = {};
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) flat[r * C + c] = sums[r][c];
@@ -50,7 +50,7 @@ struct Int8Weight {
   }
 
  private:
-  template <int R, int C, bool kFetch, typename F>
+  template <int R, int C, typename F>
   ENGINEBAY_INLINE void add(Ints (&sums)[R][C], const Rounded& x, int64_t k, int64_t ahead, F weights) const {
     Ints rows[R];
 #pragma GCC unroll 8
@@ -58,7 +58,7 @@ struct Int8Weight {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       Bytes each(weights(c));
-      if (kFetch) fetch(values + c * in + k + ahead);
+      fetch(values + c * in + k + ahead);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) sums[r][c] = add_dots(sums[r][c], each.bits, rows[r]);
     }
@@ -81,26 +81,26 @@ struct GroupedWeight {
     return {values + output * row_bytes(), groups.from(scales, output), from_zeros, in, groups};
   }
 
-  template <int R, int C, bool kFetch>
+  template <int R, int C>
   void multiply(const Rounded& x, float* out, int64_t stride, int64_t ahead) const {
     Tile<R, C> tile;
     const Spread<W::kInputs> spread(groups);
     int64_t bytes = row_bytes(), k = 0;
-    for (; k + kBytes <= bytes; k += kBytes) add<R, C, kFetch, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
-    if (k < bytes) add<R, C, false, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
+    for (; k + kBytes <= bytes; k += kBytes) add<R, C, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
+    if (k < bytes) add<R, C, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
     tile.put(out, stride);
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) out[r * stride + c] *= x.scales[r];
   }
 
  private:
-  template <int R, int C, bool kFetch, bool kLast, typename F>
+  template <int R, int C, bool kLast, typename F>
   ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Rounded& x, int64_t k, int64_t ahead, F weights) const {
     int64_t bytes = row_bytes(), block = k / kBytes, first = block * W::kInputs;
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       W each(weights(c));
-      if (kFetch) fetch(values + c * bytes + k + ahead);
+      fetch(values + c * bytes + k + ahead);
       Floats scale = spread.template of<kLast>(groups.from(scales, c), first), zero;
       if (kZeros) zero = spread.template of<kLast>(groups.from(zeros, c), first);
 #pragma GCC unroll 8
@@ -114,25 +114,32 @@ struct GroupedWeight {
   }
 };
 
-// out[R, width] of the first `rows` of at most R rows, as a constant.
-template <int R, int C, bool kFetch, typename X, typename V>
-void some_rounded_rows(int64_t rows, const X& x, const V& weight, float* out, int64_t width, int64_t stride) {
-  if constexpr (R > 1) {
-    if (rows < R) return some_rounded_rows<R - 1, C, kFetch>(rows, x, weight, out, width, stride);
-  }
-  int64_t c = 0;
-  for (; c + C <= width; c += C)
-    weight.from(c).template multiply<R, C, kFetch>(x, out + c, stride, C * weight.row_bytes());
-  for (; c < width; ++c) weight.from(c).template multiply<R, 1, false>(x, out + c, stride, 0);
+// out[R, width]; each tile prefetches weights that are `ahead` tiles away.
+template <int R, int C, typename X, typename V>
+void rounded_rows(const X& x, const V& weight, float* out, int64_t width, int64_t stride, int64_t ahead) {
+  int64_t c = 0, bytes = ahead * C * weight.row_bytes();
+  for (; c + C <= width; c += C) weight.from(c).template multiply<R, C>(x, out + c, stride, bytes);
+  for (; c < width; ++c) weight.from(c).template multiply<R, 1>(x, out + c, stride, 0);
 }
 
 // out[rows, width]; the rows of out are `stride` apart. The first rows wait for memory, so they prefetch the next weights.
 template <typename X, typename V>
 void rounded_block(const X& x, const V& weight, float* out, int64_t rows, int64_t width, int64_t stride) {
-  if (rows == 1) return some_rounded_rows<1, kLoneColumns, true>(1, x, weight, out, width, stride);
-  some_rounded_rows<kRows, V::kWide, true>(rows, x, weight, out, width, stride);
-  for (int64_t r = kRows; r < rows; r += kRows)
-    some_rounded_rows<kRows, V::kWide, false>(rows - r, x.from(r), weight, out + r * stride, width, stride);
+  if (rows == 1) return rounded_rows<1, kLoneColumns>(x, weight, out, width, stride, 1);
+  for (int64_t r = 0; r < rows;) {
+    int64_t left = rows - r, ahead = r == 0;
+    float* to = out + r * stride;
+    if (left >= kRows) {
+      rounded_rows<kRows, V::kWide>(x.from(r), weight, to, width, stride, ahead);
+      r += kRows;
+    } else if (left >= 2) {
+      rounded_rows<2, V::kWide>(x.from(r), weight, to, width, stride, ahead);
+      r += 2;
+    } else {
+      rounded_rows<1, V::kWide>(x.from(r), weight, to, width, stride, ahead);
+      r += 1;
+    }
+  }
 }
 
 }  // namespace
