@@ -135,5 +135,6 @@ def _saving(model: Model, quantized: Mapping[str, QuantizedArray], dtype: str) -
     few = sum(stored_bytes(a.spec.shape, a.dtype) for a in jax.tree.leaves(dict(quantized)))
     plain = sum(stored_bytes(specs[path].shape, dtype) for path in quantized)
     counts = collections.Counter(one.method for one in quantized.values())
-    how = ", ".join(f"{count} weights as {method}" for method, count in counts.items())
-    return f"{how}: {few / 2**20:.1f} MiB in place of {plain / 2**20:.1f} in {dtype}"
+    how = ", ".join(f"{count} as {method}" for method, count in counts.most_common())
+    sizes = f"{few / 2**20:.1f} MiB in place of {plain / 2**20:.1f} in {dtype}"
+    return f"{len(quantized)} weights ({how}) take {sizes}"

@@ -265,4 +265,4 @@ def test_memory_after_loading_is_what_the_plan_says(tmp_path: Path) -> None:
     assert weight_bytes(plan.model, plan.placement, plan.weight_format) == held
     reason = next(r for r in plan.reasons if r.setting == "quantization")
     assert reason.chosen == "gptq"
-    assert "10 weights as int4: 0.0 MiB in place of 0.3 in float32" in reason.why
+    assert "10 weights (10 as int4) take 0.0 MiB in place of 0.3 in float32" in reason.why
