@@ -146,8 +146,10 @@ def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
         server.wait_for("ready: 2 replicas")
         children = server.children
         streams(server, long_bodies(6))  # compiles what the next streams need
-        found = streams(server, long_bodies(3, 230), lambda _: server.terminate())
-        errors = [stream.error for stream in found]
+        found = streams(server, long_bodies(6, 230), lambda _: server.terminate())
+        late = [stream for stream in found if stream.events[-1] != "[DONE]"]
+        assert late, "the signal comes before the last stream has ended"
+        errors = [stream.error for stream in late]
         assert {error and error["code"] for error in errors} == {"engine_stopped"}
         assert server.exit_code() == 0
         assert not [pid for pid in children if is_running(pid)]
