@@ -18,9 +18,9 @@ from enginebay.llm.prepare import Preparer
 from enginebay.model import Checkpoint
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
-from enginebay.waits import waiting
 from enginebay_esurge.settings import ENGINE, EngineSettings
 from enginebay_faces.opening import eos_token_ids, find_tokenizer, size_name
+from enginebay_startup.waits import waiting
 
 PRELOADED = "preloaded"
 """The configuration's name for a model that was passed as an object."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from enginebay.adapters import AdapterRankError
 from enginebay.errors import CheckpointError, InputError, shown
-from enginebay.nesting import parse_json
 from enginebay_lora.layers import Adapted, AdaptedEmbedding, by_module
 from enginebay_models.safetensors_file import StoredTensor, read_file
+from enginebay_startup.json_text import parse_json
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -13,7 +13,6 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.errors import InputError
-from enginebay.nesting import parse_json
 from enginebay.types import ROW_VALUES
 from enginebay_faces.stored import Storage
 from enginebay_oengine.documented_rows import SparseParams
@@ -24,6 +23,7 @@ from enginebay_oengine.row_arrays import (
     pack_prompts,
 )
 from enginebay_oengine.sequence_buffer import SequenceBuffer
+from enginebay_startup.json_text import parse_json
 
 STORAGE = Storage("sampling metadata")
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")

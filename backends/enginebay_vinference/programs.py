@@ -23,9 +23,9 @@ from enginebay.cache import KVLayout
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
 from enginebay.executor.parts import EngineParts
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
-from enginebay.waits import waiting
 from enginebay_executor.local import runner_of
 from enginebay_executor.step import Program
+from enginebay_startup.waits import waiting
 from enginebay_stepping.engine import StepEngine
 from enginebay_vinference.functions import (
     Arrays,

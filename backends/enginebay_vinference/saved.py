@@ -37,7 +37,7 @@ from jax.sharding import PartitionSpec
 
 import enginebay
 from enginebay.errors import shown_text
-from enginebay.nesting import parse_json
+from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig

@@ -25,6 +25,16 @@ class Startup(Protocol):
     def described(self, error: ValidationError, model: type[BaseModel]) -> str:
         """Return pydantic's findings about a `model` as our messages, one for each wrong field."""
 
+    def please_report(self, error: BaseException) -> str:
+        """Return the sentence "Please report this ...", which names the plugin in whose code the
+        error was raised.
+        """
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Return a context manager that logs `what` ("compiling ...") on the logger
+        "enginebay.waits" when its block takes long.
+        """
+
 
 @functools.cache
 def startup() -> Startup:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.executor import columns
 from enginebay.executor.keys import Kind, StepKey
 from enginebay.model import Weights
 from enginebay_executor.ahead import compile_ahead, release_memory
@@ -24,6 +23,7 @@ from enginebay_executor.step import Sampled, StepState, compact_decode_step, dec
 from enginebay_executor.tables import max_changes, on_tables
 from enginebay_executor.verify import verify_step
 from enginebay_executor.view import RunnerView
+from enginebay_numerics import columns
 
 STEPS: dict[Kind, Callable[..., Any]] = {
     "forward": forward_step,

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from enginebay.executor import columns
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
@@ -18,6 +17,7 @@ from enginebay_executor import device
 from enginebay_executor.device import ADVANCED, DeviceRows
 from enginebay_executor.full_vocab import FullVocab, prompt_logprobs
 from enginebay_executor.step import Program, Sampled, StepState, batches_of, put_fields, take_fields
+from enginebay_numerics import columns
 
 
 def prefill_step(

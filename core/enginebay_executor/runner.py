@@ -13,12 +13,10 @@ from enginebay.cache_shape import CacheShape
 from enginebay.config import EngineConfig
 from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
-from enginebay.executor import columns
 from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Report
 from enginebay.model import ModelInfo, Weights
-from enginebay.waits import waiting
 from enginebay_executor.background import Background
 from enginebay_executor.compiling import StepCompiler
 from enginebay_executor.launched import LaunchedStep
@@ -28,7 +26,9 @@ from enginebay_executor.scoping import Scoping
 from enginebay_executor.shadow import Shadow
 from enginebay_executor.step import Program, StepState
 from enginebay_executor.tables import ResidentTables, max_changes
+from enginebay_numerics import columns
 from enginebay_startup.folders import make_writable
+from enginebay_startup.waits import waiting
 
 
 class Runner:

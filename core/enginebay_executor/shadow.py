@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import error_line
-from enginebay.executor import columns
 from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import Layouts, OpsFactory, ShadowParts
@@ -41,6 +40,7 @@ from enginebay_executor.shadow_steps import (
     hidden_states,
 )
 from enginebay_executor.view import RunnerView
+from enginebay_numerics import columns
 
 log = logging.getLogger("enginebay_executor")
 

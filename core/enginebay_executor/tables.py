@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache_shape import pages_for
-from enginebay.executor import columns
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay_executor.step import StepState
+from enginebay_numerics import columns
 
 Tables = Mapping[str, jax.Array]
 """By cache group, int32 [rows, pages]: the page of each page_size positions of a row."""

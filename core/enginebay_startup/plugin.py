@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from enginebay.config import EngineConfig
 from enginebay.hooks import Register, hookimpl
+from enginebay_startup.blame import please_report
 from enginebay_startup.findings import described
 from enginebay_startup.guard import guard
+from enginebay_startup.waits import waiting
 
-__all__ = ["described", "guard", "prepare", "register_startups"]
+__all__ = ["described", "guard", "please_report", "prepare", "register_startups", "waiting"]
 
 
 @hookimpl

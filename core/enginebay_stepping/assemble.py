@@ -12,11 +12,11 @@ import numpy as np
 from enginebay.cache import Lease, Ledger
 from enginebay.engine import RowPlan
 from enginebay.errors import InternalError
-from enginebay.executor import columns
 from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.row_columns import neutral_columns, write_row
 from enginebay.types import Request, StepVariant
+from enginebay_numerics import columns
+from enginebay_numerics.row_columns import neutral_columns, write_row
 from enginebay_stepping.rows import RowTable
 
 

@@ -21,7 +21,6 @@ from enginebay.compose.resolve import pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
 from enginebay.engine import AttentionProblem
-from enginebay.executor import columns
 from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model, with_cache_dtypes
 from enginebay.ops.caps import Caps, Env
@@ -33,6 +32,7 @@ from enginebay_executor.binding import bind
 from enginebay_executor.device import DeviceRows
 from enginebay_executor.prefill import forward_step
 from enginebay_executor.step import Program, StepState, decode_step
+from enginebay_numerics import columns
 from enginebay_testing.toolchains import CompileReport, KernelCompiler
 
 TENSOR = "tensor"

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginebay.row_columns import FLOATS, INTS, by_name, neutral_columns, write_row
 from enginebay.row_value import RowValue
 from enginebay.types import ROW_VALUES, SamplingParams
+from enginebay_numerics.row_columns import FLOATS, INTS, by_name, neutral_columns, write_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,10 +41,10 @@ import numpy as np
 from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
 from enginebay_numerics.sampling import first_best
-from enginebay.row_columns import write_row
+from enginebay_numerics.row_columns import write_row
 from enginebay_stepping.rows import RowTable
 from enginebay_executor import device
-from enginebay.executor import columns
+from enginebay_numerics import columns
 from enginebay_stepping.assemble import empty_plan
 from enginebay.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams

@@ -24,7 +24,6 @@ from enginebay.engine import Compilations
 from enginebay.errors import UnsupportedError
 from enginebay.llm import llm
 from enginebay.outputs import StreamChunk
-from enginebay.waits import waiting
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
 from enginebay_cli.generate import after_first
@@ -33,6 +32,7 @@ from enginebay_cli.waiting import plain_waits
 from enginebay_esurge import opening
 from enginebay_executor import runner
 from enginebay_native import compiling
+from enginebay_startup.waits import waiting
 from enginebay_vinference import programs
 from tests.unit.serving import DEADLOCK_S
 

@@ -27,7 +27,7 @@ from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
-from enginebay.waits import waiting
+from enginebay.startup import startup
 from enginebay.weights import Weight, WeightFormat
 
 log = logging.getLogger("enginebay.compose")
@@ -178,7 +178,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     report = progress and functools.partial(progress, "loading weights")
 
     def load_weights() -> dict[str, Weight]:
-        with waiting(f"loading the weights of {plan.checkpoint.folder}"):
+        with startup().waiting(f"loading the weights of {plan.checkpoint.folder}"):
             return plan.load_weights(progress=report)
 
     def changed(parts: Mapping[str, object]) -> EngineParts:

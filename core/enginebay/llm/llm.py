@@ -27,9 +27,9 @@ from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in, poo
 from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
 from enginebay.loop.loop import EngineLoop
 from enginebay.outputs import RequestOutput
+from enginebay.startup import startup
 from enginebay.text import Tokenizer
 from enginebay.types import Pooling, as_sampling_params
-from enginebay.waits import waiting
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineChoices
@@ -152,7 +152,7 @@ class LLM:
                 progress(f"compiling {title}", done, total)
 
         def compile_all() -> int:
-            with waiting(f"compiling every step of {title}"):
+            with startup().waiting(f"compiling every step of {title}"):
                 count: int = self._parts.engine.warmup(report)
             self._parts.engine.compilations.forbidden = self.config.forbid_compiling
             return count

@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.nesting import parse_json
 from enginebay_bench.cli.kernels import OF_KERNELS, listed, refuse_flags
 from enginebay_bench.cli.serve_flags import (
     API_KEY_ENV,
@@ -30,6 +29,7 @@ from enginebay_bench.cli.serve_results import make_record, show_results
 from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.rows import Rows
 from enginebay_cli.show import interruptible
+from enginebay_startup.json_text import parse_json
 
 if TYPE_CHECKING:
     from enginebay.text import Tokenizer

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from enginebay.errors import InputError, shown
-from enginebay.nesting import parse_json
 from enginebay.text import Tokenizer
+from enginebay_startup.json_text import parse_json
 
 _TEXT = """
 the of and to in a is that it was for on are as with his they at be this have from or one had by
