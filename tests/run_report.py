@@ -11,6 +11,7 @@ import collections
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ MARGIN = 40
 
 Thread timing differs between runs, and so do the sizes of a few steps.
 """
-WHOLE_SUITE = "not slow and not matrix and not server"
+MAKEFILE = Path(__file__).parents[1] / "Makefile"
+[WHOLE_SUITE] = re.findall(r"^QUICK := (.+)$", MAKEFILE.read_text(encoding="utf-8"), re.MULTILINE)
+"""The markers of `make test`. A run with other markers has no budget."""
 NUM_FILES = 10
 
 MADE = re.compile(r"(?:CACHE MISS|cache hit) for .* with key '([^']+)'")

@@ -76,7 +76,7 @@ MakeGuide = Callable[[Vocabulary], Guide]
 def forms_of(params: SamplingParams) -> dict[Form, Any]:
     """Return the fields that guide the output of a request, with their values; {} for none."""
     forms = {form: getattr(params, form) for form in get_args(Form)}
-    return {form: value for form, value in forms.items() if value not in (None, False, ())}
+    return {form: value for form, value in forms.items() if value not in (None, False)}
 
 
 def num_words(vocab_size: int) -> int:

@@ -316,6 +316,8 @@ def _load_plugin(
                 caller(register=collector(kind, found))
         except Exception as error:  # noqa: BLE001  # as above
             return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
+    if not found:
+        return broken("its hooks register no part")
     entries: list[Entry] = []
     origin = (point.name, version, distribution)
     for one in found:

@@ -107,7 +107,8 @@ class SamplingParams(RowParams[float, int]):
     max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens")] = Field(
         default=64,
         ge=1,
-        description="max number of new tokens; None: as many as fit the context and the cache",
+        description="max number of new tokens, fewer if the context is full before; None: as many "
+        "as fit the context and the cache",
     )
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="the same seed gives the same samples"
@@ -150,8 +151,8 @@ class SamplingParams(RowParams[float, int]):
     )
     json_object: bool = Field(default=False, description="the output is a JSON object")
     regex: str | None = Field(default=None, description="regular expression of the whole output")
-    choice: Accepts[Sequence[str], tuple[str, ...]] = option(
-        (), description="the output is one of these texts"
+    choice: Accepts[Sequence[str] | None, tuple[str, ...] | None] = option(
+        None, min_length=1, description="the output is one of these texts; None: any output"
     )
     grammar: str | None = Field(
         default=None, description="the output follows this grammar, written in Lark's notation"

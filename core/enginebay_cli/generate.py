@@ -208,7 +208,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         json_schema=_schema(args.json_schema),
         json_object=args.json_object,
         regex=args.regex,
-        choice=tuple(args.choice),
+        choice=tuple(args.choice) or None,
         grammar=None if args.grammar is None else _read_text(args.grammar, "--grammar"),
         prompt_logprobs=args.prompt_logprobs,
     )

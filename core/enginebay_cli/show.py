@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from enginebay import waits
 from enginebay_cli.waiting import shown_by
+from enginebay_startup import waits
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

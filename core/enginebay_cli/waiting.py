@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from enginebay import waits
+from enginebay_startup import waits
 
 
 @contextmanager

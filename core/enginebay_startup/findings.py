@@ -176,11 +176,9 @@ def allowed_values(node: Mapping[str, Any]) -> str:
         return _range("a whole number" if kind == "integer" else "a number", node)
     if kind == "array":
         inner = allowed_values(node.get("items", {}))
-        return (
-            f"a list of {inner.removeprefix('a ')}s"
-            if inner.startswith("a ") and " of" not in inner and " that" not in inner
-            else "a list"
-        )
+        is_plain = inner.startswith("a ") and " of" not in inner and " that" not in inner
+        what = f"a list of {inner.removeprefix('a ')}s" if is_plain else "a list"
+        return f"{what} that is not empty" if node.get("minItems") else what
     if kind == "object" and "properties" in node:
         return f"a name, or a section with {' and '.join(node['properties'])}"
     words = {"boolean": "true or false", "null": "none", "object": "a table of keys and values"}

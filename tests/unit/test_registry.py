@@ -117,6 +117,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ("def broken(:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("x = 1", "it implements no hook of enginebay"),
+        (register("pass"), "its hooks register no part"),
         (register("pass").replace("(register)", "(registrar)"), "PluginValidationError.*registrar"),
         (
             register("pass", kind="sheduler"),

@@ -69,6 +69,13 @@ def test_programs_of_two_processes_are_counted_once_and_too_many_fail(
     assert (done.returncode, "5 passed" in done.stdout.splitlines()[-1]) == (1, True)
 
 
+def test_make_test_is_a_whole_run(repo_root: Path) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "test"], cwd=repo_root, capture_output=True, text=True, check=True
+    )
+    assert f'-m "{run_report.WHOLE_SUITE}"' in done.stdout
+
+
 @pytest.mark.parametrize(
     ("budget", "count", "fails"), [(10, 10, False), (10, 11, False), (10, 12, True)]
 )

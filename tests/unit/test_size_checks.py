@@ -124,6 +124,14 @@ def test_max_tokens_none_takes_what_the_cache_holds(faked: None) -> None:
             llm.generate([5] * 90, free)
 
 
+def test_max_tokens_beyond_the_context_is_reduced_and_ends_with_length(faked: None) -> None:
+    with LLM(config=make_config(SIZES)) as llm:
+        output = llm.generate("Once", with_(GREEDY, max_tokens=10**6, ignore_eos=True))[0]
+        num_tokens = len(output.prompt_token_ids) + output.num_generated_tokens
+        assert num_tokens == SIZES["max_model_len"]
+        assert output.outputs[0].finish_reason == "length"
+
+
 def test_max_tokens_none_takes_what_the_cache_holds_in_esurge(faked: None) -> None:
     with eSurge(BRIEF, **OPTIONS | {"engine_options": {"num_pages": 6}}) as one:
         params = SamplingParams(max_tokens=None, ignore_eos=True)

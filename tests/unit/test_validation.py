@@ -64,6 +64,13 @@ MAX_LINE = 250
             ),
         ),
         (
+            lambda: SamplingParams(choice=[]),
+            (
+                "choice = (). Allowed: a list of texts that is not empty, or none. "
+                "Change it, or leave choice out."
+            ),
+        ),
+        (
             lambda: SamplingParams(max_new_tokens=3),  # type: ignore[call-arg]
             "max_new_tokens = 3, an unknown field. Allowed: max_tokens. Here it is max_tokens.",
         ),

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from enginebay import LLM, waits
+from enginebay import LLM
 from enginebay.compose import composition
 from enginebay.compose.plan import make_title
 from enginebay.engine import Compilations
@@ -32,6 +32,7 @@ from enginebay_cli.waiting import plain_waits
 from enginebay_esurge import opening
 from enginebay_executor import runner
 from enginebay_native import compiling
+from enginebay_startup import waits
 from enginebay_startup.waits import waiting
 from enginebay_vinference import programs
 from tests.unit.serving import DEADLOCK_S
