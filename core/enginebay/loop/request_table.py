@@ -137,6 +137,41 @@ class RequestState:
             return "stop"
         return "length" if len(self.output) >= sampling.max_tokens else None
 
+    def record(
+        self, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
+    ) -> TokenEvent:
+        """Append committed tokens to the output, and return the event for its reader. Sets
+        `finished` when the event is the last.
+
+        Tokens after a stop sequence are dropped.
+        """
+        sampling = self.request.sampling
+        before = len(self.output)
+        self.output += new
+        end = None
+        if sampling.params.stop_words_ids:
+            start = max(before, sampling.min_tokens)
+            end = end_of_match(self.output, sampling.params.stop_words_ids, start)
+        if end is not None:
+            del self.output[end:], new[end - before :]
+        metrics = self.metrics
+        if new and not before:
+            metrics.first_token_s = now_s
+        metrics.num_generated_tokens = len(self.output)
+        hidden = logprobs_of_prompt = None
+        if self.hidden is not None:
+            parts = self.hidden.take()
+            hidden = pooled_hidden(parts, self.num_prompt, self.request.pooling)
+        reason = (self.finish_reason() if end is None else "stop") if new else None
+        if hidden is not None:
+            reason = "stop"
+        if reason:
+            metrics.finished_s = now_s
+            self.finished = True
+        if self.prompt is not None and new:
+            logprobs_of_prompt = joined_logprobs(self.prompt.take(), sampling.num_prompt_logprobs)
+        return TokenEvent(tuple(new), reason, metrics, None, logprobs, logprobs_of_prompt, hidden)
+
 
 class RequestTable:
     """All unfinished requests: waiting ones in their order, running ones by id."""
@@ -260,39 +295,3 @@ class RequestTable:
         )
         num_streaming = sum([t.request.streams for t in self.running.values()])
         return SchedulerView(now_s, waiting, running, limits, num_streaming)
-
-
-def record_tokens(
-    tracked: RequestState, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
-) -> TokenEvent:
-    """Append committed tokens to a request's output, and return the event for its reader. Sets
-    `finished` when the event is the last.
-
-    Tokens after a stop sequence are dropped.
-    """
-    sampling = tracked.request.sampling
-    before = len(tracked.output)
-    tracked.output += new
-    end = None
-    if sampling.params.stop_words_ids:
-        start = max(before, sampling.min_tokens)
-        end = end_of_match(tracked.output, sampling.params.stop_words_ids, start)
-    if end is not None:
-        del tracked.output[end:], new[end - before :]
-    metrics = tracked.metrics
-    if new and not before:
-        metrics.first_token_s = now_s
-    metrics.num_generated_tokens = len(tracked.output)
-    hidden = logprobs_of_prompt = None
-    if tracked.hidden is not None:
-        parts = tracked.hidden.take()
-        hidden = pooled_hidden(parts, tracked.num_prompt, tracked.request.pooling)
-    reason = (tracked.finish_reason() if end is None else "stop") if new else None
-    if hidden is not None:
-        reason = "stop"
-    if reason:
-        metrics.finished_s = now_s
-        tracked.finished = True
-    if tracked.prompt is not None and new:
-        logprobs_of_prompt = joined_logprobs(tracked.prompt.take(), sampling.num_prompt_logprobs)
-    return TokenEvent(tuple(new), reason, metrics, None, logprobs, logprobs_of_prompt, hidden)

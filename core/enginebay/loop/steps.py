@@ -14,7 +14,7 @@ from enginebay.loop.guided import PATIENCE_S, advance_all, collect_masks
 from enginebay.loop.launching import StepLauncher
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Observers
-from enginebay.loop.request_table import RequestState, RequestTable, record_tokens
+from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.loop.speculation import Speculation
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Decision, Limits
@@ -134,7 +134,7 @@ class StepRunner:
                     continue
                 if tracked.is_late:
                     self.late.append(tracked)
-            event = record_tokens(tracked, row_tokens, now_s, row_logprobs)
+            event = tracked.record(row_tokens, now_s, row_logprobs)
             if self.speculation is not None:
                 self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
