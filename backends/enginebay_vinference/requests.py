@@ -68,7 +68,8 @@ def _abilities(plan: Plan) -> Abilities:
     lost = [name for name, _, _ in REFUSED if name in found.defaults.values]
     if lost:
         log.warning("%s of generation_config.json is not applied: %s", ", ".join(lost), NO_FIELDS)
-    return dataclasses.replace(found, defaults=found.defaults.without([*lost, "max_tokens"]))
+    left = {n: v for n, v in found.defaults.values.items() if n not in (*lost, "max_tokens")}
+    return dataclasses.replace(found, defaults=dataclasses.replace(found.defaults, values=left))
 
 
 class RequestMaker:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Unpack, get_args
@@ -22,9 +20,9 @@ from enginebay.config_sections import (
     by_phase,
     with_options,
 )
-from enginebay.errors import ConfigError, EnginebayError, InputError
+from enginebay.errors import ConfigError, EnginebayError
 from enginebay.keywords import CacheDtype, Dtype, EngineFields
-from enginebay.nesting import MAX_DEPTH, check_depth, fault_of
+from enginebay.startup import startup
 from enginebay.validation import Validated
 
 NO_PROPOSER: Final = "none"
@@ -35,13 +33,6 @@ MAX_PASSES = 4
 """Max passes of the model in one verify step. The device begins another pass, without the host,
 as long as every draft of the pass before was accepted.
 """
-
-_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
-LONG_KEY = re.compile(
-    rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH},}}+[ \t]*+[=\]]",
-    re.MULTILINE,
-)
-"""Matches a dotted TOML key that nests more sections than `check_depth` allows."""
 
 LogicalAxis = Literal["batch", "heads", "kv_heads", "mlp", "vocab", "expert"]
 """A logical axis of weights and caches."""
@@ -289,24 +280,7 @@ class EngineConfig(Validated):
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the values of a configuration file; ConfigError when it is missing or not TOML."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if LONG_KEY.search(text) is not None:
-            raise RecursionError  # tomllib would take minutes to refuse this key
-        values = tomllib.loads(text)
-        check_depth(values)
-        return values
-    except OSError as error:
-        raise ConfigError(
-            f"configuration file {path}: {error.strerror}",
-            "a readable TOML file",
-            "Pass the path of a configuration file that exists and can be read.",
-        ) from None
-    except InputError as error:
-        raise ConfigError(f"configuration file {path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        given = f"configuration file {path}: {fault_of(error)}"
-        raise ConfigError(given, "TOML", "Correct this place in the file.") from None
+    return startup().values_of_toml(path)
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:

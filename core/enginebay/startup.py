@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from contextlib import AbstractContextManager
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,6 +25,11 @@ class Startup(Protocol):
 
     def described(self, error: ValidationError, model: type[BaseModel]) -> str:
         """Return pydantic's findings about a `model` as our messages, one for each wrong field."""
+
+    def values_of_toml(self, path: str | Path) -> dict[str, Any]:
+        """Return the values of a TOML file. ConfigError when it is missing, is not TOML, or nests
+        its sections too deeply.
+        """
 
     def please_report(self, error: BaseException) -> str:
         """Return the sentence "Please report this ...", which names the plugin in whose code the

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.errors import InputError
-from enginebay.nesting import MAX_DEPTH, check_depth, fault_of
+from enginebay_startup.nesting import MAX_DEPTH, check_depth, fault_of
 
 
 def parse_json(

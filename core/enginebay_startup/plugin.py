@@ -9,9 +9,18 @@ from enginebay.hooks import Register, hookimpl
 from enginebay_startup.blame import please_report
 from enginebay_startup.findings import described
 from enginebay_startup.guard import guard
+from enginebay_startup.toml_file import values_of_toml
 from enginebay_startup.waits import waiting
 
-__all__ = ["described", "guard", "please_report", "prepare", "register_startups", "waiting"]
+__all__ = [
+    "described",
+    "guard",
+    "please_report",
+    "prepare",
+    "register_startups",
+    "values_of_toml",
+    "waiting",
+]
 
 
 @hookimpl

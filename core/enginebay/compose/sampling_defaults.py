@@ -5,7 +5,7 @@ leave out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from enginebay.config import Reason
@@ -46,11 +46,6 @@ class SamplingDefaults:
         """
         missing = self.missing_in(params)
         return params.model_copy(update=missing) if missing else params
-
-    def without(self, names: Collection[str]) -> SamplingDefaults:
-        """Return the same defaults without some fields."""
-        kept = {name: value for name, value in self.values.items() if name not in names}
-        return dataclasses.replace(self, values=kept)
 
 
 NO_DEFAULTS = SamplingDefaults({}, Reason(SETTING, "none", "no checkpoint"))
