@@ -30,6 +30,13 @@ class RequestOutput(outputs.RequestOutput):
     """
 
     metrics: dict[str, Any] | None = None  # type: ignore[assignment]  # documented as a dict
+    accumulated_text: str = ""
+    delta_text: str = ""
+    time_spent_generating: float = 0.0
+    first_token_time: float | None = None
+    processing_time: float = 0.0
+    update_seq: int = 0
+    delta_seq: int = 0
 
     def get_summary(self) -> dict[str, Any]:
         """Return the most important fields as a dict."""

@@ -216,15 +216,12 @@ class EngineConfig(Validated):
                     f"an axis of mesh ({', '.join(self.mesh) or 'which has none'})",
                     "Correct the name of the axis, or add this axis to mesh.",
                 )
-        used = {target for target in self.rules().values() if target is not None}
+        named = {t for t in (DEFAULT_AXIS_RULES | self.axis_rules).values() if t is not None}
         for mesh_axis, size in self.mesh.items():
-            if size > 1 and mesh_axis not in used:
-                named = sorted(
-                    {t for t in (DEFAULT_AXIS_RULES | self.axis_rules).values() if t is not None}
-                )
+            if size > 1 and mesh_axis not in named:
                 raise ConfigError(
                     f"mesh.{mesh_axis} = {size}, an axis that no rule uses",
-                    f"axes that rules name ({', '.join(named) or 'none'})",
+                    f"axes that rules name ({', '.join(sorted(named)) or 'none'})",
                     "Correct the name of the axis, or add a rule for it to axis_rules.",
                 )
         return self

@@ -77,15 +77,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     metrics: RequestMetrics | None = None
-    accumulated_text: str = ""
-    delta_text: str = ""
     tokens_per_second: float = 0.0
     num_generated_tokens: int = 0
-    time_spent_generating: float = 0.0
-    first_token_time: float | None = None
-    processing_time: float = 0.0
-    update_seq: int = 0
-    delta_seq: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
     hidden: np.ndarray | None = None
 

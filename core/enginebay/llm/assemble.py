@@ -203,21 +203,15 @@ def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> Reques
     choice = prepared.choice
     completions = made if choice is None else choice.returned(made)
     metrics = readers[0 if choice is None else choice.order(made)[0]].metrics
-    output = RequestOutput(
+    return RequestOutput(
         prepared.request_id,
         prepared.prompt,
         prepared.prompt_token_ids,
         completions,
         finished=True,
         metrics=metrics,
+        tokens_per_second=0.0 if metrics is None else metrics.tokens_per_second,
+        num_generated_tokens=sum(len(one.token_ids) for one in made),
         prompt_logprobs=readers[0].prompt_logprobs,
         hidden=readers[0].hidden,
     )
-    output.accumulated_text = output.get_text()
-    output.num_generated_tokens = sum(len(c.token_ids) for c in made)
-    if metrics is not None:
-        output.tokens_per_second = metrics.tokens_per_second
-        output.first_token_time = metrics.time_to_first_token_s
-        output.processing_time = metrics.finished_s - metrics.arrival_s
-        output.time_spent_generating = metrics.finished_s - metrics.first_scheduled_s
-    return output

@@ -9,7 +9,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from enginebay.llm.abilities import (
     check_pooling,
 )
 from enginebay.llm.choice import BestOf
-from enginebay.llm.priority import RequestPriority, Turn, Turns, is_list, priorities_of
+from enginebay.llm.priority import RequestPriority, Turn, Turns, one_per_prompt, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts, check_prompt
 from enginebay.llm.requested_processors import requested_processors
 from enginebay.llm.segments import Segments
@@ -103,14 +103,8 @@ class Preparer:
         """
         listed = as_prompts(prompts)
         turn_of = priorities_of(len(listed), **turns)
-        given = list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(listed)
-        each = [as_sampling_params(cast("Param", one)) for one in given]
-        if len(each) != len(listed):
-            raise RequestError(
-                f"{len(each)} sampling parameters for {len(listed)} prompts",
-                "one for all prompts, or one per prompt",
-                f"Pass a list of {len(listed)}.",
-            )
+        given = one_per_prompt(len(listed), params, "sampling parameters")
+        each = map(as_sampling_params, given)
         return [self._prepare_one(*one) for one in zip(listed, each, turn_of, strict=True)]
 
     def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Prepared]:

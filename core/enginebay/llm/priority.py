@@ -79,9 +79,10 @@ def priorities_of(
     """
     texts = (("tenant", tenant), ("cache_salt", cache_salt), ("lora", lora))
     tenants, salts, loras = (
-        [_text(name, one) for one in _each(num_prompts, given, f"{name}s")] for name, given in texts
+        [_text(name, one) for one in one_per_prompt(num_prompts, given, f"{name}s")]
+        for name, given in texts
     )
-    priorities = map(_priority, _each(num_prompts, priority, "priorities"))
+    priorities = map(_priority, one_per_prompt(num_prompts, priority, "priorities"))
     return [RequestPriority(*each) for each in zip(priorities, tenants, salts, loras, strict=True)]
 
 
@@ -94,7 +95,10 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     )
 
 
-def _each(num_prompts: int, given: Any, what: str) -> list[Any]:
+def one_per_prompt(num_prompts: int, given: Any, what: str) -> list[Any]:
+    """A list with one value per prompt, made from one value for all prompts or a list. RequestError
+    for a list of another length; `what` is the name of the values in the message.
+    """
     if not is_list(given):
         return [given] * num_prompts
     if len(given) != num_prompts:
