@@ -177,6 +177,47 @@ def test_classes_have_few_methods() -> None:
     hold(methods, MAX_METHODS, MANY_METHODS, "methods of a class")
 
 
+def methods_outside(tree: ast.Module) -> list[str]:
+    """Functions that are methods but for their place: the first parameter is of a class of the same
+    module, and they set its attributes or read private ones.
+    """
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = []
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or not node.args.args:
+            continue
+        first = node.args.args[0]
+        used = [
+            one
+            for one in ast.walk(node)
+            if isinstance(one, ast.Attribute)
+            and isinstance(one.value, ast.Name)
+            and one.value.id == first.arg
+        ]
+        is_own = first.annotation is not None and ast.unparse(first.annotation) in classes
+        changes = any(
+            isinstance(one.ctx, ast.Store) or re.match("_[^_]", one.attr) is not None
+            for one in used
+        )
+        if is_own and changes:
+            found.append(node.name)
+    return found
+
+
+def test_no_method_lives_outside_its_class() -> None:
+    exiled = [
+        f"{name}::{function}"
+        for name, (_, tree) in python_sources().items()
+        if not name.startswith("tests/")
+        for function in methods_outside(tree)
+    ]
+    assert not exiled, f"make methods of these, and split the class if it is too large: {exiled}"
+    source = (
+        "class A: ...\ndef f(a: A) -> None:\n    a.size = 1\ndef g(a: A) -> int:\n    return a.size"
+    )
+    assert methods_outside(ast.parse(source)) == ["f"]
+
+
 def test_constructors_have_few_parameters() -> None:
     parameters = {}
     for name, node in definitions():
