@@ -15,7 +15,6 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
-from enginebay.declarations import collector
 from enginebay.errors import (
     ConfigError,
     EnginebayError,
@@ -25,7 +24,7 @@ from enginebay.errors import (
 )
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
-from enginebay.startup import GROUP
+from enginebay.startup import GROUP, startup
 from enginebay.validation import describe_validation
 
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
@@ -308,12 +307,17 @@ def _load_plugin(
             "it implements no hook of enginebay (are its functions marked with @hookimpl?)"
         )
     found: list[Declaration] = []
+
+    def take(declaration: Declaration) -> None:
+        startup().check_declaration(declaration)
+        found.append(declaration)
+
     others = [plugin for plugin in manager.get_plugins() if plugin is not module]
     for kind in hooks.INTERFACE_VERSIONS:
         caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
         try:
             with guarded(who):
-                caller(register=collector(kind, found))
+                caller(register=hooks.Register(kind, take))
         except Exception as error:  # noqa: BLE001  # as above
             return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
     if not found:

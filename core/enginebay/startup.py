@@ -23,6 +23,11 @@ class Startup(Protocol):
         except for the KeyboardInterrupt of a real Ctrl-C.
         """
 
+    def check_declaration(self, declaration: Any) -> None:
+        """Raise PluginError for an `enginebay.hooks.Declaration` that would fail later, when the
+        part is chosen.
+        """
+
     def described(self, error: ValidationError, model: type[BaseModel]) -> str:
         """Return pydantic's findings about a `model` as our messages, one for each wrong field."""
 

@@ -14,7 +14,8 @@ from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.ops.tuning import ConfigSource, candidates_of
+from enginebay.ops.tuning import ConfigSource
+from enginebay_testing.tunable import candidates_of
 
 
 @dataclasses.dataclass(frozen=True)

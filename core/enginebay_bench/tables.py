@@ -27,8 +27,9 @@ from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp, Tuning, candidates_of
+from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp, Tuning
 from enginebay.validation import describe_validation
+from enginebay_testing.tunable import candidates_of
 
 TunedMode = Literal["auto", "off", "require"]
 

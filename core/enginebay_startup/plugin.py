@@ -7,12 +7,14 @@ from __future__ import annotations
 from enginebay.config import EngineConfig
 from enginebay.hooks import Register, hookimpl
 from enginebay_startup.blame import please_report
+from enginebay_startup.declarations import check_declaration
 from enginebay_startup.findings import described
 from enginebay_startup.guard import guard
 from enginebay_startup.toml_file import values_of_toml
 from enginebay_startup.waits import waiting
 
 __all__ = [
+    "check_declaration",
     "described",
     "guard",
     "please_report",

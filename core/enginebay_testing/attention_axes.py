@@ -13,7 +13,6 @@ from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnSpec, Mode
-from enginebay.ops.tuning import candidates_of
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_program import chosen_config
 from enginebay_testing.covering import (
@@ -26,6 +25,7 @@ from enginebay_testing.covering import (
     covering_rows,
 )
 from enginebay_testing.op_kit import numbers_of
+from enginebay_testing.tunable import candidates_of
 
 WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
 """Kinds of windows: shorter than a page, longer than two pages, longer than a block of the kernel,

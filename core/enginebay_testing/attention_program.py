@@ -10,9 +10,9 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
-from enginebay.ops.tuning import candidates_of
 from enginebay_testing.attention_cases import AttentionCase, AttentionInputs, contents
 from enginebay_testing.op_kit import numbers_of
+from enginebay_testing.tunable import candidates_of
 
 
 class AttentionResult(NamedTuple):

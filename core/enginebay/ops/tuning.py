@@ -1,5 +1,5 @@
-"""Contracts for configurations of kernels: `Tunable` and `TunableOp` are kernels that have several
-configurations, and `Tuning` is the part that chooses one of them.
+"""Contracts for configurations of kernels: kernels may have several, and `Tuning` is the part that
+chooses one of them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,6 @@ from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 ConfigSource = Literal["tuned", "tuned for a larger bucket", "default"]
-
-
-@runtime_checkable
-class Tunable(Protocol):
-    """An attention implementation with several configurations, which `enginebay tune` measures."""
-
-    def candidates(
-        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> Sequence[Any]:
-        """Return the configurations that may be the fastest for a problem; () when there is no
-        choice. They are frozen dataclasses of plain values, of the same type as the default.
-
-        The method is called often, so it must be cheap. It leaves out configurations that, by an
-        estimate, do not fit the device's memory.
-        """
-
-
-def candidates_of(
-    impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-) -> Sequence[Any]:
-    """Return the configurations of an implementation; () when it is not Tunable."""
-    return impl.candidates(env, spec, bucket, layout) if isinstance(impl, Tunable) else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +38,7 @@ class TunableOp(Protocol):
         """Return the frozen configuration to use without a tuned one."""
 
     def candidates(self, env: Env, problem: OpProblem) -> Sequence[Any]:
-        """Return the configurations to measure, as Tunable.candidates does."""
+        """Return the configurations to measure, as attention does (enginebay_testing.tunable)."""
 
     def tuned(self, choose: Callable[[OpProblem], Any]) -> Any:
         """Return the same implementation, which calls `choose` for the configuration whenever a

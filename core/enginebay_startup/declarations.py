@@ -11,19 +11,7 @@ from enginebay.errors import PluginError, unknown_name
 from enginebay.hooks import Declaration
 
 
-def collector(kind: str, into: list[Declaration]) -> hooks.Register:
-    """Return the callback for the hook of a kind: it checks each declaration and appends it to
-    `into`. PluginError for a declaration that is not usable.
-    """
-
-    def take(declaration: Declaration) -> None:
-        _check(declaration)
-        into.append(declaration)
-
-    return hooks.Register(kind, take)
-
-
-def _check(declaration: Declaration) -> None:
+def check_declaration(declaration: Declaration) -> None:
     """Raise PluginError for a declaration that would fail later, when the part is chosen."""
     name, op, target = declaration.name, declaration.op, declaration.target
     lists = (
