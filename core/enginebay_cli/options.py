@@ -60,16 +60,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     group.add_argument(
-        "--tuned",
-        choices=["auto", "off", "require"],
-        help=with_default("whether tuned kernel configurations are used or required", "tuned"),
-    )
-    group.add_argument(
-        "--tuned-folder",
-        metavar="DIR",
-        help=with_default("folder of your own tables of tuned kernels", "tuned_folder"),
-    )
-    group.add_argument(
         "--mesh",
         metavar="AXIS=N",
         action="append",
@@ -222,6 +212,16 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         action="store_false",
         default=None,
         help="use kernels from import paths without checking them first",
+    )
+    group.add_argument(
+        "--tuned",
+        choices=["auto", "off", "require"],
+        help=with_default("whether tuned kernel configurations are used or required", "tuned"),
+    )
+    group.add_argument(
+        "--tuned-folder",
+        metavar="DIR",
+        help=with_default("folder of your own tables of tuned kernels", "tuned_folder"),
     )
 
 

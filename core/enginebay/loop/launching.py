@@ -1,4 +1,4 @@
-"""StepLauncher: turns the scheduler's decisions into launched steps of the engine."""
+"""DecisionLauncher: turns the scheduler's decisions into launched steps of the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enginebay.proposer import MAX_VERIFIED_ROWS
 from enginebay.scheduler import Decision
 
 
-class StepLauncher:
+class DecisionLauncher:
     """Launches prefill, decode and verify steps. Belongs to the loop's thread."""
 
     def __init__(

@@ -11,7 +11,7 @@ from enginebay.engine import Engine
 from enginebay.errors import EnginebayError
 from enginebay.loop.admission import Admission
 from enginebay.loop.guided import PATIENCE_S, advance_all, collect_masks
-from enginebay.loop.launching import StepLauncher
+from enginebay.loop.launching import DecisionLauncher
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Observers
 from enginebay.loop.request_table import RequestState, RequestTable
@@ -43,7 +43,7 @@ class StepRunner:
         self.admission = Admission(engine, requests)
         self.speculation = None if proposer is None else Speculation(proposer, config, engine.rows)
         self.observers = Observers() if observers is None else observers
-        self.launcher = StepLauncher(
+        self.launcher = DecisionLauncher(
             engine, config, self.admission, self.speculation, self.observers, self.commit_all
         )
         self.in_flight = self.launcher.in_flight
