@@ -15,7 +15,6 @@ CODE = ("core", "backends", "samplers", "schedulers", "docs/examples")
 CONTRACTS = (
     "cache",
     "constraint",
-    "declarations",
     "engine",
     "executor/commands",
     "executor/keys",

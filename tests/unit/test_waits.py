@@ -22,7 +22,6 @@ from enginebay.compose import composition
 from enginebay.compose.plan import make_title
 from enginebay.engine import Compilations
 from enginebay.errors import UnsupportedError
-from enginebay.llm import llm
 from enginebay.outputs import StreamChunk
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
@@ -32,7 +31,7 @@ from enginebay_cli.waiting import plain_waits
 from enginebay_esurge import opening
 from enginebay_executor import runner
 from enginebay_native import compiling
-from enginebay_startup import waits
+from enginebay_startup import plugin, waits
 from enginebay_startup.waits import waiting
 from enginebay_vinference import programs
 from tests.unit.serving import DEADLOCK_S
@@ -134,7 +133,7 @@ def test_each_wait_of_an_engine_says_what_for(
         yield
         said.append("end")
 
-    for module in (composition, llm, opening, programs, runner):
+    for module in (plugin, opening, programs, runner):
         monkeypatch.setattr(module, "waiting", noted)
     plan, title = fake_llm.plan, make_title(fake_llm.plan)
 
