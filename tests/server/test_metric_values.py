@@ -95,7 +95,9 @@ def test_tokens_of_a_stream_share_the_time_since_the_chunk_before(asker: Asker) 
     from enginebay_server.generation import Generation
 
     async def count() -> None:
-        generation = Generation(asker.state.metrics.of["demo"], asker.state.limit, "c-")
+        generation = Generation(
+            asker.model, asker.state.metrics.of["demo"], asker.state.limit, "c-"
+        )
         for num_tokens, at_s in ((3, 10.0), (0, 10.3), (4, 10.7), (1, 11.05)):
             chunk = StreamChunk("c-0", 0, "", tuple(range(num_tokens)))
             generation._count_chunk(chunk, at_s)
