@@ -105,7 +105,7 @@ def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None
     head = rng.normal(0, 2, (8, 50)).astype(np.float32)
     targets = rng.integers(0, 50, len(hidden)).astype(np.int32)
     targets[: full_vocab.BLOCK] = -1
-    told = jax.jit(lambda h, t: prompt_logprobs(lambda block: block @ head, h, t, 50))(
+    told = jax.jit(lambda h, t: prompt_logprobs(lambda block, _: block @ head, h, t, 50))(
         hidden, targets
     )
     expected = log_softmax(hidden @ head)
