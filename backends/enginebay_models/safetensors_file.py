@@ -181,7 +181,8 @@ def _check(path: Path, name: str, facts: object, room: int) -> None:
     if end > room:
         raise _broken(
             path,
-            f"is truncated: tensor {shown(name)} ends at byte {end} of {room}",
+            f"is truncated: tensor {shown(name)} of type {shown(dtype)} ends at byte {end} "
+            f"of {room}",
             f"at least {end} bytes of data",
         )
 

@@ -260,7 +260,7 @@ def test_truncated_file_is_named(folder: Path, keep: int) -> None:
         ),
         (
             '{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}',
-            "truncated: tensor 'a' ends at byte 36",
+            "truncated: tensor 'a' of type 'F32' ends at byte 36",
         ),
     ],
 )

@@ -239,6 +239,15 @@ def test_a_damaged_layer_is_refused_with_tensor_and_type(
         plan_of(folder).load_weights()
 
 
+def test_a_truncated_file_is_refused_with_tensor_and_type(tmp_path: Path) -> None:
+    fields, make, numbers, _ = CASES["awq"]
+    folder, _ = write_quantized(tmp_path, fields, make, numbers)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"is truncated: tensor '[\w.]+' of type 'F?I?\d+'"):
+        plan_of(folder)
+
+
 def test_a_symmetric_checkpoint_with_other_zero_points_is_mislabelled(tmp_path: Path) -> None:
     fields, make, _, _ = CASES["gptq_v1_asymmetric"]
     numbers = layers(4, 32, is_symmetric=False)
