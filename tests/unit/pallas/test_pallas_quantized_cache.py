@@ -113,7 +113,7 @@ def compiles(target: str, mode: Mode, spec: AttnSpec, page_size: int) -> None:
     arguments = (*shapes_of(spec, bucket), layout.shapes(), batch_of(bucket))
     figures = compiler.compile(step, arguments, target=target, donated=(3,)).figures
     assert figures["alias_bytes"] == layout.num_bytes(), "the cache is not updated in place"
-    assert figures["temp_bytes"] < layout.num_bytes() / 4, "there is room for a copy of the cache"
+    assert figures["temp_bytes"] < layout.num_bytes() / 2, "there is room for a copy of the cache"
     assert 0 < figures["vmem_bytes"] <= config.vmem_limit_bytes
 
 
