@@ -187,7 +187,14 @@ def _next(value: int, sizes: Sequence[int], claims: Callable[[int], bool]) -> in
 def _cases(
     kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]], extent: Extent
 ) -> Iterator[OpCase]:
-    for check in attention_checks(kernel, env, layouts, **dataclasses.asdict(extent)):
+    for check in attention_checks(
+        kernel,
+        env,
+        layouts,
+        interpreted=extent.interpreted,
+        triples=extent.triples,
+        num_seeds=extent.num_seeds,
+    ):
         traits = traits_of(check.case.spec, check.case.bucket.mode, check.case.actual_page_size)
         yield OpCase(check.name, check.run, check.representative, traits)
 

@@ -41,14 +41,6 @@ QUANTIZED = (
         "lax.rem(head, jnp.int32(heads))",
         "lax.rem(head + 1, jnp.int32(heads))",
     ),
-    _pallas(
-        "kv_write",
-        "scales_of_dropped_tokens",
-        "write",
-        "kv_write",
-        "place = jnp.where(slots < 0, num_slots, slots)",
-        "place = jnp.where(slots < 0, 0, slots)",
-    ),
     _linear(
         "pallas",
         "scales_of_the_first_group",
