@@ -23,6 +23,7 @@ from enginebay_dashinfer.allspark import (
     Engine,
     MultiMediaInfo,
 )
+from enginebay_oengine.sizing import free_bytes
 from tests.pool import few_sizes
 from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
 
@@ -178,23 +179,29 @@ def test_guided_and_free_requests_share_a_batch(serving: Engine, loader: DashInf
 
 
 # holds D18
-def test_embeddings_of_tokens_give_the_tokens_of_their_ids(
-    serving: Engine, loader: DashInferModel
-) -> None:
-    stored = loader.checkpoint
-    expected = generated(serving, [5, 6, 7, 8], greedy(max_length=20))
-    model = serving._models["one"]
-    weights = stored.load_weights(
-        model.plan.model, form=model.plan.weight_format, place=lambda *_: None
+def test_embeddings_take_the_places_of_token_ids(serving: Engine, loader: DashInferModel) -> None:
+    plan = serving._models["one"].plan
+    weights = loader.checkpoint.load_weights(
+        plan.model, form=plan.weight_format, place=lambda *_: None
     )
     table = next(np.asarray(w) for path, w in weights.items() if "embed" in path)
-    media = MultiMediaInfo()
-    assert media.add_multimedia_content("9", [table[[6, 7]]]) is SUCCESS
-    found = generated(serving, [5, 9, 9, 8], greedy(max_length=20, mm_info=media))
-    assert found == expected
-    again = MultiMediaInfo()
-    again.add_multimedia_content("9", [table[[7, 6]]])
-    assert generated(serving, [5, 9, 9, 8], greedy(max_length=20, mm_info=again)) != expected
+
+    def logprobs(ids: list[int], *rows: int) -> np.ndarray:
+        builder = greedy(max_length=12, logprobs=True, top_logprobs=5)
+        if rows:
+            media = MultiMediaInfo()
+            assert media.add_multimedia_content("9", [table[list(rows)]]) is SUCCESS
+            builder.with_mm_info(media)
+        _, _, results = serving.start_request_ids("one", None, ids, builder)
+        results.wait()
+        assert results.error is None
+        best = results.Get().log_probs_list[0]
+        return np.asarray([value for _, value in best])
+
+    of_ids = logprobs([5, 6, 7, 8])
+    np.testing.assert_allclose(logprobs([5, 9, 9, 8], 6, 7), of_ids, atol=1e-4)
+    assert np.abs(logprobs([5, 9, 9, 8], 600, 7) - of_ids).max() > 1e-2
+    assert np.abs(logprobs([5, 9, 9, 8]) - of_ids).max() > 1e-2
 
 
 # holds D12
@@ -220,15 +227,16 @@ def test_a_consumer_wakes_within_a_millisecond_of_a_token(serving: Engine) -> No
 def test_a_larger_ratio_is_a_larger_pool(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, spans = Engine(), {}
-    for ratio in ("0.002", "0.004", "0.9"):
-        monkeypatch.setenv("BFC_MEM_RATIO", ratio)
-        assert engine.install_model(settings(ratio, engine_max_batch=4096)) is SUCCESS
-        status = engine.load_device_mem(ratio)
-        assert status is SUCCESS, engine.last_error
-        spans[ratio] = engine.get_as_engine_stat(ratio).total_span
-        assert engine.release_model(ratio) is SUCCESS
-    assert spans["0.002"] < spans["0.004"] < spans["0.9"] <= 4096 * MAX_LENGTH // 16
+    engine, spans = Engine(), []
+    free = free_bytes(jax.devices()[0], 2**40)
+    for ratio in (36e6 / free, 52e6 / free, 0.9):
+        monkeypatch.setenv("BFC_MEM_RATIO", f"{ratio:.9f}")
+        assert engine.install_model(settings(engine_max_batch=256)) is SUCCESS
+        with few_sizes():
+            assert engine.load_device_mem("one") is SUCCESS, engine.last_error
+        spans.append(engine.get_as_engine_stat("one").total_span)
+        assert engine.release_model("one") is SUCCESS
+    assert spans[0] < spans[1] < spans[2] == 256 * MAX_LENGTH // 16
     for name, wrong in (("BFC_MEM_RATIO", "1.5"), ("BFC_LEFTOVER_MB", "x")):
         with monkeypatch.context() as patch:
             patch.setenv(name, wrong)
