@@ -4,6 +4,7 @@ tokens.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -18,9 +19,8 @@ from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_executor.local import runner_of
 from enginebay_numerics.kv_storage import KV_STORAGES
-from enginebay_testing.engine_moves import put_restores_the_bytes, state_moves_to_another_engine
+from enginebay_testing.engine_moves import put_and_compare
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.subject import EngineSubject
 from tests.brief import LATE
 
 ENGINES, STORAGES = ("oengine", "vinference"), sorted(KV_STORAGES)
@@ -120,9 +120,11 @@ def test_engines_give_the_tokens_of_the_reference(engine: str, storage: str) -> 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rows_are_taken_and_put_back_bit_by_bit(engine: str, storage: str) -> None:
-    subject = EngineSubject(engine, choices={"kv_cache_dtype": storage})
-    put_restores_the_bytes(subject)
-    state_moves_to_another_engine(subject)
+    prompt = list(range(20, 41))
+    given: dict[str, Any] = SIZES | {"engine": engine, "kv_cache_dtype": storage}
+    with LLM(given.pop("model"), **given) as llm:
+        for end in (None, 9):
+            llm.run_on_engine(functools.partial(put_and_compare, llm.engine, prompt, end))
 
 
 @pytest.mark.slow
