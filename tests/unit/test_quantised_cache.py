@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from enginebay_numerics.kv_storage import KV_STORAGES
 from enginebay_testing.engine_moves import put_and_compare
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LATE
+from tests.parity import tiny
 
 ENGINES, STORAGES = ("oengine", "vinference"), sorted(KV_STORAGES)
 SIZES: dict[str, Any] = {
@@ -131,19 +133,21 @@ def test_rows_are_taken_and_put_back_bit_by_bit(engine: str, storage: str) -> No
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_scales_are_split_with_the_heads(engine: str, storage: str, devices: int) -> None:
-    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+def test_scales_are_split_with_the_heads(
+    engine: str, storage: str, devices: int, tmp_path: Path
+) -> None:
+    folder = str(tiny.write_checkpoint(tmp_path, "qwen3-tied"))
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    prompts = [prompt[:40] for prompt in tiny.prompts()[2:5]]
+    given: dict[str, Any] = SIZES | {"engine": engine, "kv_cache_dtype": storage}
     found = []
-    for mesh in ({}, {"tensor": devices}):
-        given: dict[str, Any] = SIZES | {"engine": engine, "kv_cache_dtype": storage, "mesh": mesh}
-        with LLM(given.pop("model"), **given) as llm:
+    for num in (1, devices):
+        with LLM(**(given | {"model": folder, "mesh": {"tensor": num}})) as llm:
             arrays = runner_of(llm.engine).state.cache["full"][0]
-            heads = max(2, devices if mesh else 1)
             for name, array in arrays.items():
-                assert array.shape[1] == heads, name
-                assert len({s.index for s in array.addressable_shards}) == (devices if mesh else 1)
-            out = llm.generate(["Once upon a time", "The little dog"], params)
-            found.append([o.outputs[0].token_ids for o in out])
+                shards = {shard.index for shard in array.addressable_shards}
+                assert (array.shape[1], len(shards)) == (max(2, num), num), name
+            found.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
     assert np.mean(np.asarray(found[0]) == np.asarray(found[1])) > 0.9
 
 
