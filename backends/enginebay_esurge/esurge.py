@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 
 import jax.numpy as jnp
 
+from enginebay.adapters import required
 from enginebay.compose.plan import Plan
 from enginebay.engine import Engine
 from enginebay.errors import RequestError
@@ -266,17 +267,16 @@ class eSurge:  # noqa: N801  # the name its users know
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Read a LoRA adapter, for requests with lora=name, as LLM.load_adapter does."""
-        self._service.load_adapter(name, folder)
+        required(self.plan.adapters, f"load_adapter({name!r})").load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. AdapterInUseError while an unfinished request uses it."""
-        self._service.unload_adapter(name)
+        adapters = required(self.plan.adapters, f"unload_adapter({name!r})")
+        self._service.call(lambda: adapters.unload(name, self._service.adapters_in_use))
 
     def abort_request(self, request_id: str) -> None:
-        """Abort a waiting or running request with all its completions. Its reader gets the output
-        so far.
-
-        An unknown or finished id is ignored.
+        """Abort a request with all its completions. Its reader gets the output so far. An unknown
+        or finished id is ignored.
         """
         self._serving.abort(request_id)
 

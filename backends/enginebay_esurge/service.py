@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from enginebay.adapters import required
 from enginebay.compose.composition import Composed
 from enginebay.engine import Engine, LaterCompilation
 from enginebay.errors import EnginebayError
@@ -40,8 +38,7 @@ class Service:
     @property
     def is_running(self) -> bool:
         """Whether new requests are accepted."""
-        loop = self._loop
-        return loop is not None and not loop.is_paused
+        return (loop := self._loop) is not None and not loop.is_paused
 
     @property
     def state(self) -> str:
@@ -139,15 +136,6 @@ class Service:
         loop = self._loop
         if loop is not None:
             loop.abort(request_id)
-
-    def load_adapter(self, name: str, folder: str | Path) -> None:
-        """Read an adapter. AdapterCountError for an engine without slots."""
-        required(self.parts.plan.adapters, f"load_adapter({name!r})").load(name, folder)
-
-    def unload_adapter(self, name: str) -> None:
-        """Forget an adapter that no unfinished request uses."""
-        adapters = required(self.parts.plan.adapters, f"unload_adapter({name!r})")
-        self.call(lambda: adapters.unload(name, self.adapters_in_use))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run a function between steps, and return its result."""

@@ -27,7 +27,7 @@ class AdapterMetrics:
         name, keys, counts = self._model.name, adapters.loaded(), adapters.counts()
         waiting, running = (
             {adapter: by_key[key] for adapter, key in keys.items()}
-            for by_key in self._model.llm.loop.adapter_counts()
+            for by_key in self._model.llm.loop.adapter_counts
         )
         labels = [label, "max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         info = GaugeMetricFamily(

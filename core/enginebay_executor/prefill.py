@@ -81,17 +81,14 @@ def forward_step(
     """
     ops = program.make_ops(bucket, layouts)
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
-    own = state.rows.take(row_ids, 0)
-    decodes = ints[:, columns.SAMPLES] == columns.DECODES
+    own, decodes = state.rows.take(row_ids, 0), ints[:, columns.SAMPLES] == columns.DECODES
     mixes = program.mixes and bucket.mode == "mixed"
     if mixes:  # the plan has an upper bound of the rows' lengths
         kv_lens = jnp.where(decodes, own.length, kv_lens)
     batches = batches_of(ints[:, columns.Q_LEN], kv_lens, tables, layouts, bucket)
     batch = next(iter(batches.values()))
     if mixes:
-        is_last = decodes.at[batch.seq_ids].get(mode="fill", fill_value=False)
-        last = own.last_token.at[batch.seq_ids].get(mode="fill", fill_value=0)
-        token_ids = jnp.where(is_last, last, token_ids)
+        token_ids = _with_own_tokens(token_ids, decodes, own, batch.seq_ids)
     adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
     model, inputs, in_step = program.model, (state.cache, batches), ops.in_step(batches, adapters)
     if program.takes_embeds:
@@ -100,8 +97,7 @@ def forward_step(
         hidden, cache = model.hidden(weights, in_step, ids, *inputs, embeds=(is_embed, more[-1]))
     else:
         hidden, cache = model.hidden(weights, in_step, token_ids, *inputs)
-    num_rows = state.rows.length.shape[0]
-    token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
+    token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=state.rows.length.shape[0])
     rows = state.rows.record(token_rows, batch.positions, token_ids)
     planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0), adapters)
     rows = rows.put(row_ids, own.where(decodes, planned) if mixes else planned)
@@ -112,18 +108,25 @@ def forward_step(
 
     sampled = program.nothing_sampled((bucket.seqs, 1))
     if sampled.full_vocab is not None and len(more) > program.takes_embeds:
-        logprobs = prompt_logprobs(
-            logits_of, hidden, more[0], model.info.vocab_size, adapters=of_tokens
-        )
-        sampled = dataclasses.replace(
-            sampled, full_vocab=FullVocab(sampled.full_vocab.rows, logprobs)
-        )
+        vocab_size = model.info.vocab_size
+        logprobs = prompt_logprobs(logits_of, hidden, more[0], vocab_size, adapters=of_tokens)
+        full_vocab = FullVocab(sampled.full_vocab.rows, logprobs)
+        sampled = dataclasses.replace(sampled, full_vocab=full_vocab)
     if program.returns_logits:
         sampled = dataclasses.replace(sampled, logits=logits_of(hidden, of_tokens))
     last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(model.info.hidden_dtype)
     if program.pools:
         sampled = dataclasses.replace(sampled, hidden=_pooled(hidden, last, batch.seq_ids))
     return dataclasses.replace(state, cache=cache, rows=rows), last, sampled
+
+
+def _with_own_tokens(
+    token_ids: jax.Array, decodes: jax.Array, own: DeviceRows, seq_ids: jax.Array
+) -> jax.Array:
+    """token_ids int32 [T], with the last token of each row that decodes in place of its own."""
+    is_last = decodes.at[seq_ids].get(mode="fill", fill_value=False)
+    last = own.last_token.at[seq_ids].get(mode="fill", fill_value=0)
+    return jnp.where(is_last, last, token_ids)
 
 
 def _pooled(hidden: jax.Array, last: jax.Array, seq_ids: jax.Array) -> jax.Array:

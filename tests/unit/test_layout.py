@@ -41,7 +41,6 @@ MANY_METHODS: dict[str, str] = {
         "the documented builder: a method for each field"
     ),
     "backends/enginebay_dashinfer/installed.py::InstalledModel": "a method for each call",
-    "backends/enginebay_dashinfer/model_loader.py::ModelLoader": "the documented face",
     "backends/enginebay_dashinfer/runtime_config.py::AsModelRuntimeConfigBuilder": (
         "the documented builder: a method for each field"
     ),

@@ -212,10 +212,7 @@ def test_only_so_many_adapters_are_held(layers: Layers, tmp_path: Path) -> None:
     ids=["one tensor", "shape", "nan", "magnitude", "fused", "base", "experts", "head"],
 )
 def test_a_tensor_that_fits_no_slot_is_refused_by_name(
-    layers: Layers,
-    tmp_path: Path,
-    changes: dict[str, np.ndarray | None],
-    message: str,
+    layers: Layers, tmp_path: Path, changes: dict[str, np.ndarray | None], message: str
 ) -> None:
     folder = change_tensors(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), changes)
     with pytest.raises(CheckpointError, match=re.escape(message)):

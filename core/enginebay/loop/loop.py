@@ -158,11 +158,10 @@ class EngineLoop:
         waiting = {one.request.parent_id for one in list(self._requests.waiting.values())}
         return waiting - running, running
 
+    @property
     def adapter_counts(self) -> tuple[Counter[str], Counter[str]]:
         """Number of (waiting, running) completions by key of their adapter, as of now."""
-        states = (self._requests.waiting, self._requests.running)
-        waiting, running = (Counter(x.request.adapter for x in list(s.values())) for s in states)
-        return waiting, running
+        return self._requests.adapter_counts()
 
     def end_all(self, error: EnginebayError) -> None:
         """End every request with an error. Only on the engine thread, see call()."""

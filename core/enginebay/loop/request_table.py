@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -224,6 +225,14 @@ class RequestTable:
     def begun(self) -> set[str]:
         """Parent ids that have a running completion."""
         return {p for p, _ in self._families()}
+
+    def adapter_counts(self) -> tuple[Counter[str], Counter[str]]:
+        """Number of (waiting, running) completions by key of their adapter. Any thread may call
+        this.
+        """
+        each = (list(states.values()) for states in (self.waiting, self.running))
+        waiting, running = (Counter(one.request.adapter for one in states) for states in each)
+        return waiting, running
 
     def _families(self) -> Iterator[tuple[str, RequestState]]:
         return ((t.request.parent_id, t) for t in self.running.values() if t.request.parent_id)
