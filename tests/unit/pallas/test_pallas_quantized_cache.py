@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Mode
+from enginebay_numerics.kv_storage import FP8
 from enginebay_pallas.attention import attention
 from enginebay_pallas.attention_codes import load_codes
 from enginebay_pallas.compiler import TOPOLOGIES, compiler
@@ -80,7 +81,9 @@ def test_the_device_takes_codes_out_of_words(storage: str) -> None:
     kv = TpuRpaLayout(1, 32, heads, 128, "float32", storage=storage).shapes()["kv"]
     rng = np.random.default_rng(0)
     stored = rng.integers(0, 256, (2, 32, *kv.shape[2:])).astype(np.uint8).view(kv.dtype)
-    stored = np.where(np.isfinite(stored.astype(np.float32)), stored, np.zeros_like(stored))
+    number = FP8 if storage == "fp8" else kv.dtype
+    finite = np.isfinite(stored.view(number).astype(np.float32))
+    stored = np.where(finite, stored, np.zeros_like(stored))
 
     def kernel(source: Any, keys: Any, values: Any) -> None:
         is_valid = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < valid
@@ -99,7 +102,8 @@ def test_the_device_takes_codes_out_of_words(storage: str) -> None:
     else:
         expected = rows[:, 0 : 2 * heads : 2], rows[:, 1 : 2 * heads : 2]
     for got, wanted in zip((keys, values), expected, strict=True):
-        assert np.array_equal(got, wanted.astype(np.float32).transpose(1, 0, 2))
+        exact = np.ascontiguousarray(wanted).view(number).astype(np.float32)
+        assert np.array_equal(got, exact.transpose(1, 0, 2))
 
 
 def compiles(target: str, mode: Mode, spec: AttnSpec, page_size: int) -> None:
