@@ -101,7 +101,11 @@ def attend_blocks(
     bucket, tokens = batch.bucket, q.shape[0]
     blocks = blocks or default_blocks(bucket)
     if bucket.mode == "prefill" and k is not None and v is not None:
-        source = _fresh_keys(_as_cached(k, layout), _as_cached(v, layout), batch, blocks.key_chunk)
+        keys = _as_cached(k, layout)
+        # Values that are a prefix of keys are stored with the scales of the keys.
+        prefix = layout.v_prefix_dim
+        values = keys[..., :prefix] if prefix else _as_cached(v, layout)
+        source = _fresh_keys(keys, values, batch, blocks.key_chunk)
     else:
         source = _cached_keys(cache, batch, layout, blocks.key_chunk)
     largest = blocks.query_block
