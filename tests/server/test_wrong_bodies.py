@@ -59,10 +59,11 @@ def test_a_body_of_another_type_is_refused(asker: Asker, field: str) -> None:
 @pytest.mark.parametrize(
     "given", [b"what is this\r\n\r\n", HEAD.encode() + b"content-length: many\r\n\r\n"]
 )
-def test_what_is_no_http_is_refused_by_uvicorn_in_plain_text(asker: Asker, given: bytes) -> None:
+def test_what_is_no_http_has_an_error_of_the_same_form(asker: Asker, given: bytes) -> None:
     answer = exchange(asker, given)
     assert answer.status == 400
-    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["content-type"] == "application/json"
+    assert code_of(answer) is None
 
 
 def test_a_body_that_is_cut_off_runs_nothing(asker: Asker) -> None:
