@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from enginebay import outputs
 from enginebay.llm.assemble import CompletionReader
 from enginebay.llm.events import Event, RequestEnded
 from enginebay.outputs import CompletionOutput
@@ -17,7 +16,7 @@ from enginebay_esurge.jobs import Job
 
 
 @dataclasses.dataclass(slots=True)
-class RequestOutput(outputs.RequestOutput):
+class RequestOutput:
     """A prompt and its completions so far.
 
     `accumulated_text` is the first completion's text, and `delta_text` its addition since the last
@@ -29,14 +28,26 @@ class RequestOutput(outputs.RequestOutput):
     figures, see `Assembly.output`.
     """
 
-    metrics: dict[str, Any] | None = None  # type: ignore[assignment]  # documented as a dict
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    metrics: dict[str, Any] | None = None
     accumulated_text: str = ""
     delta_text: str = ""
+    tokens_per_second: float = 0.0
+    num_generated_tokens: int = 0
     time_spent_generating: float = 0.0
     first_token_time: float | None = None
     processing_time: float = 0.0
     update_seq: int = 0
     delta_seq: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+
+    def get_text(self) -> str:
+        """Return the text of the first completion, or "" when there is no completion."""
+        return self.outputs[0].text if self.outputs else ""
 
     def get_summary(self) -> dict[str, Any]:
         """Return the most important fields as a dict."""

@@ -65,7 +65,7 @@ def test_flags_win_over_the_file_and_the_rest_of_it_stays(file: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("--quantization", "int8"),
+        ("--activation-quantization", "int8"),
         ("--weight-dtype", "bfloat16"),
         ("--kv-cache-dtype", "float32"),
         ("--tuned-folder", "here"),
@@ -73,6 +73,10 @@ def test_flags_win_over_the_file_and_the_rest_of_it_stays(file: Path) -> None:
 )
 def test_a_flag_named_as_a_field_sets_it(flag: str, value: str) -> None:
     assert getattr(from_flags(flag, value), flag[2:].replace("-", "_")) == value
+
+
+def test_a_quantisation_is_named_by_a_flag() -> None:
+    assert from_flags("--quantization", "int8").quantization == Choice(name="int8")
 
 
 def test_python_wins_over_the_file(file: Path) -> None:

@@ -160,6 +160,7 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
         "grouped_linear",
         "linear",
         "lora",
+        "quantized_linear",
     ]
     made = [Path(path) for path in data["force_include"]]
     assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)

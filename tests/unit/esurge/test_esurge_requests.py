@@ -70,8 +70,9 @@ def test_outputs_have_the_documented_fields_and_defaults() -> None:  # holds S02
     }
     output = RequestOutput("a", "b", [1], [])
     names = [field.name for field in dataclasses.fields(output)]
-    ours = ["prompt_logprobs", "hidden"]  # behind those that are documented
-    assert names == ["request_id", "prompt", "prompt_token_ids", "outputs", *wanted, *ours]
+    # prompt_logprobs is ours, behind those that are documented.
+    first = ["request_id", "prompt", "prompt_token_ids", "outputs"]
+    assert names == [*first, *wanted, "prompt_logprobs"]
     assert {name: getattr(output, name) for name in wanted} == wanted
     assert (output.get_text(), output.get_summary()["finish_reason"]) == ("", None)
     output.outputs = [CompletionOutput(0, "c", [3], finish_reason="stop")]

@@ -29,7 +29,9 @@ def test_tokens_are_counted_as_the_tokenizer_makes_them(
 ) -> None:
     plain = on_host.tokenizer.encode
 
-    def with_beginning(text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def with_beginning(
+        text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None
+    ) -> list[int]:
         """As of a tokenizer that puts a special token before a text."""
         return [1] * add_special_tokens + plain(text, add_special_tokens=False)
 
