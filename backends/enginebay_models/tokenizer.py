@@ -170,7 +170,7 @@ class PlainTokenizer:
         """The tokenizer of the tokenizers library; transformers has the same name for it."""
         return self._tokenizer
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
@@ -179,8 +179,8 @@ class PlainTokenizer:
         self,
         token_ids: Sequence[int],
         *,
-        skip_special_tokens: bool,
-        clean_up_tokenization_spaces: bool,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str:
         """Return the text of token ids."""
         if clean_up_tokenization_spaces:

@@ -38,7 +38,7 @@ class GgufTokenizer:
         self.chat_template: str | None = template or None
         self.special_tokens_map = vocabulary.roles()
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
         found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = found.ids
@@ -48,8 +48,8 @@ class GgufTokenizer:
         self,
         token_ids: Sequence[int],
         *,
-        skip_special_tokens: bool,
-        clean_up_tokenization_spaces: bool,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str:
         """Return the text of token ids. Spaces are never cleaned up."""
         assert not clean_up_tokenization_spaces, "TextTokenizer keeps spaces"

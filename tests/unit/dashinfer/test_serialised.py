@@ -91,6 +91,7 @@ def test_loaders_read_tokenizer_and_length(loader: DashInferModel) -> None:
     assert loader.get_tokenizer() is None
     tokenizer = loader.init_tokenizer().get_tokenizer()
     assert tokenizer is loader.get_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("Once upon")) == "Once upon"
     assert loader.get_model_context_length() == loader.get_model_config()["max_position_embeddings"]
     assert loader.serialize_to_memory(None).serialize_to_path(None).free_model() is loader
 
