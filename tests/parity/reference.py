@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,16 @@ def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
     agree with it.
     """
     import torch
+    from transformers import DynamicCache
 
-    token_ids, cache, new = list(prompt), None, list(prompt)
+    # The argument has this name from transformers 5.24 on.
+    is_new = "cache" in inspect.signature(model.forward).parameters
+    cache = {"cache" if is_new else "past_key_values": DynamicCache(config=model.config)}
+    token_ids, new = list(prompt), list(prompt)
     with torch.no_grad():
         for _ in range(num_tokens):
-            out = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
-            cache, new = out.past_key_values, [int(out.logits[0, -1].argmax())]
+            out = model(torch.tensor([new]), use_cache=True, **cache)
+            new = [int(out.logits[0, -1].argmax())]
             token_ids += new
     continuation = token_ids[len(prompt) :]
     at_once = logits_of(model, token_ids)[len(prompt) - 1 : -1].argmax(axis=1)
