@@ -149,9 +149,15 @@ class StoredModel:
         the files were not made for.
         """
         stored = read_file(self.param)
-        arrays = {path: form.stored(path, spec) for path, spec in model.weight_specs().items()}
+        specs, sources = model.weight_specs(), model.tensor_sources()
+        made = {path: spec for path, spec in specs.items() if not sources[path].names}
+        arrays = {path: form.stored(path, spec) for path, spec in specs.items() if path not in made}
         self._check({name: one for path in arrays for name, one in named(path, arrays[path])})
-        done, weights = 0, {}
+        done = 0
+        weights: dict[str, Weight] = {}
+        for path, empty in made.items():  # of no tensor: places for adapters
+            whole = sources[path].build([], tuple(slice(0, size) for size in empty.shape))
+            weights[path] = jax.device_put(whole.astype(form.dtype), place(path, empty))
         for path, spec in arrays.items():
             parts: dict[str, Any] = {}
             for name, one in named(path, spec):

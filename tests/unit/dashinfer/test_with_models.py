@@ -246,3 +246,62 @@ def test_a_larger_ratio_is_a_larger_pool(
     assert engine.install_model(settings()) is SUCCESS
     assert engine.start_model("one") is AsStatus.ALLSPARK_PARAM_ERROR
     assert "MiB" in engine.last_error
+
+
+# holds D15
+def test_quantised_caches_hold_more_tokens_in_fewer_bytes(settings: Settings) -> None:
+    engine, bytes_per_token, tokens = Engine(), {}, {}
+    for mode in ("AsCacheDefault", "AsCacheQuantI8", "AsCacheQuantU4"):
+        with few_sizes():
+            assert engine.install_model(settings(kv_cache_mode=mode)) is SUCCESS
+            assert engine.start_model("one") is SUCCESS, engine.last_error
+            stat = engine.get_as_engine_stat("one")
+            bytes_per_token[mode] = stat.total_device_memory_pool_size / stat.total_token
+            tokens[mode] = generated(engine, [5, 6, 7] * 12, greedy(max_length=48))
+        assert engine.stop_model("one") is SUCCESS
+        assert engine.release_model("one") is SUCCESS
+    plain = bytes_per_token["AsCacheDefault"]  # float32, with heads of 32
+    assert plain / bytes_per_token["AsCacheQuantI8"] > 3.6
+    assert plain / bytes_per_token["AsCacheQuantU4"] > 5.9
+    assert tokens["AsCacheQuantI8"] == tokens["AsCacheDefault"]
+
+
+# holds D17
+def test_adapters_are_chosen_by_request_beside_one_another(
+    settings: Settings, tmp_path: Path
+) -> None:
+    from tests.adapters import write_adapter, write_merged
+    from tests.brief import BRIEF
+
+    engine, prompt = Engine(), [5, 6, 7, 8]
+    folders = [tmp_path / f"adapter-{i}" for i in range(2)]
+    for seed, folder in enumerate(folders):
+        write_adapter(folder, BRIEF, seed=seed)
+    expected = []
+    for i, model in enumerate([BRIEF, *folders]):
+        merged = BRIEF if i == 0 else write_merged(tmp_path / f"merged-{i}", BRIEF, model)
+        with LLM(str(merged), dtype="float32", max_model_len=MAX_LENGTH, max_num_seqs=4) as llm:
+            params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+            expected.append(llm.generate([prompt], params)[0].outputs[0].token_ids)
+    with few_sizes():
+        assert engine.install_model(settings(lora_max_num=2, lora_max_rank=8)) is SUCCESS
+        assert engine.start_model("one") is SUCCESS, engine.last_error
+        for name, folder in zip("ab", folders, strict=True):
+            assert engine.load_lora("one", name, str(folder)) is SUCCESS, engine.last_error
+        assert engine.load_lora("one", "a", str(folders[0])) is (
+            AsStatus.ALLSPARK_LORA_ALREADY_LOADED
+        )
+        queues = [
+            engine.start_request_ids("one", None, prompt, greedy(max_length=12, lora_name=name))[2]
+            for name in ("", "a", "b")
+        ]
+        found = []
+        for results in queues:
+            results.wait()
+            found.append(results.Get().ids_from_generate)
+        assert found == expected
+        unknown = engine.start_request_ids("one", None, prompt, greedy(lora_name="c"))[0]
+        assert unknown is AsStatus.ALLSPARK_LORA_NOT_FOUND
+        assert engine.unload_lora("one", "a") is SUCCESS
+        assert engine.unload_lora("one", "a") is AsStatus.ALLSPARK_LORA_NOT_FOUND
+    engine.close()
