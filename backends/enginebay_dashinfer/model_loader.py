@@ -184,7 +184,7 @@ class HuggingFaceModel(ModelLoader):
         enable_quant: bool = False,
         weight_only_quant: bool = False,
     ) -> Self:
-        """Call serialize_to_memory() or serialize_to_path(), as the constructor was told."""
+        """Call serialize_to_memory() for in_memory_serialize=True, else serialize_to_path()."""
         if self.in_memory_serialize:
             return self.serialize_to_memory(engine, enable_quant, weight_only_quant)
         return self.serialize_to_path(engine, model_output_dir, enable_quant, weight_only_quant)
