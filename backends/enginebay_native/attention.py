@@ -96,8 +96,8 @@ class NativeAttention:
 
     @staticmethod
     def _scales(cache: CacheArrays) -> list[jax.Array]:
-        """Return scales and zero points of keys and values; empty arrays for those that the cache
-        does not have.
+        """Return the scales and zero points of keys and values. An array that the cache does not
+        have is empty, such as the zero points of an int8 cache.
         """
         none = {"scales": jnp.zeros(0, jnp.bfloat16), "zeros": jnp.zeros(0, jnp.int16)}
         return [cache.get(f"{n}_{part}", none[part]) for part in none for n in "kv"]
