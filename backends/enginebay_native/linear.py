@@ -1,4 +1,4 @@
-"""The op linear: products of few rows in C++, others by XLA."""
+"""The op linear: products of few rows and with quantised weights in C++, others by XLA."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
-from enginebay_native.quantized import by_xla, in_cpp, is_served
+from enginebay_native.quantized import in_cpp, in_panels, is_served
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
-"""Rows of a product in C++, at most. With more, XLA is as fast or faster (docs/native.md)."""
+"""Rows of a product with plain weights in C++, at most: with more, XLA is as fast or faster. With
+quantised weights and inputs of f32, more rows are multiplied in panels (docs/native.md).
+"""
 
 ONE_SCALE = (jnp.dtype(jnp.int8), jnp.dtype(jnp.float8_e4m3fn))
 """dtypes whose values the C++ of plain weights reads; the scale of each output is applied later."""
@@ -43,7 +45,7 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class NativeLinear:
-    """The op linear: up to MAX_ROWS rows in C++, others by XLA."""
+    """The op linear: up to MAX_ROWS rows and all quantised weights in C++, others by XLA."""
 
     name: str = "native"
     version: str = "2"
@@ -76,8 +78,8 @@ class NativeLinear:
 
         x is [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims]; the result is
         [T, *out_dims]. Sums and the bias are f32, rounded once. Up to MAX_ROWS rows, the bits of a
-        row's result do not depend on the number of rows. Quantised weights with rounded inputs are
-        multiplied in C++ for any number of rows.
+        row's result do not depend on the number of rows. Quantised weights are multiplied in C++
+        for any number of rows, and no dequantised weight exists.
         """
         if isinstance(weight, QuantizedArray):
             return self._quantized(x, weight, bias, out_dtype or x.dtype)
@@ -103,16 +105,17 @@ class NativeLinear:
     def _quantized(
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
-        """Multiply in C++ if the inputs are rounded or the rows are few, and by XLA otherwise."""
+        """Multiply few rows, and rounded ones, by the kernels for the form of the weight, and all
+        others in panels.
+        """
         flat = x.reshape(x.shape[0], math.prod(x.shape[1:])).astype(jnp.float32)
         is_rounded, dtype = weight.activations != FLOAT, weight.values.dtype
         has_one_scale = weight.zero_points is None and weight.scales.shape[-1] == 1
-        if flat.shape[0] == 0 or not (is_rounded or flat.shape[0] <= MAX_ROWS["float32"]):
-            out = by_xla(flat, weight)
-        elif not is_rounded and has_one_scale and dtype in ONE_SCALE:
+        is_few = 0 < flat.shape[0] <= MAX_ROWS["float32"]
+        if is_few and not is_rounded and has_one_scale and dtype in ONE_SCALE:
             out = self._in_cpp(flat, weight.values.reshape(-1, flat.shape[1]))
             out = out * weight.scales.reshape(-1).astype(jnp.float32)
-        elif is_served(weight):
+        elif (is_few or (is_rounded and flat.shape[0] > 0)) and is_served(weight):
             outputs = math.prod(weight.scales.shape[:-1])
             sharing = self._sharing(flat.shape[0], flat.shape[1], outputs, dtype)
             out = in_cpp(
@@ -122,7 +125,7 @@ class NativeLinear:
                 tasks_per_thread=sharing.tasks_per_thread,
             )
         else:
-            out = by_xla(flat, weight)
+            out = in_panels(flat, weight)
         out = out.reshape(x.shape[0], *weight.scales.shape[:-1])
         return (out if bias is None else out + bias.astype(jnp.float32)).astype(out_dtype)
 

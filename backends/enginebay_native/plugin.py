@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enginebay.hooks import Register, hookimpl
 
-CUSTOM_CALLS = {"linear": ("enginebay_linear", "enginebay_quantized_linear")}
+CUSTOM_CALLS = {
+    "linear": ("enginebay_linear", "enginebay_quantized_linear", "enginebay_panel_linear")
+}
 QUANTIZATIONS = {
     "linear": ("int8", "int8_group", "int4", "uint4", "fp8"),
     "grouped_linear": ("int8",),

@@ -1,4 +1,6 @@
-"""Products with quantised weights in C++, and by XLA where the library does not serve them."""
+"""Products with quantised weights in C++: few rows or rounded ones by kernels for each form, others
+by panels of dequantised outputs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ LINE, TILE_ROWS = 128, 16
 
 
 def is_served(weight: QuantizedArray) -> bool:
-    """Return whether the library multiplies with weights of this form."""
+    """Return whether `in_cpp` multiplies with weights of this form."""
     num_in, groups = _num_inputs(weight), weight.scales.shape[-1]
     size, has_points = num_in // groups, weight.zero_points is not None
     return (
@@ -66,24 +68,25 @@ def in_cpp(
     return out
 
 
-def by_xla(x: jax.Array, weight: QuantizedArray) -> jax.Array:
-    """Return the same product by XLA, of a weight that is dequantised in f32."""
-    # The barrier keeps XLA from widening the weight before a loop over steps.
-    weight, x = jax.lax.optimization_barrier((weight, x))
-    rows, factors = x, jnp.float32(1)
+def in_panels(x: jax.Array, weight: QuantizedArray) -> jax.Array:
+    """Return the same product for many rows, and for the forms that `is_served` refuses. Some
+    outputs at a time are dequantised, inside the call.
+    """
+    rows, num_in = x, x.shape[1]
+    outputs, points = math.prod(weight.scales.shape[:-1]), weight.zero_points
+    factors = jnp.float32(1)
     if weight.activations != FLOAT:
         values, factors = rounded_rows(x)
         rows = values.astype(jnp.float32)
-    has_one_scale = weight.zero_points is None and weight.scales.shape[-1] == 1
-    matrix = weight.values.astype(jnp.float32) if has_one_scale else weight.dequantized()
-    out = jax.lax.dot_general(
-        rows,
-        matrix.reshape(-1, x.shape[1]),
-        (((1,), (1,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,
-    )
-    if has_one_scale:
-        out = out * weight.scales.reshape(-1).astype(jnp.float32)
+    wide = [
+        jnp.zeros((0, 0), jnp.float32)
+        if array is None
+        else array.reshape(outputs, -1).astype(jnp.float32)
+        for array in (weight.scales, points)
+    ]
+    made = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)
+    call = jax.ffi.ffi_call(register("panel_linear"), made)
+    out: jax.Array = call(rows, weight.values.reshape(outputs, num_in), *wide)
     return out * factors
 
 

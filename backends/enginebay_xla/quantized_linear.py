@@ -66,6 +66,23 @@ def quantized_linear(
     return out.astype(out_dtype or x.dtype)
 
 
+def with_byte_values(weight: QuantizedArray) -> QuantizedArray:
+    """Return a weight with values of fp8 as bytes, for slices. XLA:CPU slices fp8 as f16, for which
+    it converts the whole array.
+    """
+    if jax.dtypes.itemsize_bits(weight.values.dtype) != 8:
+        return weight
+    values = jax.lax.bitcast_convert_type(weight.values, jnp.uint8)
+    return dataclasses.replace(weight, values=values)
+
+
+def with_values_of(weight: QuantizedArray, dtype: jnp.dtype) -> QuantizedArray:
+    """Return a weight that `with_byte_values` returned with its values in their dtype."""
+    if weight.values.dtype == dtype:
+        return weight
+    return dataclasses.replace(weight, values=jax.lax.bitcast_convert_type(weight.values, dtype))
+
+
 def _by_blocks(
     product: Callable[[QuantizedArray], jax.Array], weight: QuantizedArray, rows: int, block: int
 ) -> jax.Array:
@@ -75,12 +92,14 @@ def _by_blocks(
     outputs = weight.values.shape[0]
     if outputs <= block:
         return product(weight)
+    bits = with_byte_values(weight)
 
     def add(i: jax.Array, out: jax.Array) -> jax.Array:
-        # XLA would convert 4 bits or fp8 before the loop, for all blocks; here it cannot.
-        whole, first = jax.lax.optimization_barrier((weight, i * block))
+        # XLA would convert 4 bits before the loop, for all blocks; here it cannot.
+        whole, first = jax.lax.optimization_barrier((bits, i * block))
         some = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, first, block), whole)
-        return jax.lax.dynamic_update_slice_in_dim(out, product(some), first, axis=1)
+        part = product(with_values_of(some, weight.values.dtype))
+        return jax.lax.dynamic_update_slice_in_dim(out, part, first, axis=1)
 
     return jax.lax.fori_loop(0, -(-outputs // block), add, jnp.zeros((rows, outputs), jnp.float32))
 

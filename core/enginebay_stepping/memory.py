@@ -11,7 +11,7 @@ from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.memory import MemoryPlan
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MAX_VERIFIED_ROWS
-from enginebay.weights import QuantizedArray, stored_bytes
+from enginebay.weights import stored_bytes
 from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
 
 
@@ -56,8 +56,7 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     It counts 16 f32 activations per token; the logits of each row four times, because penalties
     keep token counts of the same size; the token history of the rows twice; the fields of logits
     processors twice. A verify step has logits for `max_drafts` + 1 tokens of each row, in at most
-    MAX_VERIFIED_ROWS rows. Of quantised weights, the largest is counted once more, in the dtype of
-    the computation.
+    MAX_VERIFIED_ROWS rows.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
@@ -69,14 +68,8 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     )
     rows = max(config.max_num_seqs * row, verified * 4 * info.vocab_size)
     own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
-    widened = (
-        math.prod(spec.shape)
-        for path, spec in parts.model.weight_specs().items()
-        if isinstance(parts.weight_format.stored(path, spec), QuantizedArray)
-    )
     return (
-        max(widened, default=0) * jnp.dtype(parts.dtype).itemsize
-        + 4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows)
+        4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows)
         + 2 * config.max_num_seqs * own
     )
 

@@ -65,7 +65,7 @@ left over.
 
 def test_a_product_with_int8_values_is_that_of_the_same_values_in_f32(module: Any) -> None:
     rng = np.random.default_rng(5)
-    sizes = [(rows, *SIZES[i]) for i, rows in ((2, 1), (4, 3), (7, 48), (8, 128), (9, 130))]
+    sizes = [(rows, *SIZES[i]) for i, rows in ((2, 1), (4, 3), (7, 48), (8, 128))]
     x = [rng.normal(size=(rows, num_in)).astype(np.float32) for rows, num_in, _ in sizes]
     values = [rng.integers(-127, 128, size=size[:0:-1], dtype=np.int8) for size in sizes]
     scales = [rng.random((len(each), 1), np.float32) for each in values]
@@ -76,7 +76,7 @@ def test_a_product_with_int8_values_is_that_of_the_same_values_in_f32(module: An
         wide = [module.linear(a, v.astype(jnp.float32)) for a, v in zip(x, values, strict=True)]
         return narrow, [w * s[:, 0] for w, s in zip(wide, scales, strict=True)]
 
-    assert str(jax.make_jaxpr(both)(x, values, scales)).count("ffi_call") == 2 * len(sizes) - 2
+    assert str(jax.make_jaxpr(both)(x, values, scales)).count("ffi_call") == 2 * len(sizes)
     for got, wanted in zip(*jax.jit(both)(x, values, scales), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 

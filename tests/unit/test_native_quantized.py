@@ -1,5 +1,5 @@
 """Products with quantised weights in C++: every form beside exact ones, equal bits for a row, and
-which weights are left to XLA.
+which products are made in panels.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import functools
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ CASES: list[tuple[str, int, int, int, str]] = [
     ("fp8", 75, 19, 1, "float32"),
 ]
 """Method, inputs, outputs, groups, dtype of scales."""
+
+OTHERS: list[tuple[str, int, int, int, str]] = [
+    ("int8_group", 96, 8, 2, "float32"),  # 48 inputs a group
+    ("int4", 64, 8, 8, "float32"),  # 8 inputs a group
+    ("int4", 33, 8, 1, "float32"),  # half a byte is left over
+]
+"""The same of weights that only panels serve."""
 
 
 @pytest.fixture(scope="module")
@@ -103,35 +111,48 @@ def test_every_form_is_the_exact_product_and_a_row_has_the_same_bits_in_every_ba
             assert np.asarray(part).tobytes() == whole[rows].tobytes(), (case, rows)
 
 
-def num_native(linear: Any, rows: int, weight: QuantizedArray) -> int:
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_panels_are_exact_products(linear: Any, activations: str) -> None:
+    """Of prompts, whose last rows and outputs fill no tile, and of the other forms."""
+    long = [("int8_group", 2064, 50, 3, "float32"), ("int4", 1100, 97, 1, "float16")]
+    cases = [*CASES, *long, *OTHERS]
+    weights = [make_weight(*case, activations) for case in cases]
+    weights.append(dataclasses.replace(make_weight(*CASES[7], activations), zero_points=None))
+    x = [make_rows(135, weight.shape[1]) for weight in weights]
+    panels = importlib.import_module("enginebay_native.quantized").in_panels
+    got = jax.jit(lambda x, weights: [panels(*pair) for pair in zip(x, weights, strict=True)])
+    for a, weight, product in zip(x, weights, got(x, weights), strict=True):
+        wanted, sums = exact(a, weight)
+        assert (np.abs(np.asarray(product) - wanted) <= 1e-6 * sums).all(), weight.method
+
+
+def calls(linear: Any, rows: int, weight: QuantizedArray) -> list[str]:
+    """The functions of the library that a product calls."""
     x = make_rows(rows, weight.shape[1])
-    return str(jax.make_jaxpr(linear)(x, weight)).count("ffi_call[")
+    return re.findall(r"target_name=enginebay_(\w+)", str(jax.make_jaxpr(linear)(x, weight)))
 
 
-def test_rounded_rows_are_multiplied_in_cpp_whatever_their_number(linear: Any) -> None:
+def test_rounded_rows_are_multiplied_by_their_kernel_whatever_their_number(linear: Any) -> None:
     for case in CASES:
         plain, rounded = (make_weight(*case, kind) for kind in ("float", "int8"))
-        assert num_native(linear, 128, plain) == 1
-        assert num_native(linear, 129, plain) == 0
+        own = "linear" if case[0] in ("int8", "fp8") else "quantized_linear"
+        assert calls(linear, 128, plain) == [own]
+        assert calls(linear, 129, plain) == ["panel_linear"]
         # Values of floating dtypes have no whole products.
-        assert num_native(linear, 300, rounded) == (0 if case[0] == "fp8" else 1)
+        whole = "panel_linear" if case[0] == "fp8" else "quantized_linear"
+        assert calls(linear, 300, rounded) == [whole]
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
-def test_other_groups_and_weights_are_left_to_xla(linear: Any, activations: str) -> None:
-    others = [
-        make_weight("int8_group", 96, 8, 2, "float32", activations),  # 48 inputs a group
-        make_weight("int4", 64, 8, 8, "float32", activations),  # 8 inputs a group
-        make_weight("int4", 33, 8, 1, "float32", activations),  # half a byte is left over
+def test_other_groups_and_weights_are_multiplied_in_panels(linear: Any, activations: str) -> None:
+    others = [make_weight(*case, activations) for case in OTHERS]
+    others.append(
         dataclasses.replace(
             make_weight("uint4", 64, 8, 2, "float32", activations), zero_points=None
-        ),
-    ]
+        )
+    )
     for weight in others:
-        x = make_rows(5, weight.shape[1])
-        assert num_native(linear, 5, weight) == 0
-        wanted, sums = exact(x, weight)
-        assert (np.abs(np.asarray(jax.jit(linear)(x, weight)) - wanted) <= 1e-6 * sums).all()
+        assert calls(linear, 5, weight) == ["panel_linear"]
 
 
 def test_a_row_that_is_not_finite_gives_nan_and_changes_no_other_row(linear: Any) -> None:

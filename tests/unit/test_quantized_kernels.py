@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +49,41 @@ def test_a_product_dequantises_no_weight_as_a_whole(method: str, rounding: str) 
     assert temporary < 2 * CPU_BLOCK_BYTES < outputs * inputs * 4 * 0.7
     # a copy with one byte for each number would not fit beside the block
     assert method == "int8" or temporary < CPU_BLOCK_BYTES * 1.8
+
+
+@pytest.mark.xdist_group("native")
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("kernels", ["xla", "native"])
+def test_no_program_of_a_prompt_holds_a_dequantised_weight(kernels: str, rounding: str) -> None:
+    """256 rows in f32 and bf16, by every form of weights and of experts that the kernels serve."""
+    outputs, inputs, registry = 1500, 576, load_registry()
+    ops: dict[str, Any] = {}
+    for op in ("linear", "grouped_linear"):
+        declared = registry.find("kernel", kernels, op)
+        capabilities = Extent(triples=False).of(declared)
+        if rounding == "float" or capabilities.activation_quantizations:
+            ops[op] = registry.load(declared), capabilities.quantizations
+    x, sizes = random(256, inputs), np.array([100, 156], np.int32)
+    rows = [x, x.astype(jnp.bfloat16)]
+
+    def shapes(methods: Sequence[str], *leading: int) -> list[Any]:
+        shape = (*leading, outputs, inputs)
+        weights = [random_weight(form, shape, 1, 18, activations=rounding) for form in methods]
+        return [jax.eval_shape(lambda weight: weight, weight) for weight in weights]
+
+    def products(rows: Any, sizes: Any, plain: Any, experts: Any) -> Any:
+        one, many = (ops.get(op, (None, ()))[0] for op in ("linear", "grouped_linear"))
+        return [
+            [one(x, weight) for weight in plain] + [many(x, weight, sizes) for weight in experts]
+            for x in rows
+        ]
+
+    plain = shapes(ops["linear"][1])
+    experts = shapes(ops["grouped_linear"][1], 2) if "grouped_linear" in ops else []
+    program = jax.jit(products).lower(rows, sizes, plain, experts).compile()
+    found = re.findall(r"\b(?:f64|f32|f16|bf16|s32)\[([\d,]+)\]", program.as_text())
+    largest = max(math.prod(map(int, shape.split(","))) for shape in found)
+    assert 256 * outputs <= largest < outputs * inputs, largest
 
 
 @pytest.mark.parametrize("method", FORMS)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
-from enginebay.compose.composition import make_plan
+from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.errors import (
     CheckpointError,
@@ -120,6 +120,8 @@ def test_the_memory_plan_counts_the_bytes_of_the_loaded_arrays() -> None:
     plain = weight_bytes(plan.model, plan.placement, WeightFormat("float32"))
     assert weight_bytes(plan.model, plan.placement, plan.weight_format) == held
     assert plain / 4 < held < plain / 3.8  # a byte for four, and the scales
+    memory = [make_engine(each).memory for each in (plan, plan_of(quantization="none"))]
+    assert memory[0].workspace_bytes == memory[1].workspace_bytes  # no weight is dequantised
 
 
 def test_only_the_weights_of_linear_and_embedding_are_quantised_whatever_their_pieces(
