@@ -31,7 +31,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
 
 MAGIC = b"EBcm"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<4sHI")
 RECORDS: Mapping[str, Any] = {
     kind.__name__: kind

@@ -164,6 +164,7 @@ class StepCompiler:
             full_vocab=key.full_vocab,
             pools=key.pools,
             takes_embeds=key.embeds,
+            adapts=key.adapts,
             processors=processors,
         )
         held, args = self._arguments(key)

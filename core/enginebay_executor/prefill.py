@@ -90,7 +90,8 @@ def forward_step(
     if mixes:
         token_ids = _with_own_tokens(token_ids, decodes, own, batch.seq_ids)
     adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
-    model, inputs, in_step = program.model, (state.cache, batches), ops.in_step(batches, adapters)
+    in_step = ops.in_step(batches, adapters if program.adapts else None)
+    model, inputs = program.model, (state.cache, batches)
     if program.takes_embeds:
         is_embed = token_ids >= model.info.vocab_size
         ids = jnp.where(is_embed, 0, token_ids)
@@ -169,7 +170,7 @@ def sample_step(
     row_ids = jnp.where(places < last.shape[0], row_ids, whole.length.shape[0])
     rows = whole.take(row_ids, whole.token_ids.shape[1] if variant is StepVariant.FULL else 0)
     hidden = last[jnp.minimum(places, last.shape[0] - 1)]
-    logits = program.model.logits(weights, ops.of_rows(rows.adapters), hidden)
+    logits = program.model.logits(weights, ops.of_rows(program.adapters_of(rows)), hidden)
     taken = take_fields(program, fields, row_ids, variant)
     new, taken = dataclasses.replace(program, returns_logits=False).sample(
         logits, rows, taken, variant

@@ -51,7 +51,8 @@ def covers(key: StepKey, other: StepKey) -> bool:
     else:
         mode_serves = (mine.max_q_len, mine.mode) == (its.max_q_len, its.mode)
     return (
-        replace(key, bucket=its) == other
+        replace(key, bucket=its, adapts=other.adapts) == other
+        and key.adapts >= other.adapts
         and mode_serves
         and mine.rows_are_pages == its.rows_are_pages
         and mine.tokens >= its.tokens

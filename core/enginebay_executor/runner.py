@@ -130,16 +130,16 @@ class Runner:
             return found
         base = key
         if not self._background.is_done:
-            base = self._at_hand(replace(key, full_vocab=False, pools=False, embeds=False))
+            adapts = self.parts.adapters is not None
+            smallest = replace(key, full_vocab=False, pools=False, embeds=False, adapts=adapts)
+            base = self._at_hand(smallest)
             base = replace(base, full_vocab=key.full_vocab, pools=key.pools, embeds=key.embeds)
-        for variant, names in self._scoping.serving(need):
-            serves = replace(base, variant=variant, names=names)
+        for serves in self._scoping.serving(base, need):
             if self._cache_key(serves) in self._programs:
                 if self._background.is_done:
                     self._chosen[key, need] = serves
                 return serves
-        variant, names = self._scoping.to_compile(need)
-        return replace(base, variant=variant, names=names)
+        return self._scoping.to_compile(base, need)
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on. Returns a function that restores
@@ -242,8 +242,8 @@ def _can_be_watched(step: Step) -> bool:
 
 
 def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
-    """The keys, and the keys of the same steps with the additional results that the configuration
-    enables.
+    """The keys, and the keys of the same steps with the additional results and with the adapters
+    that the configuration enables.
     """
     every = list(keys)
     if config.full_vocab_logprobs:
@@ -252,6 +252,8 @@ def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
         every += [replace(key, pools=True) for key in every if key.kind == "prefill"]
     if config.prompt_embeds:
         every += [replace(key, embeds=True) for key in every if key.kind == "prefill"]
+    if config.lora_slots:
+        every += [replace(key, adapts=True) for key in every]
     return list(dict.fromkeys(every))
 
 

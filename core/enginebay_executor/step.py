@@ -104,6 +104,8 @@ class Program:
     """Whether its prefills with a prefix may contain decoding rows."""
     takes_embeds: bool = False
     """Whether its prefills accept embeddings in place of tokens."""
+    adapts: bool = False
+    """Whether its rows may have adapters. Without, a step is that of the model alone."""
     rows_at_once: int | None = None
     """The number of rows that logits processors process at a time, set by the platform."""
     drafts_are_rows: bool = False
@@ -128,6 +130,10 @@ class Program:
             draft_passes=parts.config.draft_passes,
             mixes=parts.config.mixed_steps == "on",
         )
+
+    def adapters_of(self, rows: DeviceRows) -> jax.Array | None:
+        """The rows' adapters int32 [S]; None when the program computes nothing for adapters."""
+        return rows.adapters if self.adapts else None
 
     def drafts_a_step(self, bucket: Bucket) -> int:
         """The largest number of drafts per row in a verify step of this bucket."""
@@ -280,13 +286,13 @@ def decode_step(
 
     def one(carry: _Carry) -> _Carry:
         step, cache, rows, processor_state, sampled = carry
-        active = ~rows.finished
+        active, adapters = ~rows.finished, program.adapters_of(rows)
         batches = batches_of(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(
-            weights, ops.in_step(batches, rows.adapters), rows.last_token, cache, batches
+            weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
         )
         new, processor_state = program.sample(
-            program.model.logits(weights, ops.of_rows(rows.adapters), hidden),
+            program.model.logits(weights, ops.of_rows(adapters), hidden),
             rows,
             processor_state,
             variant,

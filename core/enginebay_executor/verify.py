@@ -65,7 +65,7 @@ def verify_step(
         num_fed = jnp.where(real, 1 + (guessed[:, :-1] >= 0).sum(axis=1, dtype=jnp.int32), 0)
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
         fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
-        logits, cache = _run_model(program, layouts, weights, cache, fed, rows.adapters)
+        logits, cache = _run_model(program, layouts, weights, cache, fed, program.adapters_of(rows))
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = advance_guessed(rows, guessed, new.tokens)

@@ -100,7 +100,7 @@ STEP = encode(EXAMPLES[0])
         STEP[:-1],
         STEP + b"x",
         b"PK" + STEP[2:],
-        changed(STEP, b"EBcm\x01", b"EBcm\x02"),
+        changed(STEP, b"EBcm\x02", b"EBcm\x03"),
         changed(STEP, b'["Step"', b'["Stop"'),
         changed(STEP, b'"Bucket"', b'"RowSte"'),
         changed(STEP, b'"decode"', b'"decide"'),

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from enginebay.executor.keys import StepKey
+from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_executor.programs import covering, covers, parts_of
+from enginebay_executor.scoping import Scoping
 from enginebay_stepping.buckets import default_sizes
 from enginebay_stepping.geometry import Geometry
 
@@ -102,3 +103,24 @@ def test_what_pads_less_or_differs_otherwise_does_not_cover() -> None:
     assert covers(verify, fewer)
     assert not covers(verify, other_width)
     assert not covers(verify, dataclasses.replace(fewer, kind="decode"))
+
+
+def test_a_step_for_adapters_covers_the_step_of_the_model_alone() -> None:
+    keys = geometry().all_steps()
+    adapting = [dataclasses.replace(key, adapts=True) for key in keys]
+    assert covering([*keys, *adapting]) == covering(adapting)
+    assert covers(adapting[0], keys[0])
+    assert not covers(keys[0], adapting[0])
+
+
+def test_rows_without_adapters_prefer_the_step_of_the_model_alone() -> None:
+    scoping = Scoping(has_greedy=True)
+    key = StepKey("decode", Bucket(4, 4, 8, 1, 1024, "decode"))
+    plain, adapted = StepNeeds(StepVariant.GREEDY), StepNeeds(StepVariant.GREEDY, adapts=True)
+    assert not scoping.to_compile(key, plain).adapts
+    served = [one.adapts for one in scoping.serving(key, plain)]
+    assert served == sorted(served)
+    assert set(served) == {False, True}, "a compiled step for adapters will do"
+    assert all(one.adapts for one in scoping.serving(key, adapted))
+    assert scoping.to_compile(key, adapted).adapts
+    assert scoping.to_compile(key, plain).adapts, "what was needed once is needed again"

@@ -5,7 +5,10 @@ weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from enginebay_stepping.engine import StepEngine
 from enginebay_testing.recording import recorded
 from enginebay_testing.replay import replay_here
 from tests.adapters import write_adapter, write_merged
-from tests.brief import TINY
+from tests.brief import LEAST, TINY
 from tests.unit.test_embed import GREEDY, PROMPTS, SIZES, PreemptsOnce
 
 NAMES = ["a", "b", None, "c", "b"]
@@ -84,6 +87,38 @@ def test_rows_over_several_adapters_give_the_tokens_of_merged_weights(
             for name in ("a", "c", "c")
         ]
         assert cached == [64, 0, 64], "prefixes are not shared across adapters"
+
+
+def calls_of(folder: Path, *, adapts: bool) -> dict[str, Counter[str]]:
+    """The custom calls of the compiled steps by kind; of those with or those without adapters."""
+    return {
+        path.name.partition("-")[0]: Counter(
+            re.findall(r'custom_call_target="([^"]+)"', path.read_text())
+        )
+        for path in folder.glob("*.hlo.txt")
+        if ("adapters" in path.name) == adapts
+    }
+
+
+@pytest.mark.slow
+def test_rows_without_adapters_run_the_steps_of_the_model_alone(
+    adapters: Mapping[str, Path], tmp_path: Path
+) -> None:
+    params = GREEDY.model_copy(update={"max_tokens": 2})
+    calls = {}
+    for name, loaded in (("slots", adapters), ("none", {})):
+        folder = tmp_path / name
+        with make_llm(loaded, dump_step=str(folder)) as llm:
+            [first] = llm.generate([PROMPTS[0]], params)
+            calls[name] = calls_of(folder, adapts=False)
+            if loaded:
+                [told] = llm.generate([PROMPTS[0]], params, lora="a")
+                [again] = llm.generate([PROMPTS[0]], params)
+                assert first.outputs[0].token_ids == again.outputs[0].token_ids
+                assert told.outputs[0].token_ids != again.outputs[0].token_ids
+    assert calls["slots"] == calls["none"]
+    of_adapters = calls_of(tmp_path / "slots", adapts=True)
+    assert of_adapters["decode"] > calls["slots"]["decode"], "the op lora"
 
 
 @pytest.mark.slow
@@ -226,3 +261,41 @@ def test_a_recorded_run_with_adapters_replays_bit_by_bit(
     assert found.num_steps > 0
     assert not found.different_steps
     assert found.arrays_are_equal
+
+
+@pytest.mark.slow
+def test_commands_use_the_adapter_of_the_command_line(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "a", LEAST, scale=2.0)
+    merged = write_merged(tmp_path / "merged", LEAST, adapter)
+    sizes = ("--max-model-len", "64", "--max-num-seqs", "1", "--dtype", "float32", "--json")
+    models = {
+        "plain": ("--model", LEAST),
+        "merged": ("--model", str(merged)),
+        "adapted": ("--model", LEAST, "--lora", f"tales={adapter}"),
+    }
+
+    def printed(*command: str) -> dict[str, Any]:
+        found = {}
+        for name, flags in models.items():
+            code, out, err = run(*command, *flags, *sizes)
+            assert code == 0, err
+            found[name] = json.loads(out)
+        return found
+
+    texts = printed("generate", "Once upon a time", "--max-tokens", "6", "--temperature", "0")
+    assert texts["adapted"]["token_ids"] == texts["merged"]["token_ids"]
+    assert texts["adapted"]["token_ids"] != texts["plain"]["token_ids"]
+    vectors = {
+        name: np.asarray(one["embedding"]) for name, one in printed("embed", "Once upon").items()
+    }
+    np.testing.assert_allclose(vectors["adapted"], vectors["merged"], atol=1e-4)
+    assert np.abs(vectors["adapted"] - vectors["plain"]).max() > 1e-2
+    more = ("--lora", f"other={adapter}")
+    code, _, err = run("generate", "Once", *models["adapted"], *more, *sizes[:-1])
+    assert code == 2
+    assert "2 adapters: tales, other. Allowed: one adapter for this command" in err
+    code, _, err = run("generate", "Once", "--model", LEAST, "--lora", f"a={tmp_path}", *sizes[:-1])
+    assert code == 2
+    assert "adapter_config.json cannot be read" in err

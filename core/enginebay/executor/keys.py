@@ -20,11 +20,12 @@ def draft_rows(bucket: Bucket) -> Bucket:
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepNeeds:
     """The smallest variant that serves a step's rows and, for FULL, the logits processors that they
-    use.
+    use. `adapts`: whether one of the rows has an adapter.
     """
 
     variant: StepVariant
     names: frozenset[str] = frozenset()
+    adapts: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class StepKey:
     `full_vocab`: whether the step also returns log-probabilities of the whole vocabulary; a decode
     step then makes one token per row. `names`: the logits processors of the step; None: all of the
     engine's. `pools`: a prefill that returns pooled hidden states of each row. `embeds`: a prefill
-    that accepts embeddings.
+    that accepts embeddings. `adapts`: whether rows may have adapters.
     """
 
     kind: Kind
@@ -45,11 +46,13 @@ class StepKey:
     names: frozenset[str] | None = None
     pools: bool = False
     embeds: bool = False
+    adapts: bool = False
 
     def __str__(self) -> str:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
         variant = "" if self.variant is StepVariant.FULL else f", {self.variant.name.lower()}"
         full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
-        pools = ", hidden states" * self.pools + ", embeddings" * self.embeds
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{variant}{full_vocab}{pools}"
+        more = ", hidden states" * self.pools + ", embeddings" * self.embeds
+        more += ", adapters" * self.adapts
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{variant}{full_vocab}{more}"
