@@ -264,12 +264,6 @@ def check_replicas(args: argparse.Namespace) -> None:
                     f"{flag} without --replicas", "both or neither", "Pass --replicas."
                 )
         return
-    if args.lora_routes:
-        raise InputError(
-            "--lora-routes with --replicas",
-            "one of the two: a route would reach one replica only",
-            "Pass --lora NAME=DIR, which loads an adapter in every replica.",
-        )
     if args.replicas < 1:
         raise InputError(f"--replicas {args.replicas}", "1 or more", "Pass --replicas 2.")
     if args.replica_gpus is not None and not args.replica_gpus >= 0:

@@ -46,7 +46,6 @@ def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Pass --replicas" in refusal(capsys, "--ray-address", "auto")
     assert "Pass --replicas" in refusal(capsys, "--replica-gpus", "1")
     assert "--replica-gpus -1.0" in refusal(capsys, "--replicas", "2", "--replica-gpus", "-1")
-    assert "--lora-routes with --replicas" in refusal(capsys, "--replicas", "2", "--lora-routes")
     line = refusal(capsys, "--replicas", "2", "--ray-address", "auto")
     assert "Pass --response-store" in line
 

@@ -21,10 +21,11 @@ from enginebay_server.app import cors_of
 from enginebay_server.door import PROBES, App, Door, Receive, Send
 from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import client_left, gone
+from enginebay_server.replicas.adapters import LOAD, UNLOAD, SharedAdapters, names_adapter
 from enginebay_server.replicas.exchange import BrokenError, Headers
 from enginebay_server.replicas.figures import metrics_of, page_data
 from enginebay_server.replicas.router import PlacedRequest, Router
-from enginebay_server.replicas.table import ReplicaTable
+from enginebay_server.replicas.table import Replica, ReplicaTable
 from enginebay_server.settings import ServerSettings
 
 log = logging.getLogger("enginebay.server")
@@ -58,6 +59,8 @@ class FrontState:
     router: Router
     names: Sequence[str]
     """Names of the models."""
+    adapters: SharedAdapters | None = None
+    """None: clients may not load adapters."""
     is_draining: bool = False
     num_open: int = 0
     forwards: set[Forward] = dataclasses.field(default_factory=set)
@@ -94,7 +97,31 @@ class Front:
             await answer(send, 200, orjson.dumps(data))
         else:
             body = (await receive()).get("body", b"")
+            if scope["method"] == "POST" and await self._change(scope, body, send):
+                return
             await self._forward(scope, body, receive, send)
+
+    async def _change(self, scope: Mapping[str, Any], body: bytes, send: Send) -> bool:
+        """Load or unload an adapter in every replica. Returns False for another path, and for a
+        body that a replica refuses.
+        """
+        adapters, path = self._state.adapters, scope["path"]
+        texts = {LOAD: ("lora_name", "lora_path"), UNLOAD: ("lora_name",)}.get(path)
+        record = record_of(body)
+        if adapters is None or texts is None:
+            return False
+        if not all(isinstance(record.get(one), str) for one in texts):
+            return False
+        if not isinstance(record.get("model"), str | None):
+            return False
+        users = (
+            forward.replica.number
+            for forward in self._state.forwards
+            if names_adapter(forward.model, record["lora_name"])
+        )
+        answer = await adapters.change(path, record, forwarded(scope), users)
+        await pass_whole(send, answer.status, answer.headers, answer.body)
+        return True
 
     async def _forward(
         self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, send: Send
@@ -113,7 +140,12 @@ class Front:
         self, scope: Mapping[str, Any], body: bytes, send: Send, watcher: asyncio.Task[None]
     ) -> Forward:
         """Send the request to a replica, and pass its answer on. ApiError 503 without a replica."""
-        forward = Forward(await self._place(scope, body), scope["path"])
+        model, adapters = None, self._state.adapters
+        if adapters is not None and scope["path"] in BALANCED:
+            named = record_of(body).get("model")
+            model = named if isinstance(named, str) else None
+            await adapters.settled(model)
+        forward = Forward(await self._place(scope, body), scope["path"], model)
         self._state.forwards.add(forward)
 
         def leave(done: asyncio.Task[None]) -> None:
@@ -178,14 +210,21 @@ class Front:
 class Forward:
     """One request at one replica."""
 
-    def __init__(self, placement: PlacedRequest, path: str) -> None:
+    def __init__(self, placement: PlacedRequest, path: str, model: str | None) -> None:
+        """`model`: the name in the body; it is read only where clients may load adapters."""
         self._placement = placement
         self._path = path
+        self.model = model
         self._connection = placement.connection
         self._stopped: ApiError | None = None
         self._sent_s = self._broken_s = 0.0
         self.has_begun = False
         """Whether the client has got the head of the answer, or has left."""
+
+    @property
+    def replica(self) -> Replica:
+        """The replica that answers the request."""
+        return self._placement.replica
 
     @property
     def may_repeat(self) -> bool:
@@ -228,13 +267,12 @@ class Forward:
         except BrokenError:
             self._break()
             return
-        returned = [one for one in headers if one[0] not in NOT_RETURNED]
         self.has_begun = True
-        await send({"type": "http.response.start", "status": status, "headers": returned})
-        if whole is None:
-            await self._pass_events(send)
-        else:
-            await send({"type": "http.response.body", "body": whole})
+        if whole is not None:
+            await pass_whole(send, status, headers, whole)
+            return
+        await pass_head(send, status, headers)
+        await self._pass_events(send)
 
     def _break(self) -> None:
         """Note when the connection broke, and that the replica has ended."""
@@ -246,8 +284,7 @@ class Forward:
         query = scope.get("query_string", b"").decode("latin-1")
         raw = scope.get("raw_path") or scope["path"].encode()
         target = raw.decode("latin-1") + (f"?{query}" if query else "")
-        kept = [one for one in scope["headers"] if one[0] not in NOT_FORWARDED]
-        headers = [*self._placement.replica.headers(), *kept]
+        headers = [*self._placement.replica.headers(), *forwarded(scope)]
         return await self._connection.send(scope["method"], target, headers, body)
 
     async def _pass_events(self, send: Send) -> None:
@@ -286,12 +323,34 @@ def prompt_text(body: bytes, fields: Sequence[str]) -> str:
     """Return what two bodies have in common at its beginning if their prompts do. A body that is
     wrong has any text; the replica refuses it.
     """
+    record, names = record_of(body), ("model", "cache_salt", *fields)
+    return "".join(to_json(record[name]).decode() for name in names if name in record)
+
+
+def record_of(body: bytes) -> dict[str, Any]:
+    """Return the fields of a body; none if it is wrong."""
     with contextlib.suppress(orjson.JSONDecodeError):
         record = orjson.loads(body)
         if isinstance(record, dict):
-            names = ("model", "cache_salt", *fields)
-            return "".join(to_json(record[name]).decode() for name in names if name in record)
-    return ""
+            return record
+    return {}
+
+
+def forwarded(scope: Mapping[str, Any]) -> Headers:
+    """Return the headers of a client's request that a replica gets."""
+    return [one for one in scope["headers"] if one[0] not in NOT_FORWARDED]
+
+
+async def pass_head(send: Send, status: int, headers: Headers) -> None:
+    """Send the beginning of a replica's answer."""
+    returned = [one for one in headers if one[0] not in NOT_RETURNED]
+    await send({"type": "http.response.start", "status": status, "headers": returned})
+
+
+async def pass_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send a replica's whole answer."""
+    await pass_head(send, status, headers)
+    await send({"type": "http.response.body", "body": body})
 
 
 def is_stream(headers: Headers) -> bool:

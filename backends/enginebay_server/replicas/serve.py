@@ -19,6 +19,7 @@ import uvicorn
 from enginebay.config import EngineConfig
 from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_server.replicas.actors import Actors, ReplicaError, ReplicaSpec
+from enginebay_server.replicas.adapters import AdapterName, SharedAdapters
 from enginebay_server.replicas.exchange import BrokenError
 from enginebay_server.replicas.front import FrontState, front_app
 from enginebay_server.replicas.router import Router
@@ -78,12 +79,24 @@ def serve_replicas(
         opened.callback(actors.close)
         table = ReplicaTable(cluster.count, secret)
         spill = max(config.max_num_seqs for config in configs.values()) // 4
-        state = FrontState(settings, table, Router(table, max(1, spill)), list(configs))
+        names = list(configs)
+        state = FrontState(settings, table, Router(table, max(1, spill)), names)
+        if settings.lora_routes:
+            state.adapters = SharedAdapters(table, names, adapters_at_start(configs))
         server = uvicorn.Server(address.config(front_app(state)))
         where = f"serving {', '.join(configs)} at {address.url(at)}/v1"
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             number = runner.run(run_front(server, at, state, actors, where))
     return INTERRUPTED if number == signal.SIGINT else 0
+
+
+def adapters_at_start(configs: Mapping[str, EngineConfig]) -> dict[AdapterName, str]:
+    """Return the folder of each adapter of the configurations."""
+    return {
+        (model, name): folder
+        for model, config in configs.items()
+        for name, folder in config.lora.items()
+    }
 
 
 async def run_front(
@@ -94,7 +107,7 @@ async def run_front(
     """
     for replica in state.table:
         replica.listens(await asyncio.to_thread(actors.address, replica.number))
-    tasks = [asyncio.create_task(keep_running(replica, actors)) for replica in state.table]
+    tasks = [asyncio.create_task(keep_running(one, actors, state.adapters)) for one in state.table]
     tasks.append(asyncio.create_task(state.router.run()))
     tasks.append(asyncio.create_task(say_ready(state.table)))
     try:
@@ -112,17 +125,20 @@ async def say_ready(table: ReplicaTable) -> None:
     print(f"ready: {len(table)} replicas answer requests", flush=True)
 
 
-async def keep_running(replica: Replica, actors: Actors) -> None:
+async def keep_running(replica: Replica, actors: Actors, adapters: SharedAdapters | None) -> None:
     """Keep the state of a replica until cancelled. When its process ends, Ray starts another one,
-    whose address is asked for.
+    whose address is asked for. It gets the adapters of the others before it is ready.
     """
     while True:
         former = replica.address
-        while replica.address is not None and await replica_answers(replica, actors):
+        while replica.address is not None and await replica_answers(replica, actors, adapters):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(replica.lost.wait(), POLL_S)
         replica.lose()
         log.warning("replica %d does not answer; Ray starts it if it has ended", replica.number)
+        if replica.is_failed:
+            replica.is_failed = False
+            await asyncio.to_thread(actors.restart, replica.number)
         while replica.address is None:
             try:
                 address = await asyncio.to_thread(actors.address, replica.number)
@@ -136,7 +152,9 @@ async def keep_running(replica: Replica, actors: Actors) -> None:
                 await asyncio.to_thread(actors.restart, replica.number)
 
 
-async def replica_answers(replica: Replica, actors: Actors) -> bool:
+async def replica_answers(
+    replica: Replica, actors: Actors, adapters: SharedAdapters | None
+) -> bool:
     """Update the state of a replica; returns whether its process runs. A process whose engine has
     stopped is ended.
     """
@@ -150,7 +168,8 @@ async def replica_answers(replica: Replica, actors: Actors) -> bool:
         replica.state = "compiling"
         return True
     replica.readiness = orjson.loads(body)
-    replica.state = "ready" if status == 200 else "compiling"
+    is_ready = status == 200 and (adapters is None or await adapters.catch_up(replica))
+    replica.state = "ready" if is_ready else "compiling"
     if health != 200:
         await asyncio.to_thread(actors.restart, replica.number)
         return False

@@ -27,6 +27,10 @@ class Replica:
     num_restarts: int = 0
     readiness: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The latest record of /readiness."""
+    adapted: tuple[str, int] | None = None
+    """The address of the process that has the adapters of the other replicas."""
+    is_failed: bool = False
+    """Whether the process has to be ended, because it may differ from the others."""
     lost: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     """Set when a connection is refused, so that the address is asked for again at once."""
     _idle: list[Connection] = dataclasses.field(default_factory=list)
@@ -42,6 +46,11 @@ class Replica:
         while self._idle:
             self._idle.pop().close()
         self.lost.set()
+
+    def fail(self) -> None:
+        """Forget the address of a process that has to be ended."""
+        self.is_failed = True
+        self.lose()
 
     async def take(self) -> Connection:
         """Return a connection for one request; give it back after the answer. BrokenError if the
@@ -68,10 +77,20 @@ class Replica:
 
     async def get(self, target: str) -> tuple[int, bytes]:
         """Return status and body of a GET. BrokenError without an answer."""
+        status, _, body = await self._exchange("GET", target, ())
+        return status, body
+
+    async def post(self, target: str, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
+        """Return status, headers and body of a POST. BrokenError without an answer."""
+        return await self._exchange("POST", target, headers, body)
+
+    async def _exchange(
+        self, method: str, target: str, headers: Headers, body: bytes = b""
+    ) -> tuple[int, Headers, bytes]:
         connection = await self.take()
         try:
-            status, _ = await connection.send("GET", target, self.headers())
-            return status, await connection.whole()
+            status, given = await connection.send(method, target, [*self.headers(), *headers], body)
+            return status, given, await connection.whole()
         finally:
             self.give_back(connection)
 
