@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.adapters import write_adapter
+from tests.brief import DEMO
 from tests.server.dashboard import queries
 from tests.server.process import ServerProcess
 
@@ -79,8 +81,9 @@ def until(is_so: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--warmup", "lazy") as started:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    adapter = write_adapter(tmp_path_factory.mktemp("adapter"), DEMO)
+    with ServerProcess("--warmup", "lazy", "--lora", f"tales={adapter}") as started:
         complete(started)
         yield started
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from tests.adapters import write_adapter
+from tests.brief import DEMO
 from tests.outside.test_dashboard import complete
 from tests.server.dashboard import FILE
 from tests.server.process import ServerProcess
@@ -131,8 +133,9 @@ def test_every_query_of_every_panel_has_data_in_grafana(
     from enginebay_esurge import local_prometheus
 
     monkeypatch.setattr(local_prometheus, "SCRAPE_S", 1)
+    adapter = write_adapter(tmp_path / "adapter", DEMO)
     with (
-        ServerProcess("--warmup", "lazy") as server,
+        ServerProcess("--warmup", "lazy", "--lora", f"tales={adapter}") as server,
         local_prometheus.local_prometheus(f"{server.url}/metrics") as prometheus,
         running_grafana(tmp_path, prometheus) as grafana,
     ):

@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from tests.adapters import change_config, write_adapter
+from tests.adapters import change_config, change_tensors, write_adapter
 from tests.brief import TINY
-from tests.server.asking import Asker
+from tests.server.asking import Asker, error_of
 from tests.server.test_metrics import samples
 
 if TYPE_CHECKING:
     from enginebay import LLM
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+TEXT = "/v1/completions"
+WRONG = (400, 400, 400, 400, 404, 404)
 HELD = "tales"
 ASKED: dict[str, Any] = {"prompt": "A B C", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
 
@@ -106,6 +109,29 @@ def test_adapters_that_cannot_be_served_are_refused(adapted: Asker, tmp_path: Pa
     adapted.refused(LOAD, 400, lora_name="", lora_path=str(folder))
     adapted.refused(LOAD, 404, lora_name="a", lora_path=str(folder), model="other")
     assert adapted.refused(LOAD, 400, lora_name="a", lora_dir="x")["param"] == "lora_path"
+
+
+def test_wrong_adapters_do_not_disturb_running_requests(adapted: Asker, tmp_path: Path) -> None:
+    body = {**ASKED, "max_tokens": 30}
+    alone = [adapted.ok(TEXT, **body, model=name)["choices"][0]["text"] for name in ("demo", HELD)]
+    folders = [write_adapter(tmp_path / name, TINY, rank=2) for name in ("cut", "shape", "rank")]
+    tensors = folders[0] / "adapter_model.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-9])
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    change_tensors(folders[1], {f"{module}.lora_A.weight": np.ones((2, 3), np.float32)})
+    change_config(folders[2], r=9)
+    wrong = [
+        (LOAD, {"lora_name": "a", "lora_path": str(folder)})
+        for folder in (*folders, tmp_path / "none")
+    ]
+    wrong += [(TEXT, {**ASKED, "model": "other"}), (UNLOAD, {"lora_name": "other"})]
+    right = [(TEXT, {**body, "model": name}) for name in ("demo", HELD)]
+    each = [*right, *wrong, *right]
+    answers = adapted.all(*(("POST", path, {"json": record}) for path, record in each))
+    texts = [answer.json()["choices"][0]["text"] for answer in (*answers[:2], *answers[-2:])]
+    assert texts == alone * 2
+    refused = [error_of(a, status) for a, status in zip(answers[2:-2], WRONG, strict=True)]
+    assert len({error["message"] for error in refused}) == len(wrong), "an error of its own"
 
 
 def test_an_adapter_in_use_stays(adapted: Asker) -> None:
