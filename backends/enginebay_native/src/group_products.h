@@ -64,25 +64,25 @@ struct UnpackedWeight {
   void multiply(const Ordered& x, float* out, int64_t stride, int64_t ahead) const {
     Tile<R, C> tile;
     const Spread<W::kInputs> spread(groups);
-    int64_t bytes = row_bytes(), k = 0;
-    for (; k + kBytes <= bytes; k += kBytes) add<R, C, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
-    if (k < bytes) add<R, C, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
+    const Vectors<C> vectors(values, row_bytes());
+    for (int64_t k = 0; k < row_bytes(); k += kBytes) add<R, C>(tile, spread, x, k, ahead, vectors.at(k));
     tile.put(out, stride);
   }
 
  private:
-  template <int R, int C, bool kLast, typename F>
-  ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Ordered& x, int64_t k, int64_t ahead, F weights) const {
+  template <int R, int C>
+  ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Ordered& x, int64_t k, int64_t ahead, Strided weights) const {
     int64_t bytes = row_bytes(), first = k / kBytes * W::kInputs;
+    auto part_of = spread.part(first);
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      Ints bits = in_register(weights(c));
+      Ints bits = in_register(load_ints(weights.data + c * weights.stride));
       fetch(values + c * bytes + k + ahead);
       Floats zero{};
-      if (kZeros) zero = spread.template of<kLast>(groups.from(zeros, c), first);
+      if (kZeros) zero = spread.of(groups.from(zeros, c), part_of);
       Floats parts[R] = {};
       each<0, R>(parts, bits, zero, x.data + first, x.stride);
-      Floats scale = spread.template of<kLast>(groups.from(scales, c), first);
+      Floats scale = spread.of(groups.from(scales, c), part_of);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) tile.sums[r][c] = add_product(tile.sums[r][c], parts[r], scale);
     }

@@ -19,6 +19,35 @@ struct Rounded {
   Rounded from(int64_t row) const { return {data + row * stride, stride, scales + row, sums + row}; }
 };
 
+// Vectors of bytes, `stride` bytes apart.
+struct Strided {
+  const uint8_t* data;
+  int64_t stride;
+};
+
+// C rows of `bytes` bytes in vectors, of which the last ones are completed with zeros. So one loop serves rows of any length.
+template <int C>
+class Vectors {
+ public:
+  Vectors(const void* rows, int64_t bytes) : rows_(static_cast<const uint8_t*>(rows)), bytes_(bytes), whole_(bytes / kBytes * kBytes) {
+    if (whole_ == bytes) return;
+    for (int c = 0; c < C; ++c) {
+      Ints part = load_part(rows_ + c * bytes + whole_, bytes - whole_);
+      std::memcpy(last_ + c * kBytes, &part, kBytes);
+    }
+  }
+
+  // The vectors that begin at byte k of each row.
+  ENGINEBAY_INLINE Strided at(int64_t k) const {
+    return k < whole_ ? Strided{rows_ + k, bytes_} : Strided{last_, kBytes};
+  }
+
+ private:
+  const uint8_t* rows_;
+  int64_t bytes_, whole_;
+  alignas(64) uint8_t last_[C * kBytes];
+};
+
 // A weight with one scale per output.
 struct Int8Weight {
   using Form = Bytes;
@@ -33,9 +62,8 @@ struct Int8Weight {
   template <int R, int C>
   void multiply(const Rounded& x, float* out, int64_t stride, int64_t ahead) const {
     Ints sums[R][C] = {};
-    int64_t k = 0;
-    for (; k + kBytes <= in; k += kBytes) add<R, C>(sums, x, k, ahead, [&](int c) { return load_ints(values + c * in + k); });
-    if (k < in) add<R, C>(sums, x, k, 0, [&](int c) { return load_part(values + c * in + k, in - k); });
+    const Vectors<C> vectors(values, in);
+    for (int64_t k = 0; k < in; k += kBytes) add<R, C>(sums, x, k, ahead, vectors.at(k));
     Ints flat[(R * C + kLanes - 1) / kLanes * kLanes] = {};
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) flat[r * C + c] = sums[r][c];
@@ -50,14 +78,14 @@ struct Int8Weight {
   }
 
  private:
-  template <int R, int C, typename F>
-  ENGINEBAY_INLINE void add(Ints (&sums)[R][C], const Rounded& x, int64_t k, int64_t ahead, F weights) const {
+  template <int R, int C>
+  ENGINEBAY_INLINE void add(Ints (&sums)[R][C], const Rounded& x, int64_t k, int64_t ahead, Strided weights) const {
     Ints rows[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) rows[r] = in_register(load_ints(x.data + r * x.stride + k));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      Bytes each(weights(c));
+      Bytes each(load_ints(weights.data + c * weights.stride));
       fetch(values + c * in + k + ahead);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) sums[r][c] = add_dots(sums[r][c], each.bits, rows[r]);
@@ -85,24 +113,24 @@ struct GroupedWeight {
   void multiply(const Rounded& x, float* out, int64_t stride, int64_t ahead) const {
     Tile<R, C> tile;
     const Spread<W::kInputs> spread(groups);
-    int64_t bytes = row_bytes(), k = 0;
-    for (; k + kBytes <= bytes; k += kBytes) add<R, C, false>(tile, spread, x, k, ahead, [&](int c) { return load_ints(values + c * bytes + k); });
-    if (k < bytes) add<R, C, true>(tile, spread, x, k, 0, [&](int c) { return load_part(values + c * bytes + k, bytes - k); });
+    const Vectors<C> vectors(values, row_bytes());
+    for (int64_t k = 0; k < row_bytes(); k += kBytes) add<R, C>(tile, spread, x, k, ahead, vectors.at(k));
     tile.put(out, stride);
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) out[r * stride + c] *= x.scales[r];
   }
 
  private:
-  template <int R, int C, bool kLast, typename F>
-  ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Rounded& x, int64_t k, int64_t ahead, F weights) const {
-    int64_t bytes = row_bytes(), block = k / kBytes, first = block * W::kInputs;
+  template <int R, int C>
+  ENGINEBAY_INLINE void add(Tile<R, C>& tile, const Spread<W::kInputs>& spread, const Rounded& x, int64_t k, int64_t ahead, Strided weights) const {
+    int64_t bytes = row_bytes(), block = k / kBytes;
+    auto part_of = spread.part(block * W::kInputs);
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      W each(weights(c));
+      W each(load_ints(weights.data + c * weights.stride));
       fetch(values + c * bytes + k + ahead);
-      Floats scale = spread.template of<kLast>(groups.from(scales, c), first), zero;
-      if (kZeros) zero = spread.template of<kLast>(groups.from(zeros, c), first);
+      Floats scale = spread.of(groups.from(scales, c), part_of), zero;
+      if (kZeros) zero = spread.of(groups.from(zeros, c), part_of);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         auto* inputs = reinterpret_cast<const Block<W>*>(x.data + r * x.stride) + block;
@@ -119,7 +147,8 @@ template <int R, int C, typename X, typename V>
 void rounded_rows(const X& x, const V& weight, float* out, int64_t width, int64_t stride, int64_t ahead) {
   int64_t c = 0, bytes = ahead * C * weight.row_bytes();
   for (; c + C <= width; c += C) weight.from(c).template multiply<R, C>(x, out + c, stride, bytes);
-  for (; c < width; ++c) weight.from(c).template multiply<R, 1>(x, out + c, stride, 0);
+  for (; c < width; ++c)
+    for (int64_t r = 0; r < R; ++r) weight.from(c).template multiply<1, 1>(x.from(r), out + r * stride + c, stride, 0);
 }
 
 // out[rows, width]; the rows of out are `stride` apart. The first rows wait for memory, so they prefetch the next weights.
@@ -136,7 +165,7 @@ void rounded_block(const X& x, const V& weight, float* out, int64_t rows, int64_
       rounded_rows<2, V::kWide>(x.from(r), weight, to, width, stride, ahead);
       r += 2;
     } else {
-      rounded_rows<1, V::kWide>(x.from(r), weight, to, width, stride, ahead);
+      rounded_rows<1, kLoneColumns>(x.from(r), weight, to, width, stride, ahead);
       r += 1;
     }
   }

@@ -26,17 +26,27 @@ class Spread {
     for (int i = 0; i < kLanes; ++i) lane_[i] = int32_t(i * per_ / kLanes);
   }
 
-  // The numbers of the groups of each lane, of a vector that begins at input `first`; kLast: of the last vector.
-  template <bool kLast>
-  ENGINEBAY_INLINE Floats of(const void* numbers, int64_t first) const {
-    if (groups_.is_half) return lanes<kLast>(static_cast<const f16*>(numbers), first);
-    return lanes<kLast>(static_cast<const float*>(numbers), first);
+  // The groups of a vector.
+  struct Part {
+    int64_t group, count;
+  };
+
+  // The groups of the vector that begins at input `first`. The last vector of an output may have fewer.
+  ENGINEBAY_INLINE Part part(int64_t first) const {
+    int64_t group = first >> groups_.shift;
+    return {group, std::min(per_, groups_.count - group)};
+  }
+
+  // The numbers of the groups of each lane.
+  ENGINEBAY_INLINE Floats of(const void* numbers, Part part) const {
+    if (groups_.is_half) return lanes(static_cast<const f16*>(numbers), part);
+    return lanes(static_cast<const float*>(numbers), part);
   }
 
  private:
-  template <bool kLast, typename S>
-  ENGINEBAY_INLINE Floats lanes(const S* numbers, int64_t first) const {
-    int64_t group = first >> groups_.shift, n = kLast ? std::min(per_, groups_.count - group) : per_;
+  template <typename S>
+  ENGINEBAY_INLINE Floats lanes(const S* numbers, Part part) const {
+    auto [group, n] = part;
 #if defined(__AVX512F__)
     return (Floats)_mm512_permutexvar_ps((__m512i)lane_, few(numbers + group, n));
 #else
