@@ -7,12 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.weights import QuantizedArray, Weight
+from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
 from enginebay_native.compiling import check_library
+from enginebay_native.quantized import in_cpp, in_panels, is_served
 
 MAX_NARROW_ROWS = 48
 """Rows per group, on average. With more, XLA's products in bf16 are faster (docs/native.md)."""
+
+MAX_FLOAT_ROWS = 128
+"""Rows of f32 per group, on average, that are multiplied with unpacked weights of other forms than
+int8. More rows are multiplied in panels.
+"""
 
 BLOCK = 128
 """Rows of a block of XLA's products."""
@@ -31,14 +37,16 @@ def grouped_linear(
 ) -> jax.Array:
     """Multiply the rows of each group by the weight of the group.
 
-    x is [T, inputs], group_sizes int32 [groups]; weight is [groups, outputs, inputs], or int8
-    values with one scale per output. Returns [T, outputs] in `out_dtype` or x's dtype. Sums are f32
-    and rounded once. A group without rows costs nothing. In C++ the bits of a row's result do not
-    depend on the other rows.
+    x is [T, inputs], group_sizes int32 [groups], weight [groups, outputs, inputs]. Returns [T,
+    outputs] in `out_dtype` or x's dtype. Sums are f32 and rounded once. A group without rows costs
+    nothing. In C++ the bits of a row's result do not depend on the other rows of T.
     """
     values: Any = weight
     scales = jnp.zeros(0, jnp.float32)
     if isinstance(weight, QuantizedArray):
+        if not is_int8(weight):
+            product = _quantized(x.astype(jnp.float32), weight, group_sizes)
+            return product.astype(out_dtype or x.dtype)
         values, scales = weight.values, weight.scales[..., 0]
     is_narrow = x.dtype == values.dtype == jnp.bfloat16
     if is_narrow and x.shape[0] > MAX_NARROW_ROWS * values.shape[0]:
@@ -48,6 +56,24 @@ def grouped_linear(
     call = jax.ffi.ffi_call(register("grouped_linear"), made)
     out: jax.Array = call(rows, values, group_sizes, scales)
     return out.astype(out_dtype or x.dtype)
+
+
+def is_int8(weight: QuantizedArray) -> bool:
+    """Return whether a weight has int8 values with one scale per output, for inputs of floats."""
+    return (
+        weight.values.dtype == jnp.int8
+        and weight.activations == FLOAT
+        and weight.zero_points is None
+        and weight.scales.shape[-1] == 1
+    )
+
+
+def _quantized(x: jax.Array, weight: QuantizedArray, group_sizes: jax.Array) -> jax.Array:
+    """Compute the products with the other forms of weights, f32 [T, outputs]."""
+    is_few = x.shape[0] <= MAX_FLOAT_ROWS * weight.shape[0] or weight.activations != FLOAT
+    if x.shape[0] > 0 and is_few and is_served(weight):
+        return in_cpp(x, weight, sizes=group_sizes, block_bytes=128 << 10, tasks_per_thread=4)
+    return in_panels(x, weight, group_sizes)
 
 
 def _in_blocks(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:

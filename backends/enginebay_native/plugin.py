@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from enginebay.hooks import Register, hookimpl
 
-CUSTOM_CALLS = {
-    "linear": ("enginebay_linear", "enginebay_quantized_linear", "enginebay_panel_linear")
-}
-QUANTIZATIONS = {
-    "linear": ("int8", "int8_group", "int4", "uint4", "fp8"),
-    "grouped_linear": ("int8",),
-}
+PRODUCTS = ("linear", "grouped_linear")
+"""Ops that read quantised weights."""
+
+QUANTIZED_CALLS = ("enginebay_quantized_linear", "enginebay_panel_linear")
+QUANTIZATIONS = ("int8", "int8_group", "int4", "uint4", "fp8")
 
 
 @hookimpl
@@ -34,8 +32,8 @@ def register_kernels(register: Register) -> None:
             capabilities={
                 "priority": 10,
                 "sharded": op == "attention",
-                "custom_calls": CUSTOM_CALLS.get(op, (f"enginebay_{op}",)),
-                "quantizations": QUANTIZATIONS.get(op, ()),
-                "activation_quantizations": ("int8",) if op == "linear" else (),
+                "custom_calls": (f"enginebay_{op}", *(QUANTIZED_CALLS if op in PRODUCTS else ())),
+                "quantizations": QUANTIZATIONS if op in PRODUCTS else (),
+                "activation_quantizations": ("int8",) if op in PRODUCTS else (),
             },
         )

@@ -29,7 +29,8 @@ LINE, TILE_ROWS = 128, 16
 
 def is_served(weight: QuantizedArray) -> bool:
     """Return whether `in_cpp` multiplies with weights of this form."""
-    num_in, groups = _num_inputs(weight), weight.scales.shape[-1]
+    num_in = math.prod(weight.values.shape[weight.scales.ndim - 1 :])
+    groups = weight.scales.shape[-1]
     size, has_points = num_in // groups, weight.zero_points is not None
     return (
         has_points in POINTS.get(weight.values.dtype, ())
@@ -40,15 +41,22 @@ def is_served(weight: QuantizedArray) -> bool:
 
 
 def in_cpp(
-    x: jax.Array, weight: QuantizedArray, *, block_bytes: int, tasks_per_thread: int
+    x: jax.Array,
+    weight: QuantizedArray,
+    *,
+    sizes: jax.Array | None = None,
+    block_bytes: int,
+    tasks_per_thread: int,
 ) -> jax.Array:
     """Return x f32 [rows, inputs] times the transposed weight: f32 [rows, outputs]. The rows are
     rounded in the call if `weight.activations` is not FLOAT.
 
-    `is_served(weight)` must hold, and rows be at least 1.
+    With `sizes`, int32 [weights], the first axis of the weight is `weights`, and each has so many
+    of the rows, in turn. `is_served(weight)` must hold, and rows be at least 1.
     """
     rows, num_in = x.shape
-    outputs, is_rounded = math.prod(weight.scales.shape[:-1]), weight.activations != FLOAT
+    every, is_rounded = math.prod(weight.scales.shape[:-1]), weight.activations != FLOAT
+    outputs = every if sizes is None else every // sizes.shape[0]
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS if is_rounded else rows
     row_bytes = 4 * (-(-num_in // LINE) * LINE) + 64
     results = (
@@ -58,9 +66,10 @@ def in_cpp(
     points = weight.zero_points
     out, _ = jax.ffi.ffi_call(register("quantized_linear"), results)(
         x,
-        weight.values.reshape(outputs, num_in),
-        weight.scales.reshape(outputs, -1),
-        jnp.zeros((0, 0), weight.scales.dtype) if points is None else points.reshape(outputs, -1),
+        weight.values.reshape(every, num_in),
+        weight.scales.reshape(every, -1),
+        jnp.zeros((0, 0), weight.scales.dtype) if points is None else points.reshape(every, -1),
+        jnp.zeros(0, jnp.int32) if sizes is None else sizes,
         rounds=is_rounded,
         block_bytes=np.int64(block_bytes),
         tasks_per_thread=np.int64(tasks_per_thread),
@@ -68,12 +77,13 @@ def in_cpp(
     return out
 
 
-def in_panels(x: jax.Array, weight: QuantizedArray) -> jax.Array:
+def in_panels(x: jax.Array, weight: QuantizedArray, sizes: jax.Array | None = None) -> jax.Array:
     """Return the same product for many rows, and for the forms that `is_served` refuses. Some
     outputs at a time are dequantised, inside the call.
     """
     rows, num_in = x, x.shape[1]
-    outputs, points = math.prod(weight.scales.shape[:-1]), weight.zero_points
+    every, points = math.prod(weight.scales.shape[:-1]), weight.zero_points
+    outputs = every if sizes is None else every // sizes.shape[0]
     factors = jnp.float32(1)
     if weight.activations != FLOAT:
         values, factors = rounded_rows(x)
@@ -81,14 +91,11 @@ def in_panels(x: jax.Array, weight: QuantizedArray) -> jax.Array:
     wide = [
         jnp.zeros((0, 0), jnp.float32)
         if array is None
-        else array.reshape(outputs, -1).astype(jnp.float32)
+        else array.reshape(every, -1).astype(jnp.float32)
         for array in (weight.scales, points)
     ]
     made = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)
     call = jax.ffi.ffi_call(register("panel_linear"), made)
-    out: jax.Array = call(rows, weight.values.reshape(outputs, num_in), *wide)
+    counts = jnp.zeros(0, jnp.int32) if sizes is None else sizes
+    out: jax.Array = call(rows, weight.values.reshape(every, num_in), *wide, counts)
     return out * factors
-
-
-def _num_inputs(weight: QuantizedArray) -> int:
-    return math.prod(weight.values.shape[weight.scales.ndim - 1 :])

@@ -126,6 +126,57 @@ def test_panels_are_exact_products(linear: Any, activations: str) -> None:
         assert (np.abs(np.asarray(product) - wanted) <= 1e-6 * sums).all(), weight.method
 
 
+GROUPED: list[tuple[str, int, int, int, str]] = [
+    ("int8", 192, 34, 1, "float32"),
+    ("int8_group", 96, 10, 3, "float16"),
+    ("int4", 160, 21, 5, "float16"),
+    ("uint4", 192, 7, 3, "float32"),
+    ("fp8", 75, 19, 1, "float32"),
+    ("int4", 33, 8, 1, "float32"),
+]
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_experts_are_exact_products(linear: Any, activations: str) -> None:
+    """Of few rows of each and of many; the last rows have no expert. A row alone has the same
+    bits.
+    """
+    grouped_linear = importlib.import_module("enginebay_native.grouped_linear").grouped_linear
+    sizes = [np.array(each, np.int32) for each in ([5, 0, 33], [260, 0, 130], [0, 0, 1])]
+    weights = [make_experts(*case, activations) for case in GROUPED]
+
+    @jax.jit
+    def products(x: Any, weights: Any, sizes: Any) -> Any:
+        return [
+            [grouped_linear(a, w, each) for a, each in zip(rows, sizes, strict=True)]
+            for rows, w in zip(x, weights, strict=True)
+        ]
+
+    x = []
+    for _, num_in, *_ in GROUPED:
+        few, many = make_rows(41, num_in), make_rows(400, num_in)
+        x.append([few, many, few[37:38]])
+    for weight, rows, got in zip(weights, x, products(x, weights, sizes), strict=True):
+        for a, counts, product in zip(rows, sizes, got, strict=True):
+            first = 0
+            for i, count in enumerate(counts):
+                own = slice(first, first + count)
+                wanted, sums = exact(a[own], jax.tree.map(lambda array, i=i: array[i], weight))
+                assert (np.abs(np.asarray(product[own]) - wanted) <= 1e-6 * sums).all()
+                first += count
+            assert not np.asarray(product[first:]).any()
+        assert np.asarray(got[2][0]).tobytes() == np.asarray(got[0][37]).tobytes()
+
+
+def make_experts(
+    method: str, num_in: int, outputs: int, groups: int, scale_dtype: str, activations: str
+) -> QuantizedArray:
+    """A weight of three experts."""
+    flat = make_weight(method, num_in, 3 * outputs, groups, scale_dtype, activations)
+    experts: QuantizedArray = jax.tree.map(lambda a: a.reshape(3, outputs, -1), flat)
+    return experts
+
+
 def calls(linear: Any, rows: int, weight: QuantizedArray) -> list[str]:
     """The functions of the library that a product calls."""
     x = make_rows(rows, weight.shape[1])

@@ -26,6 +26,7 @@ from enginebay.errors import (
     UnsupportedError,
 )
 from enginebay.executor.parts import weight_bytes
+from enginebay.registry import Registry, load_registry
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_executor.weights import merge_weights
 from enginebay_testing.oracle import quantized_weight
@@ -260,8 +261,24 @@ def test_rounded_activations_need_weights_of_whole_numbers() -> None:
     for quantization in ("none", "fp8"):
         with pytest.raises(ConfigError, match=r"activation_quantization = 'int8' with weights"):
             plan_of(quantization=quantization, activation_quantization="int8")
+
+
+def test_a_kernel_that_rounds_no_inputs_is_refused_by_name() -> None:
+    registry = load_registry()
+    entry = registry.find("kernel", "xla", "grouped_linear")
+    assert entry.declaration is not None
+    capabilities = {**entry.declaration.capabilities, "activation_quantizations": ()}
+    declaration = dataclasses.replace(entry.declaration, capabilities=capabilities)
+    others = [one for one in registry.entries if one is not entry]
+    config = EngineConfig(
+        model=LEAST,
+        quantization="int8",
+        activation_quantization="int8",
+        kernels={"grouped_linear": "xla"},
+        **SIZES,
+    )
     with pytest.raises(UnsupportedError, match="does not support int8 activations"):
-        plan_of(activation_quantization="int8", kernels={"grouped_linear": "native"})
+        make_plan(config, Registry([*others, dataclasses.replace(entry, declaration=declaration)]))
 
 
 def test_int4_keeps_the_embedding_at_8_bits_and_has_a_group_size() -> None:

@@ -1,7 +1,7 @@
-// Products of many rows of f32 with a quantised weight [out, in] of any form. A panel of outputs is dequantised into memory
+// Products of many rows of f32 with one or several quantised weights [out, in] of any form. A panel of outputs is dequantised into memory
 // that stays in the second-level cache, transposed, and multiplied with all rows; the whole weight is never dequantised.
 
-#include "vectors.h"
+#include "ranges.h"
 
 namespace enginebay {
 namespace {
@@ -24,7 +24,7 @@ struct Weight {
   ffi::DataType dtype;
   const uint8_t* values;
   const float *scales, *zeros;
-  int64_t outputs, in, groups;
+  int64_t in, groups;
 };
 
 // Weights `first` to `first + count` of all numbers of 4 bits, two in a byte, as bytes.
@@ -165,39 +165,44 @@ void multiply_rows(const float* x, int64_t in, const float* panel, int64_t depth
   }
 }
 
-void run(ffi::ThreadPool& pool, const float* x, const Weight& w, float* out, int64_t rows) {
-  int64_t panels = (w.outputs + kWidth - 1) / kWidth, threads = std::max<int64_t>(1, pool.num_threads());
+// out[rows, outputs] = x[rows, in] times the weights of `outputs` outputs from the first one.
+void run(ffi::ThreadPool& pool, const float* x, const Weight& w, int64_t begin, int64_t outputs, float* out, int64_t rows) {
+  int64_t panels = (outputs + kWidth - 1) / kWidth, threads = std::max<int64_t>(1, pool.num_threads());
   int64_t parts = std::max<int64_t>(1, std::min((2 * threads + panels - 1) / panels, rows / kFewestRows));
   parallel_for(pool, panels * parts, [&, parts](int64_t task) {
-    int64_t output = task / parts * kWidth, width = std::min(kWidth, w.outputs - output), part = task % parts;
+    int64_t output = task / parts * kWidth, width = std::min(kWidth, outputs - output), part = task % parts;
     int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first;
-    float* to = out + first * w.outputs + output;
-    for (int64_t r = 0; r < count; ++r) std::fill_n(to + r * w.outputs, width, 0.0f);
+    float* to = out + first * outputs + output;
+    for (int64_t r = 0; r < count; ++r) std::fill_n(to + r * outputs, width, 0.0f);
     std::vector<float> panel(std::min(kDepth, w.in) * kWidth);
     for (int64_t k = 0; k < w.in; k += kDepth) {
       int64_t depth = std::min(kDepth, w.in - k);
-      fill_panel(w, output, width, k, depth, panel.data());
-      multiply_rows<kRows>(x + first * w.in + k, w.in, panel.data(), depth, to, count, width, w.outputs);
+      fill_panel(w, begin + output, width, k, depth, panel.data());
+      multiply_rows<kRows>(x + first * w.in + k, w.in, panel.data(), depth, to, count, width, outputs);
     }
   });
 }
 
-// x f32 [rows, in]; values s8, s4, u4 or f8e4m3fn [out, in]; scales f32 [out, groups]; zeros the same, or empty ->
-// f32 [rows, out].
+// x f32 [rows, in]; values s8, s4, u4 or f8e4m3fn [weights * out, in]; scales f32 [weights * out, groups]; zeros the same, or
+// empty; sizes [weights], the rows of each weight in turn, or empty with one weight -> f32 [rows, out].
 ffi::Error panel_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer values, ffi::Buffer<ffi::F32> scales,
-                        ffi::Buffer<ffi::F32> zeros, ffi::ResultBuffer<ffi::F32> out) {
+                        ffi::Buffer<ffi::F32> zeros, ffi::Buffer<ffi::S32> sizes, ffi::ResultBuffer<ffi::F32> out) {
   auto shape = x.dimensions(), weight = values.dimensions(), per_group = scales.dimensions();
   if (shape.size() != 2 || weight.size() != 2 || per_group.size() != 2 || shape[1] != weight[1] || per_group[0] != weight[0])
     return ffi::Error::InvalidArgument("panel_linear wants x [rows, in], values [out, in], scales [out, groups]");
   bool has_zeros = zeros.element_count() != 0;
-  if (per_group[1] < 1 || weight[1] % per_group[1] != 0 || (has_zeros && zeros.element_count() != scales.element_count()))
+  const Ranges ranges(sizes, shape[0]);
+  if (per_group[1] < 1 || weight[0] % ranges.count != 0 || weight[1] % per_group[1] != 0 || (has_zeros && zeros.element_count() != scales.element_count()))
     return ffi::Error::InvalidArgument("panel_linear wants groups of equal size, and zero points like scales");
   auto dtype = values.element_type();
   if (dtype != ffi::S8 && dtype != ffi::S4 && dtype != ffi::U4 && dtype != ffi::F8E4M3FN)
     return ffi::Error::InvalidArgument("panel_linear wants values of s8, s4, u4 or f8e4m3fn");
-  Weight w{dtype,     static_cast<const uint8_t*>(values.untyped_data()), scales.typed_data(), has_zeros ? zeros.typed_data() : nullptr,
-           weight[0], weight[1],                                          per_group[1]};
-  if (shape[0] != 0 && w.outputs != 0) run(pool, x.typed_data(), w, out->typed_data(), shape[0]);
+  Weight w{dtype, static_cast<const uint8_t*>(values.untyped_data()), scales.typed_data(),
+           has_zeros ? zeros.typed_data() : nullptr, weight[1], per_group[1]};
+  int64_t outputs = weight[0] / ranges.count;
+  ranges.each(out->typed_data(), outputs, [&](int64_t i, int64_t first, int64_t rows) {
+    run(pool, x.typed_data() + first * w.in, w, i * outputs, outputs, out->typed_data() + first * outputs, rows);
+  });
   return ffi::Error::Success();
 }
 
@@ -206,6 +211,6 @@ ffi::Error panel_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyB
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     enginebay_panel_linear, panel_linear,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::F32>>()
-        .Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
+        .Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::Buffer<ffi::F32>>());
 
 }  // namespace enginebay

@@ -1,7 +1,8 @@
-// Products with quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here.
+// Products with one or several quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here.
 
 #include "amx.h"
 #include "group_products.h"
+#include "ranges.h"
 
 namespace enginebay {
 namespace {
@@ -126,11 +127,33 @@ ffi::Error unpacked(Call& call, const UnpackedWeight<W, kZeros>& weight) {
   return ffi::Error::Success();
 }
 
+// A weight as it is stored. zeros is null where there are no zero points.
+struct Stored {
+  ffi::DataType dtype;
+  const uint8_t* values;
+  const void *scales, *zeros;
+  int64_t in;
+  Groups groups;
+
+  Stored from(int64_t output) const {
+    int64_t bits = dtype == ffi::S8 ? 8 : 4;
+    return {dtype, values + output * in * bits / 8, groups.from(scales, output), zeros ? groups.from(zeros, output) : nullptr, in, groups};
+  }
+};
+
 template <typename W, bool kZeros>
-ffi::Error grouped(Call& call, bool rounds, const void* values, const void* scales, const void* zeros, Groups groups) {
-  auto* v = static_cast<const uint8_t*>(values);
-  if (rounds) return rounded(call, GroupedWeight<W, kZeros>{v, scales, zeros, call.in, groups});
-  return unpacked(call, UnpackedWeight<W, kZeros>{v, scales, zeros, call.in, groups});
+ffi::Error multiply(Call& call, bool rounds, const Stored& w) {
+  if (rounds) return rounded(call, GroupedWeight<W, kZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
+  return unpacked(call, UnpackedWeight<W, kZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
+}
+
+ffi::Error multiply(Call& call, bool rounds, const Stored& w) {
+  if (w.dtype == ffi::S4) return multiply<Nibbles<true>, false>(call, rounds, w);
+  if (w.dtype == ffi::U4) return multiply<Nibbles<false>, true>(call, rounds, w);
+  if (rounds && w.groups.count == 1 && !w.zeros && !w.groups.is_half)
+    return rounded(call, Int8Weight{reinterpret_cast<const int8_t*>(w.values), static_cast<const float*>(w.scales), w.in});
+  if (w.zeros) return multiply<Bytes, true>(call, rounds, w);
+  return multiply<Bytes, false>(call, rounds, w);
 }
 
 // The groups of `in` inputs, or count 0 where the kernels do not serve them.
@@ -141,11 +164,12 @@ Groups groups_of(int64_t count, int64_t in, bool is_half) {
   return {0, 0, is_half};
 }
 
-// x f32 [rows, in]; values s8, s4 or u4 [out, in]; scales f32 or f16 [out, groups]; zeros of the same shape and dtype, or
-// empty -> f32 [rows, out]. rounds: rows are rounded to int8. The workspace holds the rows in the order of the kernel.
+// x f32 [rows, in]; values s8, s4 or u4 [weights * out, in]; scales f32 or f16 [weights * out, groups]; zeros of the same shape
+// and dtype, or empty; sizes [weights], the rows of each weight in turn, or empty with one weight -> f32 [rows, out]. rounds: rows
+// are rounded to int8. The workspace holds the rows in the order of the kernel.
 ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer values, ffi::AnyBuffer scales,
-                            ffi::AnyBuffer zeros, ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::S8> workspace,
-                            bool rounds, int64_t block_bytes, int64_t tasks_per_thread) {
+                            ffi::AnyBuffer zeros, ffi::Buffer<ffi::S32> sizes, ffi::ResultBuffer<ffi::F32> out,
+                            ffi::ResultBuffer<ffi::S8> workspace, bool rounds, int64_t block_bytes, int64_t tasks_per_thread) {
   auto shape = x.dimensions(), weight = values.dimensions(), per_group = scales.dimensions();
   if (shape.size() != 2 || weight.size() != 2 || per_group.size() != 2 || shape[1] != weight[1] || per_group[0] != weight[0])
     return ffi::Error::InvalidArgument("quantized_linear wants x [rows, in], values [out, in], scales [out, groups]");
@@ -154,28 +178,27 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
   if ((dtype != ffi::F32 && dtype != ffi::F16) ||
       (has_zeros && (zeros.element_type() != dtype || zeros.element_count() != scales.element_count())))
     return ffi::Error::InvalidArgument("quantized_linear wants scales in f32 or f16, and zero points like scales");
-  int64_t rows = shape[0], in = shape[1], outputs = weight[0];
-  Groups groups = groups_of(per_group[1], in, dtype == ffi::F16);
-  if (block_bytes < 1 || tasks_per_thread < 1 || groups.count == 0)
+  auto form = values.element_type();
+  if (form != ffi::S8 && (shape[1] % 2 != 0 || !(has_zeros ? form == ffi::U4 : form == ffi::S4)))
+    return ffi::Error::InvalidArgument(
+        "quantized_linear wants values of s8, of s4 without zero points, or of u4 with them, and inputs in pairs");
+  const Ranges ranges(sizes, shape[0]);
+  Groups groups = groups_of(per_group[1], shape[1], dtype == ffi::F16);
+  if (block_bytes < 1 || tasks_per_thread < 1 || groups.count == 0 || weight[0] % ranges.count != 0)
     return ffi::Error::InvalidArgument("quantized_linear wants one group, or groups of 16, 32, 64, ... inputs");
-  if (rows == 0 || outputs == 0) return ffi::Error::Success();
-  int8_t* work = workspace->typed_data();
-  Call call{pool, x.typed_data(), out->typed_data(), rows, in, outputs, Sharing{block_bytes, tasks_per_thread}, work,
-            work + workspace->element_count()};
-  const void *data = values.untyped_data(), *scales_data = scales.untyped_data();
-  const void* zeros_data = has_zeros ? zeros.untyped_data() : nullptr;
-  if (values.element_type() == ffi::S8) {
-    if (rounds && groups.count == 1 && !has_zeros && dtype == ffi::F32)
-      return rounded(call, Int8Weight{static_cast<const int8_t*>(data), scales.typed_data<float>(), in});
-    if (zeros_data) return grouped<Bytes, true>(call, rounds, data, scales_data, zeros_data, groups);
-    return grouped<Bytes, false>(call, rounds, data, scales_data, nullptr, groups);
-  }
-  if (in % 2 == 0 && values.element_type() == ffi::S4 && !zeros_data)
-    return grouped<Nibbles<true>, false>(call, rounds, data, scales_data, nullptr, groups);
-  if (in % 2 == 0 && values.element_type() == ffi::U4 && zeros_data)
-    return grouped<Nibbles<false>, true>(call, rounds, data, scales_data, zeros_data, groups);
-  return ffi::Error::InvalidArgument(
-      "quantized_linear wants values of s8, of s4 without zero points, or of u4 with them, and inputs in pairs");
+  Stored stored{form, static_cast<const uint8_t*>(values.untyped_data()), scales.untyped_data(),
+                has_zeros ? zeros.untyped_data() : nullptr, shape[1], groups};
+  int64_t outputs = weight[0] / ranges.count;
+  if (outputs == 0) return ffi::Error::Success();
+  auto error = ffi::Error::Success();
+  ranges.each(out->typed_data(), outputs, [&](int64_t i, int64_t first, int64_t rows) {
+    int8_t* work = workspace->typed_data();
+    Call call{pool, x.typed_data() + first * shape[1], out->typed_data() + first * outputs, rows, shape[1], outputs,
+              Sharing{block_bytes, tasks_per_thread}, work, work + workspace->element_count()};
+    auto found = multiply(call, rounds, stored.from(i * outputs));
+    if (found.failure()) error = found;
+  });
+  return error;
 }
 
 }  // namespace
@@ -183,7 +206,7 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     enginebay_quantized_linear, quantized_linear,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()
-        .Arg<ffi::AnyBuffer>().Ret<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::S8>>()
+        .Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::S8>>()
         .Attr<bool>("rounds").Attr<int64_t>("block_bytes").Attr<int64_t>("tasks_per_thread"));
 
 }  // namespace enginebay
