@@ -14,11 +14,19 @@ import jax
 from enginebay.errors import RequestError, error_line, shown
 from enginebay.llm.prompts import Prompt
 from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
-from enginebay_dashinfer.inputs import encode_text, ids_of_input, one_dimension, refuse_empty
+from enginebay_dashinfer.inputs import (
+    encode_text,
+    fields_of,
+    ids_of_input,
+    one_dimension,
+    refuse_empty,
+    several_texts,
+)
 from enginebay_dashinfer.installed import InstalledModel
+from enginebay_dashinfer.memory import ModelMemory
 from enginebay_dashinfer.model_loader import ModelLoader
 from enginebay_dashinfer.result_queue import ResultQueue
-from enginebay_dashinfer.runtime_config import AsModelConfig
+from enginebay_dashinfer.runtime_config import AsModelConfig, checked_config
 from enginebay_dashinfer.sampling import to_sampling
 from enginebay_dashinfer.statistics import AsEngineStat, engine_stat
 from enginebay_dashinfer.statuses import AsStatus, RefusedError, status_of
@@ -55,6 +63,7 @@ class Engine:
     def __init__(self) -> None:
         self._models: dict[str, InstalledModel] = {}
         self._requests: dict[DashRequest, tuple[InstalledModel, ResultQueue]] = {}
+        self._memory = ModelMemory()
         self._lock = threading.Lock()
         self._reasons = threading.local()
         log.info("%s", self)
@@ -90,13 +99,10 @@ class Engine:
         """
 
         def install() -> None:
-            settings = dataclasses.replace(as_model_config_struct)
+            settings = checked_config(as_model_config_struct)
             name = settings.model_name
-            if not name:
-                todo = "Call model_name() of the builder."
-                raise RequestError("a model without a name", "a name", todo)
             self._refuse_taken(name)
-            model = InstalledModel(settings)
+            model = InstalledModel(settings, self._memory)
             with self._lock:
                 self._refuse_taken(name)
                 self._models[name] = model
@@ -201,7 +207,7 @@ class Engine:
                 takes_media=False,
             )
         call = "start_request_text"
-        return self._start_each(call, model_name, model, list(texts), generate_config_builder)
+        return self._start_each(call, model_name, model, texts, generate_config_builder)
 
     def start_request(
         self,
@@ -212,8 +218,9 @@ class Engine:
         """Start a request with {"input_ids": ...}: a DLPack capsule of [tokens] or [1, tokens], or
         what start_request_ids() accepts, and with the fields of a generation.
         """
-        token_ids = ids_of_input(inputs.get("input_ids"))
-        builder = ASGenerationConfigBuilder().update(generate_config or {})
+        token_ids = ids_of_input(inputs)
+        fields = {} if generate_config is None else generate_config
+        builder = ASGenerationConfigBuilder().update(fields)
         return self._start("start_request", model_name, lambda _: token_ids, builder)
 
     def stop_request(self, model_name: str, request_handle: Handle) -> AsStatus:
@@ -296,16 +303,14 @@ class Engine:
         call: str,
         model_name: str,
         loader: ModelLoader | None,
-        texts: list[str],
+        texts: Sequence[str],
         builder: ASGenerationConfigBuilder,
     ) -> StartedRequest:
         started: list[tuple[DashRequest, ResultQueue]] = []
 
         def start() -> None:
             model = self._model(model_name)
-            if not texts:
-                refuse_empty("an empty list of texts")
-            prompts = [encode_text(model, loader, text) for text in texts]
+            prompts = [encode_text(model, loader, text) for text in several_texts(texts)]
             started.extend(self._submit(model, prompts, builder, takes_media=False))
 
         status = self._status(call, start)
@@ -321,7 +326,7 @@ class Engine:
         *,
         takes_media: bool,
     ) -> Iterator[tuple[DashRequest, ResultQueue]]:
-        fields, longest = builder.build(), model.settings.engine_max_length
+        fields, longest = fields_of(builder), model.settings.engine_max_length
         model.require_running("a request")
         given: list[Prompt] = []
         generations = []
@@ -335,17 +340,18 @@ class Engine:
             given.append(ids if one.media is None else one.media.segments(ids))
             generations.append(one)
         name = model.settings.model_name
-        for request_id, results in model.submit(given, generations):
-            handle = DashRequest(name, request_id)
-            with self._lock:
-                self._requests[handle] = (model, results)
-            yield handle, results
+        with model.lock:  # until the handles are known, the model cannot be released
+            for request_id, results in model.submit(given, generations):
+                handle = DashRequest(name, request_id)
+                with self._lock:
+                    self._requests[handle] = (model, results)
+                yield handle, results
 
     def _found(
         self, model_name: str, given: Handle
     ) -> list[tuple[DashRequest, InstalledModel, ResultQueue]]:
         """Return the requests of a handle or of several."""
-        listed = [given] if isinstance(given, DashRequest) or given is None else list(given)
+        listed = list(given) if isinstance(given, list | tuple) else [given]
         with self._lock:
             found = [
                 (one, *self._requests[one])
@@ -364,7 +370,7 @@ class Engine:
         return found
 
     def _model(self, name: str) -> InstalledModel:
-        model = self._models.get(name)
+        model = self._models.get(name) if isinstance(name, str) else None
         if model is None:
             installed = ", ".join(self._models) or "none is installed"
             todo = "Call install_model() first."

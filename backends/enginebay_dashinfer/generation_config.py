@@ -49,6 +49,9 @@ class ASGenerationConfigBuilder:
             self._fields["eos_token_id"] = eos_token_id
 
     def _take_over(self, given: Any) -> None:
+        if not isinstance(given, Mapping) and not callable(getattr(given, "to_dict", None)):
+            text = f"a generation configuration of type {type(given).__name__}"
+            raise RequestError(text, "transformers' GenerationConfig or a mapping", "Pass one.")
         values = given if isinstance(given, Mapping) else given.to_dict()
         if values.get("num_return_sequences", 1) not in (None, 1):
             text = f"num_return_sequences = {shown(values['num_return_sequences'])}"
@@ -66,7 +69,10 @@ class ASGenerationConfigBuilder:
         return dict(self._fields)
 
     def update(self, update_fields: Mapping[str, Any]) -> Self:
-        """Set several fields by name."""
+        """Set several fields by name. RequestError (a ValueError) for anything but a mapping."""
+        if not isinstance(update_fields, Mapping):
+            given = f"fields of type {type(update_fields).__name__}"
+            raise RequestError(given, "a mapping", "Pass names and values.")
         self._fields |= update_fields
         return self
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from enginebay.errors import RequestError, shown
+from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
 from enginebay_dashinfer.installed import InstalledModel
 from enginebay_dashinfer.model_loader import ModelLoader
 from enginebay_dashinfer.multimedia import Capsule
 from enginebay_dashinfer.statuses import AsStatus, RefusedError
 
 
-def ids_of_input(given: Any) -> list[int]:
-    """Return token ids that may also be a DLPack capsule, and may have a first dimension of 1.
-    RequestError (a ValueError) for other values.
+def ids_of_input(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the token ids of {"input_ids": ...}, which may also be a DLPack capsule, and may have
+    a first dimension of 1. RequestError (a ValueError) for other values.
     """
+    if not isinstance(inputs, Mapping) or set(inputs) != {"input_ids"}:
+        given_text = f"inputs {shown(inputs)}"
+        raise RequestError(given_text, '{"input_ids": token ids}', "Pass such a mapping.")
+    given = inputs["input_ids"]
     if type(given).__name__ == "PyCapsule":
         given = np.asarray(jax.dlpack.from_dlpack(Capsule(given)))
     if isinstance(given, np.ndarray) and given.ndim == 2 and len(given) == 1:
@@ -47,10 +53,32 @@ def one_dimension(given: Any) -> list[int]:
     return [int(one) for one in values]
 
 
+def several_texts(given: Sequence[str]) -> list[str]:
+    """Return a list of texts. RefusedError for an empty one, RequestError for another value."""
+    if not isinstance(given, list | tuple):
+        given_text = f"a text of type {type(given).__name__}"
+        raise RequestError(given_text, "a text, or a list of texts", "Pass a str or a list.")
+    if not given:
+        refuse_empty("an empty list of texts")
+    return list(given)
+
+
+def fields_of(builder: ASGenerationConfigBuilder) -> dict[str, Any]:
+    """Return what a builder builds. RequestError for another object."""
+    if not isinstance(builder, ASGenerationConfigBuilder):
+        given = f"a generate_config_builder of type {type(builder).__name__}"
+        todo = "Make one, or call create_reference_generation_config_builder() of the loader."
+        raise RequestError(given, "an ASGenerationConfigBuilder", todo)
+    return builder.build()
+
+
 def encode_text(model: InstalledModel, loader: ModelLoader | None, text: str) -> list[int]:
     """Return the token ids of a text by the tokenizer of a loader, or of the installed model."""
     if not isinstance(text, str):
         raise RequestError(f"a text of type {type(text).__name__}", "text", "Pass a str.")
+    if not isinstance(loader, ModelLoader | None):
+        given, todo = f"a model of type {type(loader).__name__}", "Pass the loader, or None."
+        raise RequestError(given, "a HuggingFaceModel or a DashInferModel", todo)
     return model.tokenizer.encode(text) if loader is None else loader.encode(text)
 
 

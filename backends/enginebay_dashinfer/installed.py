@@ -2,75 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import threading
-import time
-import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 from enginebay.adapters import required
-from enginebay.compose.composition import build
-from enginebay.compose.plan import Plan
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.events import Events
-from enginebay.llm.prepare import Prepared, Preparer
+from enginebay.errors import CheckpointError, RequestError, shown
 from enginebay.llm.prompts import Prompt
-from enginebay.llm.requests import Requests, with_id
 from enginebay.text import Tokenizer
-from enginebay.types import SamplingParams
 from enginebay_dashinfer.feeder import QueueFeeder
+from enginebay_dashinfer.loaded import Loaded, warm_up
+from enginebay_dashinfer.memory import ModelMemory
 from enginebay_dashinfer.planning import plan_model
 from enginebay_dashinfer.result_queue import ResultQueue
 from enginebay_dashinfer.runtime_config import AsModelConfig
 from enginebay_dashinfer.sampling import GenerationChoices
 from enginebay_dashinfer.statistics import StepCounters
 from enginebay_dashinfer.statuses import AsStatus, ModelState, RefusedError
-from enginebay_esurge.service import Service
-
-log = logging.getLogger("enginebay.dashinfer")
-
-
-class Loaded:
-    """What a model has while it is in memory: the service over its engine, and its requests."""
-
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, counters: StepCounters) -> None:
-        """Load the weights, allocate the cache, and compile all programs."""
-        parts = build(plan)
-        config = plan.config
-        assert config.max_model_len is not None, "make_plan settles max_model_len"
-        try:
-            parts.engine.warmup(functools.partial(log.debug, "compiled %d of %d: %s"))
-            self.preparer = Preparer(
-                tokenizer,
-                plan.checkpoint.token_info,
-                plan.model.info.vocab_size,
-                config.max_model_len,
-                abilities=Abilities.of(plan),
-                seed=config.seed,
-            )
-            self.preparer.max_cached = parts.engine.ledger.max_tokens
-            _check_room(config.max_model_len, self.preparer.max_cached)
-        except BaseException:
-            parts.engine.close()
-            raise
-        self.service = Service(parts, drops_cache=False)
-        self.service.audience.add(counters)
-        self.requests = Requests(tokenizer, self.service)
-
-    def close(self) -> None:
-        """End the threads, and free the weights and the cache."""
-        self.service.stop()
-        self.preparer.close()
-        self.service.parts.engine.close()
 
 
 class InstalledModel:
     """A model of an engine. `state` changes under `lock`; requests may come from any thread."""
 
-    def __init__(self, settings: AsModelConfig) -> None:
-        """Choose the parts of the model. Errors as in `planning.plan_model`."""
+    def __init__(self, settings: AsModelConfig, memory: ModelMemory) -> None:
+        """Choose the parts of the model. `memory`: the account of its engine's models. Errors as in
+        `planning.plan_model`.
+        """
         self.settings = settings
+        self._memory = memory
         self.plan = plan_model(settings)
         self.tokenizer: Tokenizer = self.plan.checkpoint.load_tokenizer()
         self.counters = StepCounters()
@@ -88,15 +47,19 @@ class InstalledModel:
         """Initial or stopped -> running. Loads and warms up the model if it is not in memory."""
         with self.lock:
             self._require("start_model", ModelState.INITIAL, ModelState.STOPPED)
+            was_loaded = self._loaded is not None
             self.load()
             assert self._loaded is not None, "load() sets it"
-            self._loaded.service.start()
-            self._feeder = QueueFeeder(self.settings.model_name)
             try:
+                self._loaded.service.start()
+                self._feeder = QueueFeeder(self.settings.model_name)
                 if self.state is ModelState.INITIAL:
-                    self._run_fake_requests()
+                    warm_up(self._loaded, self._feeder)
+                    self.counters.reset()
             except BaseException:
                 self._halt()
+                if not was_loaded:
+                    self.unload()
                 raise
             self.state = ModelState.RUNNING
 
@@ -126,7 +89,7 @@ class InstalledModel:
         """Load the model into memory, if it is not there. Nothing stays allocated on an error."""
         with self.lock:
             if self._loaded is None:
-                self._loaded = Loaded(self.plan, self.tokenizer, self.counters)
+                self._loaded = Loaded(self.plan, self.tokenizer, self.counters, self._memory)
 
     def unload(self) -> None:
         """Free the weights and the cache of a model that does not run."""
@@ -144,7 +107,7 @@ class InstalledModel:
             self.require_running("a request")
             assert self._loaded is not None, "a running model is loaded"
             assert self._feeder is not None, "a running model has a feeder"
-            return _submit(self._loaded, self._feeder, prompts, generations)
+            return self._loaded.submit(self._feeder, prompts, generations)
 
     def require_running(self, call: str) -> None:
         """Raise RefusedError unless the model runs."""
@@ -158,10 +121,17 @@ class InstalledModel:
 
     def load_adapter(self, name: str, folder: str) -> None:
         """Read an adapter, for requests with lora_name = `name`."""
+        todo = "Pass the folder of an adapter."
+        if not isinstance(folder, str | Path):
+            raise RequestError(f"lora_path = {shown(folder)}", "text", todo)
+        if not Path(folder).exists():
+            raise CheckpointError(f"{shown(str(folder))}, which does not exist", "a folder", todo)
         required(self.plan.adapters, f"load_lora({name!r})").load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter that no request uses."""
+        if not isinstance(name, str):
+            raise RequestError(f"lora_name = {shown(name)}", "text", "Pass the adapter's name.")
         adapters = required(self.plan.adapters, f"unload_lora({name!r})")
         with self.lock:
             loaded = self._loaded
@@ -185,28 +155,6 @@ class InstalledModel:
         if feeder is not None:
             feeder.close()
 
-    def _run_fake_requests(self) -> None:
-        """Run a request of the max length and as many short ones as fit beside it, so that every
-        buffer that requests need was allocated once.
-        """
-        loaded, feeder, began_s = self._loaded, self._feeder, time.monotonic()
-        assert loaded is not None, "a started model is loaded"
-        assert feeder is not None, "a started model has a feeder"
-        longest = self.plan.config.max_model_len or 2
-        salt = uuid.uuid4().hex
-        params = SamplingParams(max_tokens=2, temperature=1.0, seed=0, ignore_eos=True)
-        first = GenerationChoices(params.model_copy(update={"max_tokens": 1}), None, None, None)
-        others = [GenerationChoices(params, None, None, None)] * (self.plan.config.max_num_seqs - 1)
-        prompts: list[Prompt] = [[0] * (longest - 1), *([0] for _ in others)]
-        made = _submit(loaded, feeder, prompts, [first, *others], salt=salt)
-        for _, results in made:
-            results.wait()
-            if results.error is not None:
-                raise results.error
-        loaded.service.call(loaded.service.parts.engine.ledger.forget)
-        self.counters.reset()
-        log.info("warmed up %s in %.1f s", self.settings.model_name, time.monotonic() - began_s)
-
     def _require(self, call: str, *states: ModelState) -> None:
         if self.state not in states:
             allowed = " or ".join(f"a model that is {one.value}" for one in states)
@@ -219,42 +167,4 @@ class InstalledModel:
             f"{call} for model {name!r}, which is {self.state.value}",
             allowed,
             "docs/dashinfer.md shows the states of a model.",
-        )
-
-
-def _submit(
-    loaded: Loaded,
-    feeder: QueueFeeder,
-    prompts: Sequence[Prompt],
-    generations: Sequence[GenerationChoices],
-    *,
-    salt: str | None = None,
-) -> list[tuple[str, ResultQueue]]:
-    prepared: list[Prepared] = []
-    for prompt, one in zip(prompts, generations, strict=True):
-        made = loaded.preparer.prepare_one(prompt, one.params, lora=one.lora, cache_salt=salt)
-        prepared += [with_id(each, uuid.uuid4().hex) for each in made]
-    queues = [
-        ResultQueue(len(each.prompt_token_ids), one.num_logprobs)
-        for each, one in zip(prepared, generations, strict=True)
-    ]
-    pairs = [(each.request_id, one) for each, one in zip(prepared, queues, strict=True)]
-
-    def queue_all(events: Events) -> None:
-        submitted = loaded.requests.submit(prepared, events, streams=True)
-        for (_, results), one in zip(pairs, submitted, strict=True):
-            results.reader = one.readers[0]
-
-    feeder.add(dict(pairs), queue_all)
-    return pairs
-
-
-def _check_room(max_model_len: int, max_cached: int | None) -> None:
-    """Raise RefusedError unless the cache holds a request of the max length."""
-    if max_cached is not None and max_cached < max_model_len:
-        raise RefusedError(
-            AsStatus.ALLSPARK_CACHE_MEMORY_OUT,
-            f"a cache with room for {max_cached} tokens of a request",
-            f"room for max_length, {max_model_len} tokens",
-            "Free memory, raise BFC_MEM_RATIO, or lower max_length.",
         )

@@ -21,6 +21,7 @@ from enginebay_dashinfer.runtime_config import (
     PARAM_SUFFIX,
     AsModelConfig,
     AsModelRuntimeConfigBuilder,
+    checked_config,
 )
 from enginebay_dashinfer.statuses import TargetDevice
 from enginebay_dashinfer.stored_model import DTYPES, StoredModel, write_model
@@ -124,7 +125,8 @@ class ModelLoader(ABC):
         eos = list(checkpoint.token_info.eos_token_ids)
         builder = ASGenerationConfigBuilder(defaults | ({"eos_token_id": eos} if eos else {}))
         if runtimeConfig is not None:
-            longest = min(self.get_model_context_length(), runtimeConfig.engine_max_length)
+            engine_longest = checked_config(runtimeConfig).engine_max_length
+            longest = min(self.get_model_context_length(), engine_longest)
             builder.max_length(longest)
         return builder
 

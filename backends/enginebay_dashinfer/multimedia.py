@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class MultiMediaInfo:
         key or value.
         """
         try:
-            token_id = int(key)
+            token_id = int(key) if isinstance(key, str) else operator.index(key)
             arrays = [_as_array(one) for one in dl_tensor_list]
         except (TypeError, ValueError, RuntimeError, BufferError):
             return AsStatus.ALLSPARK_PARAM_ERROR

@@ -11,7 +11,7 @@ from enginebay.config import make_config
 from enginebay.errors import ConfigError
 from enginebay.platform import Platform
 from enginebay.registry import load_registry
-from enginebay_dashinfer.memory import memory_share
+from enginebay_dashinfer.memory import memory_limits
 from enginebay_dashinfer.runtime_config import AsModelConfig
 from enginebay_dashinfer.statuses import AsCacheMode, TargetDevice
 from enginebay_dashinfer.stored_model import StoredModel
@@ -37,10 +37,9 @@ def plan_model(settings: AsModelConfig) -> Plan:
     found = registry.load(registry.find("platform", platform))()
     _check_devices(found, ids)
     _check_threads(platform, settings.num_threads)
-    share = memory_share(found)
+    memory_limits()
     options = {
         "page_size": settings.cache_span_size,
-        "hbm_utilization": share,
         "enable_prefix_caching": settings.enable_prefix_cache,
         "prefix_ttl_s": settings.prefix_cache_ttl,
         "grow": False,

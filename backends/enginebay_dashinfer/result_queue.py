@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import threading
 import time
 from typing import Any
 
-from enginebay.errors import EnginebayError, InternalError
+from enginebay.errors import EnginebayError, InternalError, RequestError, shown
 from enginebay.llm.assemble import CompletionReader
 from enginebay.llm.events import Event, RequestEnded
 from enginebay.outputs import RequestMetrics, StreamChunk
@@ -97,8 +98,13 @@ class ResultQueue:
         return self._take(None)
 
     def GetWithTimeout(self, timeout_ms: int) -> GeneratedElements | None:
-        """Like Get(), but wait `timeout_ms` milliseconds at most; None when no token came."""
-        return self._take(timeout_ms / 1000)
+        """Like Get(), but wait `timeout_ms` milliseconds at most; None when no token came.
+        RequestError (a ValueError) for anything but a number.
+        """
+        if not isinstance(timeout_ms, numbers.Real) or math.isnan(timeout_ms):
+            given = f"timeout_ms = {shown(timeout_ms)}"
+            raise RequestError(given, "a number of milliseconds", "Pass 100, for example.")
+        return self._take(max(0.0, min(timeout_ms / 1000, threading.TIMEOUT_MAX)))
 
     def GetNoWait(self) -> GeneratedElements | None:
         """Return all tokens since the call before without waiting; None when there is none."""

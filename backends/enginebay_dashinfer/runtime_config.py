@@ -48,7 +48,7 @@ class AsModelConfig:
 
     def device(self) -> tuple[TargetDevice, list[int]]:
         """Return the kind and the ids of compute_unit. ConfigError for another text."""
-        kind, colon, listed = self.compute_unit.partition(":")
+        kind, colon, listed = str(self.compute_unit).partition(":")
         ids = listed.split(",")
         allowed = '"CPU:0", "CUDA:0", "CUDA:0,1" or "CPU_NUMA:0,1", for example'
         if kind not in TargetDevice.__members__ or not colon or not all(map(str.isdecimal, ids)):
@@ -137,7 +137,10 @@ class AsModelRuntimeConfigBuilder:
 
     def prefill_cache(self, enable: bool = True) -> Self:
         """Turn the cache of prefixes on or off."""
-        return self._set(enable_prefix_cache=bool(enable))
+        if not isinstance(enable, bool):
+            given = f"enable_prefix_cache = {shown(enable)}"
+            raise ConfigError(given, "True or False", "Pass one of these.")
+        return self._set(enable_prefix_cache=enable)
 
     def prefix_cache_ttl(self, ttl: int = 300) -> Self:
         """Set the seconds that the cache keeps a prefix which no request uses."""
@@ -155,6 +158,7 @@ class AsModelRuntimeConfigBuilder:
         """Set the name, the compute unit and the sizes, which `rfield` must have, and what else it
         has; see update_from_dict().
         """
+        _check_mapping(rfield)
         needed = ("model_name", "compute_unit", "engine_max_length", "engine_max_batch")
         missing = [name for name in needed if name not in rfield]
         if missing:
@@ -168,6 +172,7 @@ class AsModelRuntimeConfigBuilder:
         compute_unit is a mapping of device_type, device_ids and compute_thread_in_device, or a text
         as in AsModelConfig. kv_cache_mode is the name of an AsCacheMode.
         """
+        _check_mapping(rfield)
         setters: dict[str, Callable[[Any], object]] = {
             "model_name": self.model_name,
             "compute_unit": self._unit_from,
@@ -185,7 +190,7 @@ class AsModelRuntimeConfigBuilder:
         }
         for name in rfield:
             if name not in setters:
-                raise unknown_name("field of a runtime configuration", name, setters)
+                raise unknown_name("field of a runtime configuration", str(name), setters)
         before = self._config
         try:
             for name, value in rfield.items():
@@ -201,6 +206,9 @@ class AsModelRuntimeConfigBuilder:
             changed.device()
             self._config = changed
             return self
+        if not isinstance(value, Mapping):
+            allowed = "a mapping with device_type, or text such as CPU:0"
+            raise ConfigError(f"compute_unit = {shown(value)}", allowed, "Pass such a value.")
         return self.compute_unit(
             value.get("device_type", ""),
             value.get("device_ids"),
@@ -210,6 +218,30 @@ class AsModelRuntimeConfigBuilder:
     def _set(self, **values: Any) -> Self:
         self._config = dataclasses.replace(self._config, **values)
         return self
+
+
+def checked_config(given: AsModelConfig) -> AsModelConfig:
+    """Return a copy of a configuration. ConfigError for a value that the builder would refuse, and
+    for anything but an AsModelConfig.
+    """
+    if not isinstance(given, AsModelConfig):
+        todo = "Call build() of an AsModelRuntimeConfigBuilder."
+        raise ConfigError(f"a configuration {shown(given)}", "an AsModelConfig", todo)
+    given.device()
+    threads = _whole("num_threads", given.num_threads, 0)
+    builder = AsModelRuntimeConfigBuilder().model_name(given.model_name)
+    builder.model_file_path(given.model_path, given.weights_path)
+    builder.max_length(given.engine_max_length).max_batch(given.engine_max_batch)
+    builder.max_prefill_length(given.engine_max_prefill_length).kv_cache_mode(given.cache_mode)
+    builder.kv_cache_span_size(given.cache_span_size).prefill_cache(given.enable_prefix_cache)
+    builder.prefix_cache_ttl(given.prefix_cache_ttl).lora_max_num(given.lora_max_num)
+    built = builder.lora_max_rank(given.lora_max_rank).build()
+    return dataclasses.replace(built, compute_unit=given.compute_unit, num_threads=threads)
+
+
+def _check_mapping(given: Mapping[str, Any]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"fields {shown(given)}", "a mapping", "Pass names and values.")
 
 
 def _target(value: TargetDevice | str) -> TargetDevice:

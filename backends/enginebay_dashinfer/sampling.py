@@ -95,7 +95,7 @@ def to_sampling(
         frequency_penalty=_number(given, "frequency_penalty", -math.inf),
         suppress_repetition_in_generation=_flag(given, "suppress_repetition_in_generation"),
         no_repeat_ngram_size=_whole(given, "no_repeat_ngram_size", 0),
-        stop_words_ids=given["stop_words_ids"],
+        stop_words_ids=_words(given, "stop_words_ids"),
         skip_special_tokens=False,
         **_distribution(given),
         **_ends(given),
@@ -126,7 +126,7 @@ def _ends(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bad_words(given: Mapping[str, Any]) -> dict[str, Any]:
-    sequences = given["bad_words_ids"]
+    sequences = _words(given, "bad_words_ids")
     return {"processors": {"bad_words": {"sequences": sequences}}} if len(sequences) else {}
 
 
@@ -176,6 +176,16 @@ def _num_logprobs(given: Mapping[str, Any]) -> int | None:
         todo = "Call log_probs(True, ...) of the builder."
         raise RequestError(f"top_logprobs = {num} without logprobs", "logprobs = True", todo)
     return None
+
+
+def _words(given: Mapping[str, Any], name: str) -> list[list[int]]:
+    """The field as lists of token ids."""
+    try:
+        words = [[operator.index(one) for one in word] for word in given[name]]
+    except TypeError:
+        allowed, todo = "lists of token ids", f"Pass {name} = [[1, 2], [3]], for example."
+        raise RequestError(f"{name} = {shown(given[name])}", allowed, todo) from None
+    return words
 
 
 def _seed(given: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from enginebay.adapters import (
 from enginebay.errors import RequestError, shown
 from enginebay_lora.layers import Adapted
 from enginebay_lora.peft import read_adapter
+
+WriteSlot = Callable[[int, Mapping[str, np.ndarray]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +57,23 @@ class LoraStore(Adapters):
         self._numbers = itertools.count(1)
         self._slots: dict[str, int] = {}
         """Slot by key, from the least to the most recently used."""
-        self._empty = list(range(limits.slots - 1, -1, -1))
+        self._empty: list[int] = []
         self._users: Counter[str] = Counter()
         self._written = self._evicted = 0
+
+    @property
+    def write(self) -> WriteSlot:
+        """Writes the arrays of an adapter to a slot. Setting it empties all slots, because the
+        engine that sets it was just made.
+        """
+        return self._write
+
+    @write.setter
+    def write(self, write: WriteSlot) -> None:
+        self._write = write
+        self._slots.clear()
+        self._users.clear()
+        self._empty = list(range(self._limits.slots - 1, -1, -1))
 
     def load(self, name: str, folder: str | Path) -> None:
         if not isinstance(name, str) or not name or not name.isprintable():

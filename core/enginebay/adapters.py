@@ -57,7 +57,7 @@ class Adapters(ABC):
 
     write: Callable[[int, Mapping[str, np.ndarray]], None]
     """Writes the arrays of an adapter to a slot, counted from 0, after the launched steps. The
-    engine sets it when it is made.
+    engine sets it when it is made; all slots are empty then.
     """
 
     @abstractmethod

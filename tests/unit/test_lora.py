@@ -319,15 +319,28 @@ def test_the_least_recently_used_idle_adapter_gives_up_its_slot(store: LoraStore
 
 
 def test_a_failed_write_leaves_the_slot_empty(store: LoraStore) -> None:
-    def fail(slot: int, arrays: Any) -> None:
-        raise RuntimeError("no room")
+    errors = [RuntimeError("no room")]
+
+    def fail_once(slot: int, arrays: Any) -> None:
+        if errors:
+            raise errors.pop()
 
     key = store.key_of("a")
-    store.write = fail
+    store.write = fail_once
     with pytest.raises(RuntimeError, match="no room"):
         store.place(key)
-    store.write = lambda *_: None
     assert store.place(key) == 1
+
+
+def test_a_new_engine_has_empty_slots(store: LoraStore) -> None:
+    first: list[int] = []
+    second: list[int] = []
+    key = store.key_of("a")
+    store.write = lambda slot, _: first.append(slot)
+    assert store.place(key) == 1
+    store.write = lambda slot, _: second.append(slot)
+    assert store.place(key) == 1
+    assert (first, second) == ([0], [0]), "the adapter is written to the new engine too"
 
 
 def test_an_adapter_that_is_loaded_again_has_another_key(store: LoraStore, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import transformers
 
+from enginebay.compose.plan import Plan
 from enginebay.llm.segments import Segments
 from enginebay_dashinfer.allspark import (
     AsCacheMode,
@@ -21,9 +22,10 @@ from enginebay_dashinfer.allspark import (
     MultiMediaInfo,
     TargetDevice,
 )
+from enginebay_dashinfer.planning import plan_model
 from enginebay_dashinfer.sampling import to_sampling
 from enginebay_dashinfer.statuses import RefusedError
-from tests.unit.dashinfer.conftest import SUCCESS, greedy
+from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
 
 
 def params_of(**fields: Any) -> Any:
@@ -81,34 +83,65 @@ def test_a_builder_takes_over_transformers_configuration() -> None:
         ASGenerationConfigBuilder({"num_return_sequences": 2})
 
 
+SCHEMA = '{"type": "object"}'
+FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "max_tokens": 90, "min_tokens": 0}),
+    ({"do_sample": False}, {"temperature": 0.0, "top_k": 0}),
+    ({"temperature": 0.3}, {"temperature": 0.3}),
+    ({"temperature": 1e-9}, {"temperature": 0.0}),
+    ({"top_p": 0.0}, {"temperature": 0.0}),
+    ({"top_p": 0.4}, {"top_p": 0.4}),
+    ({"top_p": 1.0}, {"top_p": 1.0}),
+    ({"top_k": 0}, {"top_k": 0}),
+    ({"top_k": 7}, {"top_k": 7}),
+    ({"max_length": 30}, {"max_tokens": 20}),
+    ({"max_length": 100}, {"max_tokens": 90}),
+    ({"min_length": 4}, {"min_tokens": 4}),
+    ({}, {"ignore_eos": False, "stop_token_ids": ()}),
+    ({"early_stopping": False}, {"ignore_eos": True, "stop_token_ids": ()}),
+    ({"early_stopping": False, "eos_token_id": 3}, {"ignore_eos": True, "stop_token_ids": ()}),
+    ({"eos_token_id": 3}, {"ignore_eos": True, "stop_token_ids": (3,)}),
+    ({"stop_words_ids": [[1, 2], [3]]}, {"stop_words_ids": ((1, 2), (3,))}),
+    ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+    ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+    ({"presence_penalty": 0.5}, {"presence_penalty": 0.5}),
+    ({"frequency_penalty": 0.25}, {"frequency_penalty": 0.25}),
+    ({"length_penalty": 2.0}, {"repetition_penalty": 1.0, "max_tokens": 90}),
+    (
+        {"suppress_repetition_in_generation": True, "repetition_penalty": 1.5},
+        {"suppress_repetition_in_generation": True, "repetition_penalty": 1.5},
+    ),
+    ({"seed": 2**62}, {"seed": 2**62}),
+    ({"seed": -1}, {"seed": 2**63 - 1}),
+    ({"seed": 0}, {"seed": 0}),
+    ({}, {"seed": None, "logprobs": None}),
+    ({"logprobs": True}, {"logprobs": 0}),
+    ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+    ({"bad_words_ids": [[4]]}, {"processors": {"bad_words": {"sequences": [[4]]}}}),
+    ({"response_format": {"type": "json_object"}}, {"json_object": True, "json_schema": None}),
+    (
+        {"response_format": {"type": "json_object", "json_schema": SCHEMA}},
+        {"json_schema": SCHEMA},
+    ),
+]
+
+
 # holds D09
-def test_fields_become_sampling_parameters() -> None:
-    params = params_of()
-    assert (params.temperature, params.top_k, params.top_p) == (1.0, 50, 1.0)
-    assert params_of(do_sample=False).temperature == 0.0
-    assert params_of(temperature=1e-9).temperature == 0.0
-    assert params_of(top_p=0.0).temperature == 0.0
-    assert params_of(top_k=0).top_k == 0
-    assert params_of(top_p=1.0).top_p == 1.0
-    assert params_of(max_length=30).max_tokens == 20
-    assert params_of().max_tokens == 90
-    assert params_of(min_length=4).min_tokens == 4
-    assert params_of(early_stopping=False).ignore_eos
-    assert params_of(eos_token_id=3).stop_token_ids == (3,)
-    assert params_of(stop_words_ids=[[1, 2], [3]]).stop_words_ids == ((1, 2), (3,))
-    assert params_of(no_repeat_ngram_size=2).no_repeat_ngram_size == 2
-    assert params_of(repetition_penalty=1.5).repetition_penalty == 1.5
-    assert params_of(presence_penalty=0.5).presence_penalty == 0.5
-    assert params_of(suppress_repetition_in_generation=True).suppress_repetition_in_generation
-    assert params_of(seed=-1).seed == 2**63 - 1
-    assert params_of(logprobs=True, top_logprobs=3).logprobs == 3
-    assert params_of(length_penalty=2.0) == params
-    assert params_of(bad_words_ids=[[4]]).processors == {"bad_words": {"sequences": [[4]]}}
-    assert params_of(response_format={"type": "json_object"}).json_object
-    schema = '{"type": "object"}'
-    wanted = {"type": "json_object", "json_schema": schema}
-    assert params_of(response_format=wanted).json_schema == schema
-    assert to_sampling({"lora_name": "a"}, 1, 9).lora == "a"
+@pytest.mark.parametrize(("fields", "expected"), FIELDS)
+def test_a_field_becomes_a_sampling_parameter(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    params = params_of(**fields).model_dump()
+    assert {name: params[name] for name in expected} == expected
+
+
+# holds D09
+def test_an_adapter_and_embeddings_are_chosen_by_their_fields() -> None:
+    media = MultiMediaInfo()
+    made = to_sampling({"lora_name": "a", "mm_info": media}, 1, 9)
+    assert (made.lora, made.media) == ("a", media)
+    plain = to_sampling({"lora_name": ""}, 1, 9)
+    assert (plain.lora, plain.media) == (None, None)
 
 
 # holds D09
@@ -193,6 +226,63 @@ def test_runtime_builder_reads_mappings() -> None:
         assert builder.build().engine_max_batch == 3, "nothing of it is set"
     with pytest.raises(ValueError, match="engine_max_length"):
         AsModelRuntimeConfigBuilder().from_dict({"model_name": "m"})
+
+
+FIELD_PLACES: list[tuple[str, Any, str, Any]] = [
+    ("model_name", "m", "model_name", "m"),
+    ("engine_max_length", 64, "engine_max_length", 64),
+    ("engine_max_batch", 3, "engine_max_batch", 3),
+    ("engine_max_prefill_length", 48, "engine_max_prefill_length", 48),
+    ("kv_cache_mode", "AsCacheQuantI8", "cache_mode", AsCacheMode.AsCacheQuantI8),
+    ("kv_cache_span_size", 64, "cache_span_size", 64),
+    ("enable_prefix_cache", False, "enable_prefix_cache", False),
+    ("prefix_cache_ttl", 9, "prefix_cache_ttl", 9),
+    ("lora_max_num", 1, "lora_max_num", 1),
+    ("lora_max_rank", 8, "lora_max_rank", 8),
+    ("compute_unit", "CPU_NUMA:0", "compute_unit", "CPU_NUMA:0"),
+    ("compute_unit", {"device_type": "cuda", "device_ids": [0, 1]}, "compute_unit", "CUDA:0,1"),
+    ("compute_unit", {"device_type": "cpu", "compute_thread_in_device": 4}, "num_threads", 4),
+]
+
+
+# holds D04
+@pytest.mark.parametrize(("field", "value", "name", "expected"), FIELD_PLACES)
+def test_each_field_of_a_mapping_is_set(field: str, value: Any, name: str, expected: Any) -> None:
+    built = AsModelRuntimeConfigBuilder().update_from_dict({field: value}).build()
+    assert getattr(built, name) == expected != getattr(AsModelConfig(), name)
+
+
+# holds D04
+def test_files_can_be_set_by_folder_or_one_by_one() -> None:
+    builder = AsModelRuntimeConfigBuilder().model_file_path("/a/x.asgraph", "/b/y.asparam")
+    built = builder.build()
+    assert (built.model_path, built.weights_path) == ("/a/x.asgraph", "/b/y.asparam")
+    built = builder.model_dir("/models", "z").compute_unit(TargetDevice.CPU, [3], 2).build()
+    assert (built.model_path, built.weights_path) == ("/models/z.asgraph", "/models/z.asparam")
+    assert (built.compute_unit, built.num_threads) == ("CPU:0", 2)
+
+
+# holds D04
+def test_each_setting_reaches_the_plan_of_the_model(settings: Settings) -> None:
+    def planned(**changes: Any) -> Plan:
+        return plan_model(settings(**changes))
+
+    config = planned().config
+    assert (config.max_model_len, config.max_num_seqs) == (MAX_LENGTH, 4)
+    assert (config.max_num_batched_tokens, config.max_loras) == (16, 0)
+    options = config.engine.options
+    assert (options["page_size"], options["prefix_ttl_s"]) == (16, 300)
+    assert options["enable_prefix_caching"] is True
+    changed = planned(
+        enable_prefix_cache=False, prefix_cache_ttl=7, lora_max_num=2, lora_max_rank=4
+    )
+    options = changed.config.engine.options
+    assert (options["enable_prefix_caching"], options["prefix_ttl_s"]) == (False, 7)
+    assert (changed.config.max_loras, changed.config.max_lora_rank) == (2, 4)
+    assert changed.adapters is not None
+    for mode, dtype in (("AsCacheQuantI8", "int8"), ("AsCacheQuantU4", "uint4")):
+        (attention,) = set(planned(kv_cache_mode=mode).model.info.attention.values())
+        assert attention.cache_dtype == dtype
 
 
 # holds D04

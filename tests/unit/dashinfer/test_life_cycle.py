@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from enginebay_dashinfer.allspark import AsStatus, Engine, GenerateRequestStatus
-from enginebay_dashinfer.installed import InstalledModel
 from enginebay_dashinfer.statuses import ModelState
 from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
 
@@ -137,13 +136,13 @@ def test_tokens_before_an_interrupt_and_a_new_request_continue_as_one(running: E
 def test_a_model_that_cannot_start_leaves_nothing(
     engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: InstalledModel) -> None:
+    def fail(*_: object) -> None:
         raise MemoryError("no room")
 
     assert engine.install_model(settings()) is SUCCESS
     before = threading.active_count()
     with monkeypatch.context() as patch:
-        patch.setattr(InstalledModel, "_run_fake_requests", fail)
+        patch.setattr("enginebay_dashinfer.installed.warm_up", fail)
         assert engine.start_model("one") is AsStatus.ALLSPARK_MEMORY_ERROR
     assert "no room" in engine.last_error
     assert engine._models["one"].state is ModelState.INITIAL

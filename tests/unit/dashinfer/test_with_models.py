@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
-import jsonschema
 import numpy as np
 import pytest
 
@@ -64,7 +62,8 @@ def test_tokens_are_those_of_the_checkpoint_and_memory_stays_flat(
     from tests.brief import BRIEF
 
     prompts = [[5 + i] * (10 + 7 * i) for i in range(6)]
-    with LLM(BRIEF, dtype="float32", max_model_len=MAX_LENGTH, max_num_seqs=4) as llm:
+    sizes: dict[str, Any] = {"max_model_len": MAX_LENGTH, "max_num_seqs": 4, "engine": "esurge"}
+    with LLM(BRIEF, dtype="float32", **sizes) as llm:
         params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
         expected = [one.outputs[0].token_ids for one in llm.generate(prompts, params)]
     before = device_bytes()
@@ -77,49 +76,6 @@ def test_tokens_are_those_of_the_checkpoint_and_memory_stays_flat(
             results.wait()
             assert results.Get().ids_from_generate == tokens
     assert device_bytes() <= before
-
-
-# holds D07
-def test_twenty_rounds_of_a_service_end_where_they_began(
-    settings: Settings, loader: DashInferModel
-) -> None:
-    engine, expected = Engine(), {}
-    names = [f"model-{i}" for i in range(3)]
-
-    def serve(number: int) -> None:
-        name = names[number % 3]
-        builder = greedy(max_length=40 + number)
-        status, handle, results = engine.start_request_text(
-            name, loader, f"Once upon a time {number}", builder
-        )
-        assert status is SUCCESS
-        tokens: list[int] = []
-        while (elements := results.Get()) is not None:
-            tokens += elements.ids_from_generate
-        assert expected.setdefault(number, tokens) == tokens
-        assert engine.release_request(name, handle) is SUCCESS
-
-    bytes_after = []
-    with few_sizes():
-        for _ in range(20):
-            for name in names:
-                assert engine.install_model(settings(name)) is SUCCESS
-                assert engine.start_model(name) is SUCCESS, engine.last_error
-
-            threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert engine.stop_model(names[0]) is SUCCESS
-            assert engine.start_model(names[0]) is SUCCESS
-            serve(0)
-            for name in names:
-                assert engine.stop_model(name) is SUCCESS
-                assert engine.release_model(name) is SUCCESS
-            bytes_after.append(device_bytes())
-    assert len(expected) == 8
-    assert max(bytes_after[1:]) <= bytes_after[1], f"round by round: {bytes_after}"
 
 
 # holds D09
@@ -155,27 +111,6 @@ def test_seeds_stop_words_and_log_probabilities(serving: Engine) -> None:
     ):
         assert len(best) == 3
         assert best[0] == (token, own)
-
-
-# holds D19
-def test_guided_and_free_requests_share_a_batch(serving: Engine, loader: DashInferModel) -> None:
-    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
-    schema["additionalProperties"] = False
-    wanted = {"type": "json_object", "json_schema": json.dumps(schema)}
-    free = generated(serving, [5, 6, 7], greedy(max_length=60))
-    started = [
-        serving.start_request_ids("one", None, [5, 6, 7], greedy(max_length=60))[2],
-        serving.start_request_text(
-            "one", loader, "Once", ASGenerationConfigBuilder(seed=2).max_length(100)
-            .update({"response_format": wanted, "temperature": 1.0}),
-        )[2],
-    ]  # fmt: skip
-    for results in started:
-        results.wait()
-    assert started[0].Get().ids_from_generate == free
-    ids = started[1].Get().ids_from_generate
-    text = loader.checkpoint.load_tokenizer().decode(ids)
-    jsonschema.validate(json.loads(text), schema)
 
 
 # holds D18
@@ -264,44 +199,3 @@ def test_quantised_caches_hold_more_tokens_in_fewer_bytes(settings: Settings) ->
     assert plain / bytes_per_token["AsCacheQuantI8"] > 3.6
     assert plain / bytes_per_token["AsCacheQuantU4"] > 5.9
     assert tokens["AsCacheQuantI8"] == tokens["AsCacheDefault"]
-
-
-# holds D17
-def test_adapters_are_chosen_by_request_beside_one_another(
-    settings: Settings, tmp_path: Path
-) -> None:
-    from tests.adapters import write_adapter, write_merged
-    from tests.brief import BRIEF
-
-    engine, prompt = Engine(), [5, 6, 7, 8]
-    folders = [tmp_path / f"adapter-{i}" for i in range(2)]
-    for seed, folder in enumerate(folders):
-        write_adapter(folder, BRIEF, seed=seed)
-    expected = []
-    for i, model in enumerate([BRIEF, *folders]):
-        merged = BRIEF if i == 0 else write_merged(tmp_path / f"merged-{i}", BRIEF, model)
-        with LLM(str(merged), dtype="float32", max_model_len=MAX_LENGTH, max_num_seqs=4) as llm:
-            params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-            expected.append(llm.generate([prompt], params)[0].outputs[0].token_ids)
-    with few_sizes():
-        assert engine.install_model(settings(lora_max_num=2, lora_max_rank=8)) is SUCCESS
-        assert engine.start_model("one") is SUCCESS, engine.last_error
-        for name, folder in zip("ab", folders, strict=True):
-            assert engine.load_lora("one", name, str(folder)) is SUCCESS, engine.last_error
-        assert engine.load_lora("one", "a", str(folders[0])) is (
-            AsStatus.ALLSPARK_LORA_ALREADY_LOADED
-        )
-        queues = [
-            engine.start_request_ids("one", None, prompt, greedy(max_length=12, lora_name=name))[2]
-            for name in ("", "a", "b")
-        ]
-        found = []
-        for results in queues:
-            results.wait()
-            found.append(results.Get().ids_from_generate)
-        assert found == expected
-        unknown = engine.start_request_ids("one", None, prompt, greedy(lora_name="c"))[0]
-        assert unknown is AsStatus.ALLSPARK_LORA_NOT_FOUND
-        assert engine.unload_lora("one", "a") is SUCCESS
-        assert engine.unload_lora("one", "a") is AsStatus.ALLSPARK_LORA_NOT_FOUND
-    engine.close()
