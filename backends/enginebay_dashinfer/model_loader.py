@@ -25,6 +25,7 @@ from enginebay_dashinfer.runtime_config import (
 )
 from enginebay_dashinfer.statuses import TargetDevice
 from enginebay_dashinfer.stored_model import DTYPES, StoredModel, write_model
+from enginebay_models.tokenizer import as_transformers
 
 FIRST = "Call load_model() first."
 
@@ -86,7 +87,7 @@ class ModelLoader(ABC):
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer as transformers' class, or None before init_tokenizer()."""
-        return None if self._tokenizer is None else self._tokenizer.inner
+        return None if self._tokenizer is None else as_transformers(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""

@@ -53,6 +53,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return TextTokenizer(_from_transformers(folder, config.get("tokenizer_class")))
 
 
+def as_transformers(tokenizer: Tokenizer) -> HuggingFaceTokenizer:
+    """Return a loaded tokenizer as a class of transformers; CheckpointError when transformers
+    cannot read it.
+    """
+    inner = tokenizer.inner
+    return inner.full if isinstance(inner, PlainTokenizer) else inner
+
+
 def _check_settings(config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a field of tokenizer_config.json with a wrong type."""
     templates, added = config.get("chat_template"), config.get("added_tokens_decoder", {})

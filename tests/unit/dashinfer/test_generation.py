@@ -195,6 +195,8 @@ def test_runtime_builder_sets_every_field_and_builds_are_independent() -> None:
     )  # fmt: skip
     builder.max_batch(1)
     assert built.engine_max_batch == 8
+    builder.build().engine_max_batch = 99
+    assert builder.build().engine_max_batch == 1
     defaults = AsModelRuntimeConfigBuilder().build()
     assert (defaults.prefix_cache_ttl, defaults.lora_max_num, defaults.lora_max_rank) == (
         300,

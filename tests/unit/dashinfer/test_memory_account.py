@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from enginebay_dashinfer import memory
 from enginebay_dashinfer.allspark import AsStatus, Engine
 from enginebay_dashinfer.loaded import Loaded
 from enginebay_dashinfer.planning import plan_model
+from tests.fake_engine import FakeEngine
 from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
 from tests.unit.dashinfer.test_life_cycle import tokens_of
 
@@ -96,9 +98,16 @@ def test_the_cache_takes_what_fits_and_serves_a_request_of_the_max_length(
 
 
 def test_models_that_start_at_the_same_time_cannot_both_take_the_last_memory(
-    engine: Engine, settings: Settings, set_free: SetFree
+    engine: Engine, settings: Settings, set_free: SetFree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_free(WHOLE_BYTES + LEAST_BYTES - 1)
+    allocate = FakeEngine.make_arrays
+
+    def slowly(self: FakeEngine) -> None:
+        time.sleep(0.02)
+        allocate(self)
+
+    monkeypatch.setattr(FakeEngine, "make_arrays", slowly)
     names = ("a", "b", "c")
     for _ in range(2):
         together = threading.Barrier(len(names))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
 from enginebay.config import make_config
@@ -91,9 +92,22 @@ def test_loaders_read_tokenizer_and_length(loader: DashInferModel) -> None:
     assert loader.get_tokenizer() is None
     tokenizer = loader.init_tokenizer().get_tokenizer()
     assert tokenizer is loader.get_tokenizer()
+    assert isinstance(tokenizer, PreTrainedTokenizerBase), "as transformers has it"
     assert tokenizer.decode(tokenizer.encode("Once upon")) == "Once upon"
     assert loader.get_model_context_length() == loader.get_model_config()["max_position_embeddings"]
     assert loader.serialize_to_memory(None).serialize_to_path(None).free_model() is loader
+
+
+# holds D02
+def test_the_dtype_is_that_of_the_caller_or_of_the_checkpoint(tmp_path: Path) -> None:
+    loader = HuggingFaceModel(BRIEF, "x", user_set_data_type="float16").load_model()
+    loader.serialize_to_path(None, tmp_path)
+    assert StoredModel(*loader.files()).description.dtype == loader.data_type == "float16"
+    assert loader.load_model(override_data_type="float32").data_type == "float32"
+    own = HuggingFaceModel(BRIEF, "x").load_model()
+    assert own.data_type == own.get_model_config()["dtype"]
+    with pytest.raises(ValueError, match="loaded"):
+        own.free_model().checkpoint  # noqa: B018
 
 
 # holds D02
