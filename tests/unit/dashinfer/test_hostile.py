@@ -195,6 +195,7 @@ def test_a_release_while_a_request_generates_frees_its_pages(running: Engine) ->
         assert running.release_request("one", handle) is SUCCESS
     for _, results in started:
         results.wait()
+        assert results.GeneratedLength() < 100, "it did not run to its end"
     while (stat := running.get_as_engine_stat("one")).running_request:
         pass
     assert (stat.pendding_request, stat.free_span) == (0, free)

@@ -195,6 +195,10 @@ def test_texts_start_a_request_each(running: Engine, loader: DashInferModel) -> 
     assert status is SUCCESS, running.last_error
     assert running.sync_request("one", handle) is SUCCESS
     whole = results.Get().ids_from_generate
+    ids = loader.encode("Once upon a time")
+    _, handle, results = running.start_request_ids("one", None, ids, greedy(max_length=12))
+    assert running.sync_request("one", handle) is SUCCESS
+    assert results.Get().ids_from_generate == whole
     texts = ["Once upon a time", "One day"]
     status, handles, queues = call("one", None, texts, greedy(max_length=12))
     assert status is SUCCESS, running.last_error
