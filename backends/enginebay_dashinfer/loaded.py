@@ -106,8 +106,9 @@ def warm_up(loaded: Loaded, feeder: QueueFeeder) -> None:
     config, began_s = loaded.plan.config, time.monotonic()
     assert config.max_model_len is not None, "make_plan settles max_model_len"
     longest, num_rows, options = config.max_model_len, config.max_num_seqs, config.engine.options
-    steps_per_row = -(-options["page_size"] // config.max_num_batched_tokens)
-    num_new = min(longest - 1, 2 + num_rows * steps_per_row)
+    # At most a page of each prompt is computed; until the last row begins, the first one goes on.
+    num_prefills = -(-num_rows * options["page_size"] // config.max_num_batched_tokens)
+    num_new = min(longest - 1, 2 + config.decode_steps * num_prefills)
     num_shared = longest - num_new if options["enable_prefix_caching"] else 1
     salt = uuid.uuid4().hex
     for num_prompt, num_tokens, count in ((longest - 1, 1, 1), (num_shared, num_new, num_rows)):

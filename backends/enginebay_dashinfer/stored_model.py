@@ -219,7 +219,8 @@ def write_model(
     """Write a model as NAME.asgraph, NAME.asparam and NAME.tokenizer beside `prefix`, and return
     the paths of the first two. `weights` are whole, on one device.
 
-    The description is written last, so that an interrupted call leaves no model that opens.
+    The description is written last, so that an interrupted call leaves no model that opens. Files
+    that are there are replaced, not changed: a model that was loaded from them goes on.
     """
     graph, param = Path(f"{prefix}{GRAPH_SUFFIX}"), Path(f"{prefix}{PARAM_SUFFIX}")
     graph.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +228,9 @@ def write_model(
     listed = [pair for path, weight in weights.items() for pair in named(path, weight)]
     # Arrays whose sizes keep the next one aligned come first.
     listed.sort(key=lambda pair: packed_bytes(pair[1]) % ALIGNMENT != 0)
-    arrays = _write_arrays(param, dict(listed))
+    unfinished = param.with_name(f"{param.name}.unfinished")
+    arrays = _write_arrays(unfinished, dict(listed))
+    unfinished.replace(param)
     folder = graph.with_suffix(TOKENIZER_FOLDER)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

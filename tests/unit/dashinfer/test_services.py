@@ -172,12 +172,13 @@ def test_twenty_rounds_of_a_service_end_with_the_memory_of_the_begin(tmp_path: P
 
 # holds D07
 def test_releasing_one_of_two_models_frees_its_memory(service: Engine, settings: Settings) -> None:
+    large = {"engine_max_batch": 256, "engine_max_prefill_length": 1024}
     start(service, settings, "small")
     expected = generated(service, [5, 6, 7], greedy(max_length=40), "small")
-    start(service, settings, "large", engine_max_batch=256)
+    start(service, settings, "large", **large)
     end(service, "large")  # whatever is allocated once is allocated now
     before = array_bytes(), process_bytes()
-    start(service, settings, "large", engine_max_batch=256)
+    start(service, settings, "large", **large)
     stat = service.get_as_engine_stat("large")
     beside = [
         service.start_request_ids("large", None, [9, i], greedy(max_length=100))[2]
@@ -352,3 +353,27 @@ def test_requests_that_end_early_leave_their_memory_to_others(
     stat = service.get_as_engine_stat("one")
     assert (stat.free_span, stat.running_request, stat.pendding_request) == (total, 0, 0)
     assert not service._requests
+
+
+# holds D13
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_interrupted_request_goes_on_as_if_it_had_not_been(
+    service: Engine, settings: Settings, temperature: float
+) -> None:
+    start(service, settings)
+    prompt = [5, 6, 7]
+
+    def builder() -> ASGenerationConfigBuilder:
+        made = ASGenerationConfigBuilder(seed=11).temperature(temperature).top_k(0)
+        return made.early_stopping(False).max_length(MAX_LENGTH)
+
+    whole = generated(service, prompt, builder())
+    _, _, results = service.start_request_ids("one", None, prompt, builder())
+    tokens = list(results.Get().ids_from_generate)
+    assert service.stop_model("one") is SUCCESS
+    rest = results.GetNoWait()
+    tokens += rest.ids_from_generate if rest else []
+    assert results.GenerateStatus() is GenerateRequestStatus.GenerateInterrupted
+    assert 0 < len(tokens) < len(whole)
+    assert service.start_model("one") is SUCCESS
+    assert tokens + generated(service, prompt + tokens, builder()) == whole
