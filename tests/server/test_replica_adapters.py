@@ -132,6 +132,7 @@ def test_a_load_that_one_replica_refuses_is_undone_in_the_others() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_unload_that_one_replica_refuses_is_undone_in_the_others() -> None:
     async def run() -> None:
         async with two() as (front, state, first, second):
@@ -150,6 +151,7 @@ def test_an_unload_that_one_replica_refuses_is_undone_in_the_others() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_request_that_has_no_client_any_more_is_waited_for() -> None:
     async def run() -> None:
         async with two() as (front, _, first, second):
@@ -161,6 +163,7 @@ def test_a_request_that_has_no_client_any_more_is_waited_for() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_replica_that_ends_during_a_change_is_ended_and_the_change_undone() -> None:
     async def run() -> None:
         async with two() as (front, state, first, second):
@@ -217,13 +220,19 @@ def test_requests_wait_while_their_adapter_is_changed() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_wrong_bodies_change_nothing() -> None:
     async def run() -> None:
         async with two() as (front, _, first, second):
-            for body in ({}, {"lora_name": 7, "lora_path": "/a"}, {"lora_name": 7}):
+            right = {"lora_name": "a", "lora_path": "/a"}
+            for body in ({}, {"lora_name": "a"}, {**right, "lora_name": 7}, {**right, "model": []}):
                 assert (await asked(front, LOAD, body)).status == 400
+            client = RawClient(front, LOAD, None, {"authorization": f"Bearer {KEY}"})
+            await client.task
+            assert client.status == 400
             status, refused = await change(front, LOAD, "a", lora_path="/a", model="other")
             assert (status, refused["code"]) == (404, "model_not_found")
+            assert not first.changes + second.changes
             assert first.loaded == second.loaded == {"held": "/held"}
 
     asyncio.run(run())

@@ -1,9 +1,9 @@
-"""LoRA on the host: reading adapters, which of them are in slots, and what requests may do."""
+"""LoRA on the host: reading adapters, and which of them are in slots."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from enginebay import LLM, SamplingParams
 from enginebay.adapters import (
     AdapterCountError,
-    AdapterInUseError,
     AdapterLoadedError,
     AdapterNotFoundError,
     AdapterRankError,
@@ -22,7 +20,7 @@ from enginebay.adapters import (
 )
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
-from enginebay.errors import CheckpointError, ConfigError, EnginebayError, RequestError
+from enginebay.errors import CheckpointError, ConfigError, EnginebayError
 from enginebay.prefix_key import PrefixKey
 from enginebay_executor.device import DeviceRows
 from enginebay_lora.layers import AdaptedLayer, adapted_layers, by_module
@@ -32,10 +30,8 @@ from enginebay_lora.peft import read_adapter
 from enginebay_lora.store import LoraStore, SlotLimits
 from enginebay_oengine.prefix import key_digest
 from tests.adapters import base_tensors, change_config, change_tensors, write_adapter
-from tests.brief import BRIEF, TINY
-from tests.fake_engine import FakeEngine
+from tests.brief import TINY
 
-GREEDY = SamplingParams(max_tokens=3, ignore_eos=True)
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -358,56 +354,3 @@ def test_an_adapter_that_is_loaded_again_has_another_key(store: LoraStore, tmp_p
 def test_prefixes_are_not_shared_across_adapters() -> None:
     keys = [PrefixKey("w", "", (), adapter) for adapter in ("", "a#1", "a#2", "b#1")]
     assert len({key_digest(key) for key in keys}) == 4
-
-
-# Requests, on the fake engine.
-
-
-@pytest.fixture
-def llm(faked: None, tmp_path: Path) -> Iterator[LLM]:
-    """BRIEF with one slot and the adapter a."""
-    adapter = write_adapter(tmp_path / "a", BRIEF, targets=["q_proj"])
-    fields: Any = {"lora": {"a": str(adapter)}, "max_model_len": 64, "processors": ()}
-    with LLM(BRIEF, **fields) as made:
-        yield made
-
-
-def test_adapters_are_loaded_and_unloaded_at_run_time(llm: LLM, tmp_path: Path) -> None:
-    engine = llm.engine
-    assert isinstance(engine, FakeEngine)
-    llm.load_adapter("b", write_adapter(tmp_path / "b", BRIEF, targets=["q_proj"]))
-    outputs = llm.generate(["A", "B", "C", "D"], GREEDY, lora=["a", "b", None, "b"])
-    assert [len(one.outputs[0].token_ids) for one in outputs] == [3] * 4
-    assert engine.written_slots == [0, 0], "both rows of b run after a has ended"
-    assert not engine.rows.adapters.any()
-    llm.unload_adapter("b")
-    with pytest.raises(RequestError, match="adapter 'b'"):
-        llm.generate("A", GREEDY, lora="b")
-    with pytest.raises(AdapterNotFoundError, match="adapter 'b'"):
-        llm.unload_adapter("b")
-
-
-def test_an_adapter_in_use_cannot_be_unloaded(llm: LLM) -> None:
-    engine = llm.engine
-    assert isinstance(engine, FakeEngine)
-    refused: list[str] = []
-
-    def unload(_: Any) -> None:
-        with pytest.raises(AdapterInUseError, match="which unfinished requests use") as error:
-            llm.unload_adapter("a")
-        refused.append(str(error.value))
-
-    engine.before_read = unload
-    llm.generate("A", GREEDY, lora="a")
-    assert refused
-    engine.before_read = lambda _: None
-    llm.unload_adapter("a")
-
-
-def test_an_engine_without_slots_says_so(fake_llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(AdapterCountError, match="lora = 'a' with an engine without slots"):
-        fake_llm.generate("A", GREEDY, lora="a")
-    with pytest.raises(RequestError, match=re.escape("load_adapter('a') with an engine without")):
-        fake_llm.load_adapter("a", tmp_path)
-    with pytest.raises(RequestError, match=re.escape("unload_adapter('a') with an engine")):
-        fake_llm.unload_adapter("a")

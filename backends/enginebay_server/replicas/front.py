@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 from starlette.middleware.cors import CORSMiddleware
 
+from enginebay.errors import shown
 from enginebay_server.anthropic import event
 from enginebay_server.app import cors_of
 from enginebay_server.door import PROBES, App, Door, Receive, Send
@@ -102,18 +103,21 @@ class Front:
             await self._forward(scope, body, receive, send)
 
     async def _change(self, scope: Mapping[str, Any], body: bytes, send: Send) -> bool:
-        """Load or unload an adapter in every replica. Returns False for another path, and for a
-        body that a replica refuses.
-        """
+        """Load or unload an adapter in every replica. Returns False for another path."""
         adapters, path = self._state.adapters, scope["path"]
         texts = {LOAD: ("lora_name", "lora_path"), UNLOAD: ("lora_name",)}.get(path)
-        record = record_of(body)
         if adapters is None or texts is None:
             return False
-        if not all(isinstance(record.get(one), str) for one in texts):
-            return False
-        if not isinstance(record.get("model"), str | None):
-            return False
+        record = record_of(body)
+        given = texts if record.get("model") is None else (*texts, "model")
+        for name in given:  # a wrong body is not forwarded: a replica might read it differently
+            if not isinstance(record.get(name), str):
+                raise ApiError(
+                    400,
+                    f"{name} = {shown(record.get(name))}. Allowed: a text, in a JSON object with "
+                    f"{' and '.join(texts)}. Send one.",
+                    param=name,
+                )
         users = (
             forward.replica.number
             for forward in self._state.forwards
