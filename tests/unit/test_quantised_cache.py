@@ -165,3 +165,22 @@ def test_preempted_shared_and_drafted_rows_keep_their_tokens(storage: str) -> No
             outs = [llm.generate(prompts, params) for _ in range(2)]
             found += [[o.outputs[0].token_ids for o in out] for out in outs]
     assert all(each == found[0] for each in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", STORAGES)
+def test_completions_of_one_prompt_have_the_tokens_of_an_engine_without_pages(
+    storage: str,
+) -> None:
+    """They share the pages of the prompt, and each copies the last one when it continues."""
+    params = SamplingParams(n=4, max_tokens=24, temperature=1.0, seed=3, ignore_eos=True)
+    base: dict[str, Any] = SIZES | {"kv_cache_dtype": storage, "max_num_seqs": 4}
+    found = []
+    for engine in ENGINES:
+        given = base | {"engine": engine}
+        with LLM(given.pop("model"), **given) as llm:
+            assert llm.engine.ledger.forks == (engine == "oengine")
+            outs = llm.generate(["Once upon a time there was a cat"], params)
+            found.append([completion.token_ids for completion in outs[0].outputs])
+    assert len({tuple(tokens) for tokens in found[0]}) > 1
+    assert found[0] == found[1]
