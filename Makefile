@@ -23,7 +23,7 @@ KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --wit
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
-QUICK := not slow and not matrix and not server and not browser and not clients and not cluster
+QUICK := not slow and not long and not matrix and not server and not browser and not clients and not cluster
 DOCS_VENV := .venv-docs
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
@@ -79,6 +79,10 @@ test: env-test ## the tests that every change must pass, in minutes
 .PHONY: test-all
 test-all: ## all other tests and checks, hours; outcomes go into docs/testing.md (PARTS="slow parity" runs two parts)
 	@python3 tools/test_all.py $(PARTS)
+
+.PHONY: test-long
+test-long: env-test ## tests that take too long for every change; CI runs them
+	@$(PYTEST) -n $(N) --dist loadgroup -m "long and not slow and not matrix" $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: env-test ## the slow tests

@@ -20,6 +20,10 @@ CASES_IN_SHORT = {"attention": 10}
 """Of the constructed cases of an op the first so many: each covers more pairs of values than those
 after it.
 """
+LONG_CASES = {"attention": 5}
+"""Of those, the ones after the first so many are long."""
+LONG_PARTS = ("layout:nhd", "layout:tpu_rpa")
+"""Parts whose checks are long: another part of the kind stays, and runs most of the same code."""
 OTHER_OPS_IN_SHORT = 6
 
 SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves", "hidden_states")
@@ -77,7 +81,21 @@ def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
     return slow_cases(entry.op, list(names)) if entry.kind == "kernel" else set()
 
 
+def long_checks(entry: Entry, names: list[str]) -> set[str]:
+    """Those of a part's checks that `make test` leaves to `make test-long`."""
+    if label(entry) in LONG_PARTS:
+        return set(names)
+    if entry.kind == "kernel" and entry.op in LONG_CASES:
+        return late_cases(names, LONG_CASES[entry.op])
+    return set()
+
+
 def slow_cases(op: str, names: list[str]) -> set[str]:
+    """The cases of a kernel that `make test-all` alone runs."""
+    return late_cases(names, CASES_IN_SHORT.get(op, OTHER_OPS_IN_SHORT))
+
+
+def late_cases(names: list[str], num_first: int) -> set[str]:
     """The cases of a kernel but for the first ones, and for those with a name that stand for all
     named ones.
     """
@@ -87,7 +105,7 @@ def slow_cases(op: str, names: list[str]) -> set[str]:
         if name.partition("[")[0] in {*REPRESENTATIVE, "rows_are_independent"}
     }
     others = [name for name in names if "[" in name and name not in named]
-    return set(others[CASES_IN_SHORT.get(op, OTHER_OPS_IN_SHORT) :])
+    return set(others[num_first:])
 
 
 def is_left_out(part: str, name: str) -> bool:
@@ -104,11 +122,13 @@ def registered_checks() -> Iterator[pytest.ParameterSet]:
             for name, check in part_checks(registry, entry)
             if not is_left_out(part, name)
         ]
-        slow = slow_checks(entry, [name for name, _ in checks])
+        names = [name for name, _ in checks]
+        slow, long = slow_checks(entry, names), long_checks(entry, names)
         group = group_of(part, entry.kind)
         for name, check in checks:
             marks = [] if group is None else [pytest.mark.xdist_group(group)]
             marks += [pytest.mark.slow] if name in slow else []
+            marks += [pytest.mark.long] if name in long - slow else []
             yield pytest.param(check, id=f"{part}-{name}", marks=marks)
 
 

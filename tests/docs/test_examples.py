@@ -68,6 +68,7 @@ def test_script_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "equal tokens" in printed
 
 
+@pytest.mark.long
 def test_script_runs_as_it_stands() -> None:
     """One of them, on the demo model, in a process that ends with the first warning."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / "stream.py")]
@@ -81,6 +82,7 @@ def test_every_script_is_run() -> None:
     assert len(SCRIPTS) == 5
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_valid_and_its_cells_run_in_order(path: Path) -> None:

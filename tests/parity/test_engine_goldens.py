@@ -86,12 +86,14 @@ def test_engine_gives_the_tokens_of_transformers(engine: str, variant: str, tmp_
     check(tmp_path, variant, engine=ENGINES[engine])
 
 
+@pytest.mark.long
 def test_engine_with_split_heads_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
     if len(jax.devices()) < 4:
         pytest.skip(f"needs 4 devices, there are {len(jax.devices())}")
     check(tmp_path, "qwen3-tied", mesh={"tensor": 4})
 
 
+@pytest.mark.long
 def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
     """Sampled rows, and greedy ones, which get the tokens of transformers; windows and chunks."""
     if len(jax.devices()) < 2:
@@ -119,6 +121,7 @@ def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
     assert_same_tokens(reference, prompts[2:4], *sampled, hot)
 
 
+@pytest.mark.long
 def test_narrow_dtypes_err_by_at_most_eight_roundings(tmp_path: Path) -> None:
     """Logits of whole sequences, as a share of the largest, against those in float32. The bound
     against transformers is in test_live_transformers.py.

@@ -80,6 +80,7 @@ def test_model_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, variant), variant, list(range(len(tiny.PROMPT_LENGTHS))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("variant", "num_devices"), SHARDED)
 def test_sharded_model_agrees_with_transformers(
     variant: str, num_devices: int, tmp_path: Path

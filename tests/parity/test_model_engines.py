@@ -44,6 +44,7 @@ def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, PARAMS)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_sizes_module")
 @pytest.mark.parametrize(("variant", "engine", "num_devices"), list(cases()))
 def test_a_live_engine_gives_what_transformers_gives(

@@ -41,6 +41,7 @@ def go_on(llm: LLM, state: RowState, before: list[int]) -> list[int]:
     return after
 
 
+@pytest.mark.long
 def test_a_row_goes_on_where_heads_are_held_differently(tmp_path: Path) -> None:
     if len(jax.devices()) < 4:
         pytest.skip(f"needs 4 devices, there are {len(jax.devices())}")

@@ -48,6 +48,7 @@ def planted(site: Path) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_wrong_result_is_incorrect_with_its_error_and_bound(
     planted: tuple[int, list[dict[str, Any]]],
 ) -> None:
@@ -179,6 +180,7 @@ def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
     assert "Did you mean 'toy_wrong'?" in done.stderr
 
 
+@pytest.mark.long
 def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> None:
     some = (
         "decode_paged",

@@ -157,6 +157,7 @@ def what_pytest_says(site: Path, plugins: dict[str, Path], kinds: Iterable[str],
     return done.stdout
 
 
+@pytest.mark.long
 def test_they_keep_their_contracts_in_short(site: Path, plugins: dict[str, Path]) -> None:
     said = what_pytest_says(site, plugins, KINDS, "-k", QUICK)
     for kind, selector in KINDS.items():

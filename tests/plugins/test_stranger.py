@@ -56,6 +56,7 @@ def answers(llm: LLM) -> tuple[list[list[int]], dict[str, str]]:
         return tokens, {reason.setting: reason.chosen for reason in llm.plan.reasons}
 
 
+@pytest.mark.long
 def test_parts_chosen_by_name_give_the_reference_tokens(site: Path) -> None:
     """The scheduler by the example's configuration file, the kernel in every phase."""
     with visible(site):
@@ -118,6 +119,7 @@ def in_short(site: Path) -> str:
     return conformance(site, "-k", QUICK, "--rootdir", str(site), "-c", "/dev/null", str(TESTS))
 
 
+@pytest.mark.long
 def test_stranger_passes_the_conformance_suites_in_short(in_short: str) -> None:
     for part in PARTS:
         assert f"PASSED {part}::" in in_short

@@ -34,6 +34,7 @@ print(json.dumps([sum(w.nbytes for w in weights.values()), resident("VmHWM") - b
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="resident memory is read from /proc"
 )

@@ -27,6 +27,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_generation_with_what_there_is() -> None:
     sizes = ("--decode-steps", "1", "--dtype", "float32", "--max-num-seqs", "1")
     flags = ("--model", BRIEF, "--max-tokens", "1000", "--ignore-eos", *sizes)

@@ -35,6 +35,7 @@ def generate(
         return [output.outputs[0].token_ids for output in outputs], kinds, llm.plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "layout"), [("oengine", "hnd"), ("oengine", "tpu_rpa"), ("vinference", "nhd")]
 )

@@ -216,6 +216,7 @@ def warm() -> Iterator[Warm]:
         yield Warm(llm, llm.warmup(), error)
 
 
+@pytest.mark.long
 def test_a_prompt_that_was_cached_is_counted_all_the_same(warm: Warm) -> None:
     for kind in (0, 1, 3):
         params = penalty_params(16, kind)
@@ -228,6 +229,7 @@ def test_a_prompt_that_was_cached_is_counted_all_the_same(warm: Warm) -> None:
         assert hit == whole
 
 
+@pytest.mark.long
 def test_cached_tokens_need_no_program_that_warmup_has_not_compiled(warm: Warm) -> None:
     assert warm.error.match("not compiled: history of a row")
     compilations = warm.llm.engine.compilations

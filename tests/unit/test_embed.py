@@ -49,6 +49,7 @@ def expected(llm: LLM) -> dict[str, list[np.ndarray]]:
     return {"mean": [one.mean(axis=0) for one in each], "last": [one[-1] for one in each]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_chunked_and_batched_prompts_have_the_reference_hidden_states(
     llm: LLM, expected: dict[str, list[np.ndarray]], pooling: Any

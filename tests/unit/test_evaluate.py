@@ -71,6 +71,7 @@ def scored_again(both: tuple[Scored, Scored]) -> Scored:
     return both[1]
 
 
+@pytest.mark.long
 def test_logits_are_the_models_after_every_token(
     paged: LLM, tokens: list[int], scored: Scored
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
         split(paged, TEXT, EvalSizes(passage_len=158, new_tokens=4))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pooled")
 def test_the_reference_held_against_itself_differs_in_nothing() -> None:
     def make() -> LLM:
@@ -182,6 +184,7 @@ def test_the_reference_held_against_itself_differs_in_nothing() -> None:
     assert found.passages[0].first_divergence is None
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pooled")
 def test_a_wrong_kernel_is_seen_by_the_command(
     run: Callable[..., tuple[int, str, str]],

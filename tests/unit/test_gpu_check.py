@@ -44,6 +44,7 @@ def run(repo_root: Path, tmp_path: Path, *arguments: str) -> tuple[int, str, dic
     )
 
 
+@pytest.mark.long
 def test_stream_and_kernel_are_measured(repo_root: Path, tmp_path: Path) -> None:
     code, text, report = run(repo_root, tmp_path, "--stages", "stream,kernel")
     assert code == 0, text

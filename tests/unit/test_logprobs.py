@@ -244,6 +244,7 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(
     assert 0 < len(read) <= sum(sent)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_a_model_over_several_devices_tells_the_same() -> None:
     prompts = [[5, 6, 7, 8], [9, 10, 11]]

@@ -45,6 +45,7 @@ def start(parts: Composed) -> Iterator[Loops]:
     yield from running(parts)
 
 
+@pytest.mark.long
 def test_requests_from_many_threads_all_get_their_own_tokens(start: Loops, parts: Composed) -> None:
     requests = [request(f"thread {i}", length=3 + 5 * i, max_tokens=6 + i) for i in range(6)]
     expected = alone(parts, requests)

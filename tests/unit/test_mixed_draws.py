@@ -182,6 +182,7 @@ def repeating() -> dict[str, Mix]:
 EXACTLY = pytest.param(NUM_DRAWS, marks=pytest.mark.slow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_draws", [20_000, EXACTLY])
 def test_processors_and_parameters_together_have_exact_frequencies(
     num_draws: int,

@@ -226,6 +226,7 @@ def check_many(engine: LLM | eSurge, count: int) -> None:
     assert sizes[-1] - sizes[0] < GROWTH_MIB, sizes
 
 
+@pytest.mark.long
 def test_a_mix_of_requests_ends_right_and_leaves_nothing(engine: LLM | eSurge) -> None:
     check_mix(engine, 60)
 

@@ -146,6 +146,7 @@ def run(checkout: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     )
 
 
+@pytest.mark.long
 def test_a_run_tells_what_was_noticed_what_survived_and_what_never_ended(checkout: Path) -> None:
     before = sorted(checkout.rglob("*"))
     code, printed, report = run(checkout)

@@ -82,6 +82,7 @@ def small_start(monkeypatch: pytest.MonkeyPatch, expected: Expected) -> None:
     monkeypatch.setattr(sizing, "FIRST_BYTES", expected.page_bytes * FIRST_PAGES)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_start")
 def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(
     expected: Expected,

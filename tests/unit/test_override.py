@@ -123,6 +123,7 @@ def fail_within_two_blocks(llm: LLM, expected: list[int]) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.long
 def test_blocks_nest_and_an_exception_restores_too(llm: LLM) -> None:
     expected, plan = tokens(llm), llm.plan
     with pytest.raises(ZeroDivisionError):

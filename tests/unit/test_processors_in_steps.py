@@ -104,6 +104,7 @@ def variants(llm: LLM) -> set[str]:
     return {key.variant.name.lower() for key in runner_of(llm.engine).programs}
 
 
+@pytest.mark.long
 def test_rows_have_processors_of_their_own_and_steps_the_least_variant(
     slots: Changing, pages: Changing
 ) -> None:

@@ -43,6 +43,7 @@ def tokens_of(llm: LLM, *args: Any, **named: Any) -> list[list[int]]:
     return [one.token_ids for output in outputs for one in output.outputs]
 
 
+@pytest.mark.long
 def test_embeddings_of_tokens_give_the_tokens_that_these_give(llm: LLM, table: np.ndarray) -> None:
     embeds = table[PROMPT]
     [expected] = tokens_of(llm, PROMPT, GREEDY)

@@ -118,6 +118,7 @@ def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None
     np.testing.assert_allclose(jax.jit(device_log_softmax)(hidden @ head), expected, atol=1e-4)
 
 
+@pytest.mark.long
 def test_nobody_who_does_not_ask_pays(llm: LLM) -> None:  # holds G101, G102
     if not wide_programs(llm):  # this test is the first of its engine
         llm.generate([LONG, SHORT], [with_(GREEDY, logprobs=20), HOT])
@@ -131,6 +132,7 @@ def test_nobody_who_does_not_ask_pays(llm: LLM) -> None:  # holds G101, G102
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_best", [0, 3, 20])
 def test_prompts_are_told_across_chunks_whatever_the_cache_has(
     made: Changing, references: dict[str, ReferenceModel], num_best: int

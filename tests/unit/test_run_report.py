@@ -60,6 +60,7 @@ def run(folder: Path, root: Path, budget: int, *arguments: str) -> subprocess.Co
     )
 
 
+@pytest.mark.long
 def test_programs_of_two_processes_are_counted_once_and_too_many_fail(
     tmp_path: Path, repo_root: Path
 ) -> None:

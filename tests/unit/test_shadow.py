@@ -72,6 +72,7 @@ def run_beside(
     return tokens, bits, report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "name"),
     [

@@ -186,6 +186,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return registry
 
 
+@pytest.mark.long
 def test_a_model_in_an_engine_is_given_it_in_every_kind_of_step(
     registry: Registry, tmp_path: Any
 ) -> None:

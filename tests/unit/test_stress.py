@@ -307,6 +307,7 @@ class Forks:
         return forked
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("faked")
 @pytest.mark.parametrize("caching", [True, False], ids=["indexed", "not indexed"])
 def test_everything_at_once(caching: bool) -> None:
@@ -326,6 +327,7 @@ def run_on_real_engine(
         check_tokens(clients.seen, ReferenceModel(llm.plan, runner_of(llm.engine).weights))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pooled")
 @pytest.mark.xdist_group("tiny")
 def test_everything_at_once_on_a_real_engine() -> None:

@@ -44,6 +44,7 @@ def tokens(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
 
 
+@pytest.mark.long
 def test_a_shadow_compares_what_is_split(sharded: LLM, expected: list[int]) -> None:
     assert tokens(sharded) == expected
     report = sharded.shadow_report()
@@ -58,6 +59,7 @@ def test_a_shadow_compares_what_is_split(sharded: LLM, expected: list[int]) -> N
     assert all(layer.relative < 1e-5 and not layer.num_nonfinite for layer in report.layers)
 
 
+@pytest.mark.long
 def test_an_override_runs_in_every_shard_and_is_undone(sharded: LLM, expected: list[int]) -> None:
     assert tokens(sharded) == expected
     with sharded.override(attention=plain_attention):
@@ -99,6 +101,7 @@ def test_a_kernel_in_cpp_has_the_tokens_of_one_device(devices: int, quantization
     assert both[0] == both[1]
 
 
+@pytest.mark.long
 def test_an_engine_adds_up_by_an_all_reduce_given_by_hand(
     sharded: LLM, expected: list[int]
 ) -> None:

@@ -21,6 +21,7 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_a_command_leaves_a_trace_and_a_description_of_every_program(
     run: Callable[..., tuple[int, str, str]], config: str, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def check_drafted(
         check_returned_logprobs(reference, prompt, completion, params.logprobs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "wrong_every"),
     [("greedy", 3), ("seeded", 0), ("seeded", 1), ("logprobs", 0), ("logprobs", 3), ("greedy", 1)],
@@ -121,6 +122,7 @@ def test_drafts_that_are_rows_change_no_token(
     check_drafted(pages, reference, KINDS[kind], wrong_every, (5, 20, 9))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong_every", [0, 3, 1], ids=["right", "every_third_wrong", "all_wrong"])
 def test_drafts_that_are_a_chunk_change_no_token(
     slots: Changing, reference: ReferenceModel, wrong_every: int

@@ -66,6 +66,7 @@ def answers(engine: eSurge) -> list[list[int]]:
     return token_ids([*alone, *several, *found_again])
 
 
+@pytest.mark.long
 def test_steps_take_larger_programs_until_theirs_are_compiled(
     real_engine: eSurge, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -115,6 +115,7 @@ def test_an_aborted_guided_request_gives_what_there_is(
     until(lambda: not slow_real_engine.num_running_requests)
 
 
+@pytest.mark.long
 def test_preemption_changes_no_guided_token(real_engine: eSurge) -> None:  # holds SG1
     params = with_(HOT, max_tokens=None, regex="(a|b|c)+", ignore_eos=True)
     alone = [real_engine.generate(prompt, params)[0] for prompt in PROMPTS]

@@ -67,6 +67,7 @@ def shown(figures: dict[str, Any]) -> str:
     return terminal.getvalue()
 
 
+@pytest.mark.long
 def test_drafts_are_counted_everywhere(drafting: eSurge, tmp_path: Path) -> None:  # holds SG3
     path = tmp_path / "log.jsonl"
     before = drafting.get_metrics_summary()

@@ -46,6 +46,7 @@ def ragged(count: int, seed: int, **more: Any) -> list[InitialSequenceRequest]:
     return requests
 
 
+@pytest.mark.long
 def test_steps_of_every_kind_give_the_reference_models_tokens(
     engine: oEngine, reference: ReferenceModel
 ) -> None:  # holds O07

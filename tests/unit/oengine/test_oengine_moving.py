@@ -32,6 +32,7 @@ def split_engine() -> oEngine:
     return make_engine(open_model(MODEL | {"mesh": {"tensor": 2}}), num_pages=45)
 
 
+@pytest.mark.long
 def test_a_prefix_moves_to_another_mesh_and_back(
     engine: oEngine, split_engine: oEngine, prompts: Any, oracle: Any
 ) -> None:  # holds O08

@@ -32,6 +32,7 @@ def tokens(engine: oEngine) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine: oEngine) -> None:
     expected, graphdef = tokens(engine), engine.graphdef
     compiled, kept = engine.compilations.count, engine.continuous_forward.num_programs

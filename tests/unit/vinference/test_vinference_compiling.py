@@ -129,6 +129,7 @@ def test_ids_that_do_not_fit_are_refused_instead_of_wrapped(on_host: vInference)
         on_host.adjust_kwargs([[1, 2], [3]])
 
 
+@pytest.mark.long
 def test_holes_in_a_mask_are_left_out(inference: vInference) -> None:
     ids, mask = encode(inference, TEXTS[0])
     holed = np.insert(ids, [0, 2, 2], 7, axis=1)

@@ -41,6 +41,7 @@ def tokens(made: vInference) -> list[int]:
     return new_tokens(last(made.generate(ids, mask, sampling_params=PARAMS)))[0]
 
 
+@pytest.mark.long
 def test_the_block_has_functions_of_its_own_and_the_former_come_back(
     swapped: vInference, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_fresh_process_generates_the_same_tokens_and_compiles_nothing(
     ]
 
 
+@pytest.mark.long
 def test_configuration_and_buckets_are_restored(inference: vInference, saved: Path) -> None:
     loaded = vInference.load_inference(saved, MODEL, None)
     assert loaded.generation_config == inference.generation_config

@@ -216,6 +216,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_another_process_goes_on_with_the_same_tokens(
     inference: vInference, tmp_path: Path, repo_root: Path
 ) -> None:  # holds V05
@@ -348,6 +349,7 @@ def test_a_state_of_another_shape_is_refused(inference: vInference) -> None:
     assert not state.is_spent
 
 
+@pytest.mark.long
 def test_a_state_that_was_stored_goes_on_on_a_mesh(
     inference: vInference, split: vInference
 ) -> None:
