@@ -83,6 +83,7 @@ class FakeEngine(Engine):
         size = 4 * self._page_size * sum(num_pages.values())
         self.memory = MemoryPlan(0, size, 0, device_bytes=2**40)
         self._cache: dict[str, np.ndarray] | None = None
+        self._host: dict[tuple[str, int], np.ndarray] = {}
         self._length, self._last = (np.zeros(rows.max_num_reqs, np.int32) for _ in range(2))
         self._finished = np.ones(rows.max_num_reqs, bool)
         self.written_slots: list[int] = []
@@ -103,6 +104,7 @@ class FakeEngine(Engine):
             raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
         self._forget()
         self._cache = None
+        self._host = {}
 
     def warmup(self, progress: object = None) -> int:
         return 0
@@ -148,9 +150,14 @@ class FakeEngine(Engine):
     def _tables(self, leases: list[Lease]) -> Pages:
         if self._cache is None:
             raise InternalError("the engine is used before make_arrays()")
-        for group, copies in self.ledger.take_copies().items():
-            for source, target in copies:
-                self._cache[group][target] = self._cache[group][source]
+        for move in self.ledger.take_moves():
+            pages = self._cache[move.group]
+            if move.kind == "out":
+                self._host[move.group, move.target] = pages[move.source].copy()
+            elif move.kind == "in":
+                pages[move.target] = self._host[move.group, move.source]
+            else:
+                pages[move.target] = pages[move.source]
         shape = (len(leases), self.rows.page_tables[0].page_ids.shape[1])
         tables = {group: np.zeros(shape, np.int32) for group in self._cache}
         for group, table in tables.items():

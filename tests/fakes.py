@@ -21,6 +21,7 @@ from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.engine import make_ledger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import make_pools
+from enginebay_oengine.tiers import make_tiers
 from enginebay_stepping.rows import RowTable
 from enginebay_vinference.engine import VInferenceOptions
 from enginebay_vinference.ledger import SlotLedger
@@ -67,7 +68,8 @@ def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
     pools = make_pools(parts.config, options.page_size)
     shapes = pools.shapes(num_pages, parts.model.info.cache_groups, parts.config.max_num_seqs)
-    ledger = make_ledger(parts, options, shapes, rows.page_tables)
+    tiers = make_tiers(parts, options, shapes)
+    ledger = make_ledger(parts, options, shapes, rows.page_tables, tiers)
     counts = {name: shape.num_pages for name, shape in shapes.items()}
     engine = FakeEngine(rows, ledger, counts, ledger.forget)
     engine.adapters = parts.adapters

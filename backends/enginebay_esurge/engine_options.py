@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from enginebay_oengine.options import PagedOptions, check_one_size
+from enginebay_oengine.options import PagedOptions, check_one_size, check_tiers
 
 NAMES = {"hbm_utilization": "memory_utilization", "enable_prefix_caching": "prefix_caching"}
 """Options with another name than in the paged engine."""
@@ -39,17 +39,23 @@ class ESurgeOptions(BaseModel):
     grow: bool = _like("grow")
     reserve_all: bool = _like("reserve_all")
     prefix_ttl_s: float | None = _like("prefix_ttl_s")
+    prefix_host_bytes: int | None = _like("prefix_host_bytes")
+    prefix_disk_dir: str | None = _like("prefix_disk_dir")
+    prefix_disk_bytes: int = _like("prefix_disk_bytes")
     state_snapshot_tokens: int = _like("state_snapshot_tokens")
     num_state_snapshots: int | None = _like("num_state_snapshots")
 
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
         check_one_size(self, ("num_pages", "cache_bytes", "hbm_utilization"))
+        check_tiers(self, caches=self.enable_prefix_caching)
         return self
 
     def paged(self) -> PagedOptions:
         """Return the same options with the paged engine's names."""
         values = {NAMES.get(name, name): value for name, value in self.model_dump().items()}
+        if self.prefix_disk_dir is None:  # the size of no folder counts as given by mistake
+            del values["prefix_disk_bytes"]
         if self.num_pages is not None or self.cache_bytes is not None:
             values["memory_utilization"] = None
         return PagedOptions(**values)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import hashlib
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -54,7 +55,6 @@ class LoraStore(Adapters):
         self._layers, self._limits, self._dtype = layers, limits, dtype
         self._lock = threading.Lock()
         self._loaded: dict[str, HostAdapter] = {}
-        self._numbers = itertools.count(1)
         self._slots: dict[str, int] = {}
         """Slot by key, from the least to the most recently used."""
         self._empty: list[int] = []
@@ -81,9 +81,10 @@ class LoraStore(Adapters):
             raise RequestError(f"adapter name {shown(name)}", allowed, "Pass another name.")
         self._check_room(name)
         arrays = read_adapter(folder, self._layers, self._limits.rank, self._dtype)
+        key = f"{name}#{content_digest(arrays)}"  # alike in every process, for pages in files
         with self._lock:
             self._check_room(name)
-            self._loaded[name] = HostAdapter(f"{name}#{next(self._numbers)}", arrays)
+            self._loaded[name] = HostAdapter(key, arrays)
 
     def _check_room(self, name: str) -> None:
         if name in self._loaded:
@@ -157,3 +158,12 @@ class LoraStore(Adapters):
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
+
+
+def content_digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a hash over the names, dtypes, shapes and bytes of arrays."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(json.dumps([name, str(array.dtype), array.shape]).encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8))
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -18,6 +19,7 @@ from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.sizing import FEWEST_PAGES, pool_sizes
 from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
+from enginebay_oengine.tiers import PrefixTiers, make_tiers
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import Shapes, pool_problems
 from enginebay_stepping.rows import PageTable
@@ -30,12 +32,19 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     """
     sizes = pool_sizes(parts, options)
     rows = make_row_table(parts, options.page_size)
-    ledger = make_ledger(parts, options, sizes.whole, rows.page_tables)
-    return StepEngine(parts, rows, ledger, sizes)
+    tiers = make_tiers(parts, options, sizes.whole)
+    ledger = make_ledger(parts, options, sizes.whole, rows.page_tables, tiers)
+    engine = StepEngine(parts, rows, ledger, sizes, tiers.pages, tiers.identify)
+    engine.memory = dataclasses.replace(engine.memory, tiers=tiers.plans())
+    return engine
 
 
 def make_ledger(
-    parts: EngineParts, options: PagedOptions, shapes: Shapes, tables: Sequence[PageTable]
+    parts: EngineParts,
+    options: PagedOptions,
+    shapes: Shapes,
+    tables: Sequence[PageTable],
+    tiers: PrefixTiers | None = None,
 ) -> PageLedger:
     """Make the ledger of a cache of these sizes. It writes each row's pages to the page table of
     their group.
@@ -46,7 +55,8 @@ def make_ledger(
 
     def pages(group: CacheGroup, table: PageTable) -> GroupPages:
         index = PrefixIndex(options.prefix_ttl_s) if options.prefix_caching else None
-        store = PageStore(PagePool(shapes[group.name].num_pages), index)
+        host = None if tiers is None else tiers.host_tier(group.name, options.prefix_ttl_s)
+        store = PageStore(PagePool(shapes[group.name].num_pages), index, host=host)
         return GroupPages(store, table, pools.kept_window(group))
 
     states = {
@@ -65,6 +75,7 @@ def make_ledger(
         config.max_model_len,
         max_ahead=pools.max_ahead,
         grows=not options.reserve_all,
+        log=None if tiers is None else tiers.log,
     )
 
 

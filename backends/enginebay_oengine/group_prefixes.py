@@ -31,26 +31,43 @@ class GroupPrefixes:
         self._page_size = next(iter(groups.values())).table.page_size
         self.keeps_pages = all(group.store.index is not None for group in groups.values())
 
-    def find(self, token_ids: np.ndarray, key: PrefixKey) -> list[bytes]:
+    def find(self, token_ids: np.ndarray, key: PrefixKey, *, recall: bool = False) -> list[bytes]:
         """Return the hashes of the longest run of full pages, from the first page on, after which a
         row with token_ids int32 [tokens] and this key can continue.
 
-        Costs about 1 us per page and group, up to the first missing page.
+        Costs about 1 us per page and group, up to the first missing page. `recall`: pages may come
+        from files, and the host keeps its pages until `settle`.
         """
         found: list[bytes] = []
         if not self.keeps_pages:
             return found
         for store in self._stores:
             store.expire()
+            if recall:
+                store.settle()
         if self._states:  # a state cannot be rewound to compute the last token again
             token_ids = token_ids[:-1]
         size = self._page_size
         whole = [group.store for group in self.groups.values() if group.window is None]
         for digest in page_digests(key_digest(key), token_ids, size, embeds_by_page(key, size)):
-            if any(store.find(digest) is None for store in whole):
+            if not all(store.holds(digest, recall=recall) for store in whole):
                 break
             found.append(digest)
+        for group in self.groups.values() if recall else ():
+            if group.window is not None:
+                for digest in found[group.first_page(len(found) * size - 1) :]:
+                    group.store.holds(digest, recall=True)
         return self.resumable(found)
+
+    def need(self, digests: Sequence[bytes]) -> None:
+        """Let the host keep the pages with these hashes until `settle`."""
+        for store in self._stores:
+            store.need(digests)
+
+    def settle(self) -> None:
+        """Let the host forget any page again."""
+        for store in self._stores:
+            store.settle()
 
     def resumable(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the longest run of these hashes after which groups with a window or a state can
@@ -62,7 +79,7 @@ class GroupPrefixes:
         longest = len(digests) if is_whole else 0
         for count, digest in () if is_whole else enumerate(digests, 1):
             runs = [
-                0 if group.store.find(digest) is None else run + 1
+                run + 1 if group.store.holds(digest) else 0
                 for group, run in zip(windows, runs, strict=True)
             ]
             # If the prompt ends here, its last token is computed again.
@@ -79,7 +96,9 @@ class GroupPrefixes:
         return all(one.store.find(digest) is not None for one in self._states)
 
     def pages(self, digests: Sequence[bytes]) -> dict[str, Sequence[int]]:
-        """Return the pages with these hashes by group; the dummy page for a missing one."""
+        """Return the pages of the device with these hashes by group; the dummy page for a page that
+        is not on the device.
+        """
         return {
             name: [group.store.find(digest) or DUMMY_PAGE for digest in digests]
             for name, group in self.groups.items()

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
+from enginebay.cache import Lease, Ledger, PageMove
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
+from enginebay_oengine.beginning import Beginning
 from enginebay_oengine.group_prefixes import GroupPrefixes
 from enginebay_oengine.held import GroupPages, Held, HeldPages
+from enginebay_oengine.host_tier import MoveLog
 from enginebay_oengine.pool import DUMMY_PAGE
 from enginebay_oengine.state_places import StatePlaces
 
@@ -48,9 +50,10 @@ class PageLedger(Ledger):
         *,
         max_ahead: int | None = None,
         grows: bool = True,
+        log: MoveLog | None = None,
     ) -> None:
-        """`max_ahead` is required if a group has a window. All groups must have the same
-        page size.
+        """`max_ahead` is required if a group has a window. All groups must have the same page size.
+        `log`: that of the groups' host tiers.
         """
         pages = {name: one for name, one in groups.items() if isinstance(one, GroupPages)}
         self._states = {n: one for n, one in groups.items() if isinstance(one, StatePlaces)}
@@ -68,7 +71,9 @@ class PageLedger(Ledger):
         every = min((one.snapshot_tokens for one in self._states.values()), default=1)
         self._snapshot_tokens = pages_for(every, self.page_size) * self.page_size
         self._prefixes = GroupPrefixes(groups, list(self._states.values()))
-        self._copies: dict[str, list[tuple[int, int]]] = {}
+        self._log = log or MoveLog()
+        tiers = {name: one.store.host for name, one in groups.items()}
+        self.host_slots = {name: one.num_slots for name, one in tiers.items() if one is not None}
 
     @property
     def num_free_tokens(self) -> int:
@@ -93,11 +98,12 @@ class PageLedger(Ledger):
         num_tokens = max(num_tokens, num_prompt)
         if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
-        digests = self._prefixes.find(prompt_token_ids, key)
+        digests = self._prefixes.find(prompt_token_ids, key, recall=bool(self.host_slots))
         num_cached = min(len(digests) * self.page_size, num_prompt - 1)
         snapshot = digests[-1] if digests else None
         pages = self._prefixes.pages(digests)
-        return self._promise(row, num_cached, num_tokens, pages, digests, key, snapshot)
+        begin = Beginning(num_cached, self.page_size, pages, digests)
+        return self._promise(row, begin, num_tokens, key, snapshot)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         parent = self._held.current(lease)
@@ -124,8 +130,8 @@ class PageLedger(Ledger):
                 len(known) * self.page_size,
             )
             snapshot = known[-1] if known else None
-        known_of = parent.digests, parent.key, snapshot
-        return self._promise(row, num_cached, num_tokens, pages, *known_of)
+        begin = Beginning(num_cached, self.page_size, pages, parent.digests)
+        return self._promise(row, begin, num_tokens, parent.key, snapshot)
 
     def _fork_from(self, parent: Held, num_cached: int) -> tuple[int, bytes | None]:
         """Number of the row's first `num_cached` tokens that a fork can use, and the hash of its
@@ -140,44 +146,35 @@ class PageLedger(Ledger):
     def _promise(
         self,
         row: int,
-        num_cached: int,
+        begin: Beginning,
         num_tokens: int,
-        pages: Mapping[str, Sequence[int]],
-        digests: Sequence[bytes],
         key: PrefixKey,
         snapshot: bytes | None,
     ) -> Lease | None:
-        """Make a lease that shares the full pages of the first `num_cached` tokens of `pages`, and
-        copies the last partial page and the states of `snapshot`.
+        """Make a lease that shares the full pages of `begin`, and copies the last partial page and
+        the states of `snapshot`.
         """
-        num_shared, num_pages = num_cached // self.page_size, pages_for(num_tokens, self.page_size)
+        num_pages = pages_for(num_tokens, self.page_size)
         for name in self._growing:
-            shared = pages[name][:num_shared]
-            if num_pages - num_shared > self.groups[name].store.available(besides=shared):
+            shared = begin.on_device(name)
+            if num_pages - len(shared) > self.groups[name].store.available(besides=shared):
                 return None
-        given: dict[str, list[int]] = {}
+        if self.host_slots:
+            self._prefixes.need(begin.digests)
+        num_cached, given = begin.num_cached, dict[str, list[int]]()
         for name, group in self.groups.items():
-            first, last = (
-                group.first_page(num_cached),
-                self._held.last_page(name, num_cached, num_tokens),
-            )
-            shared = pages[name][first:num_shared]
-            for page in shared:
-                group.store.share(page)
-            fresh = [group.store.take() for _ in range(last - num_shared)]
-            given[name] = [*[DUMMY_PAGE] * first, *shared, *fresh]
-            if num_cached % self.page_size:
-                # This row does not hold the page, which may be evicted already, but no step writes
-                # to the page before the copy.
-                copy = (pages[name][num_shared], given[name][num_shared])
-                self._copies.setdefault(name, []).append(copy)
-        held = self._held.add(row, num_cached, list(digests[:num_shared]), given, key)
+            last = self._held.last_page(name, num_cached, num_tokens)
+            given[name] = begin.give(name, group, last, self._log)
+        if self.host_slots:
+            self._prefixes.settle()
+        held = self._held.add(row, num_cached, list(begin.digests[: begin.num_shared]), given, key)
+        begin.count(held.lease)
         held.lease.capacity = num_pages * self.page_size
         for name, state in self._states.items():
             place, source = state.give(row, snapshot)
             held.lease.pages[name] = (place,)
             if source is not None:
-                self._copies.setdefault(name, []).append((source, place))
+                self._log.copy(name, source, place)
         return held.lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
@@ -246,7 +243,7 @@ class PageLedger(Ledger):
         for name, state in self._states.items():
             copy = state.keep(held.lease.row, digest)
             if copy is not None:
-                self._copies.setdefault(name, []).append(copy)
+                self._log.copy(name, *copy)
         if held.is_forked:
             held.fork_point = held.num_computed, digest
 
@@ -266,9 +263,12 @@ class PageLedger(Ledger):
         for state in self._states.values():
             state.remove(lease.row)
 
-    def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        copies, self._copies = self._copies, {}
-        return copies
+    def take_moves(self) -> Sequence[PageMove]:
+        return self._log.take()
+
+    def save_pages(self) -> None:
+        for group in self.groups.values():
+            group.store.save()
 
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         found = self._states.get(group) or self.groups[group]
@@ -286,7 +286,7 @@ class PageLedger(Ledger):
 
     def forget(self) -> None:
         self._prefixes.forget()
-        self._copies = {}
+        self._log.take()
 
     def check(self) -> None:
         self._held.check()

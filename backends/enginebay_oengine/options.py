@@ -69,11 +69,44 @@ class PagedOptions(BaseModel):
         gt=0.0,
         description="seconds to keep an unused page; unset: until its space is needed",
     )
+    prefix_host_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="bytes of host memory for pages that the cache has no room for; unset: "
+        "such pages are forgotten",
+    )
+    prefix_disk_dir: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder for copies of the pages that go to the host memory; processes may "
+        "share it, and later ones find the pages again; unset: none",
+    )
+    prefix_disk_bytes: int = Field(
+        default=10 * 2**30,
+        ge=1,
+        description="max bytes of the files in prefix_disk_dir; the least recently used ones are "
+        "removed",
+    )
 
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
         check_one_size(self, ("num_pages", "cache_bytes", "memory_utilization"))
+        check_tiers(self, caches=self.prefix_caching)
         return self
+
+
+def check_tiers(options: BaseModel, *, caches: bool) -> None:
+    """Raise ValueError for a tier that needs an option which is not set. `caches`: whether prefixes
+    are cached.
+    """
+    given = options.model_fields_set
+    values = options.model_dump()
+    if values["prefix_host_bytes"] is not None and not caches:
+        raise ValueError("prefix_host_bytes needs prefix caching: turn it on, or unset both")
+    if values["prefix_disk_dir"] is not None and values["prefix_host_bytes"] is None:
+        raise ValueError("prefix_disk_dir needs prefix_host_bytes, through which pages pass")
+    if "prefix_disk_bytes" in given and values["prefix_disk_dir"] is None:
+        raise ValueError("prefix_disk_bytes needs prefix_disk_dir: set the folder too")
 
 
 def check_one_size(options: BaseModel, ways: Sequence[str]) -> None:

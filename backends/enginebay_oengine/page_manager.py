@@ -167,7 +167,8 @@ class HBMPageManager:
     def take_copies(self) -> Sequence[tuple[int, int]]:
         """Return pages (from, to) to copy before the next step. Each copy is returned once."""
         with self.lock:
-            return self._ledger.take_copies().get(POOL, ())
+            # Without prefix caching there are no moves but copies.
+            return [(move.source, move.target) for move in self._ledger.take_moves()]
 
     def check(self) -> None:
         """Raise InternalError when the records are inconsistent."""

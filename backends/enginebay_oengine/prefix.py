@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,14 @@ def page_digests(
         content = data[start : start + size] + embeds.get(page, b"")
         parent = hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=parent).digest()
         yield parent
+
+
+class Evicted(NamedTuple):
+    """A page that left the index, the hash of its tokens, and when it began to rest."""
+
+    page: int
+    digest: bytes
+    since_s: float
 
 
 class PrefixIndex:
@@ -101,15 +110,16 @@ class PrefixIndex:
         """Return whether the page has no holder."""
         return page in self._resting
 
-    def evict(self) -> int:
+    def evict(self) -> Evicted:
         """Remove the page that has rested longest, and return it. InternalError when no
         page rests.
         """
         if not self._resting:
             raise InternalError("evict() without a resting page")
-        page, _ = self._resting.popitem(last=False)
-        del self._pages[self._digests.pop(page)]
-        return page
+        page, since_s = self._resting.popitem(last=False)
+        digest = self._digests.pop(page)
+        del self._pages[digest]
+        return Evicted(page, digest, since_s)
 
     def expire(self, now_s: float) -> list[int]:
         """Remove the pages that have rested for ttl_s seconds, and return them."""
@@ -117,7 +127,7 @@ class PrefixIndex:
         while self.ttl_s is not None and self._resting:
             if now_s - next(iter(self._resting.values())) < self.ttl_s:
                 break
-            gone.append(self.evict())
+            gone.append(self.evict().page)
         return gone
 
     def clear(self) -> list[int]:

@@ -67,6 +67,8 @@ def choose_num_pages(
     utilization = options.memory_utilization or DEFAULT_UTILIZATION
     device, memory_bytes = parts.placement.device, parts.platform.hardware().memory_bytes
     free = min(free_bytes(device, memory_bytes), memory_bytes - ACCOUNT.promised_bytes(device))
+    if device.platform == "cpu":
+        free -= options.prefix_host_bytes or 0
     rest = (
         int(utilization * free)
         - weight_bytes(parts.model, parts.placement, parts.weight_format)

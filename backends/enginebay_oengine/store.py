@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from enginebay.errors import InternalError
+from enginebay_oengine.host_tier import HostTier, PageSource
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 
@@ -14,7 +15,7 @@ class PageStore:
     """Allocates pages: free pages first, then the least recently used cached page.
 
     A page in the index is cached when its last holder drops it. Without an index every page becomes
-    free.
+    free. With a host tier, a cached page whose space is needed is moved to the host.
     """
 
     def __init__(
@@ -22,9 +23,11 @@ class PageStore:
         pool: PagePool,
         index: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
+        host: HostTier | None = None,
     ) -> None:
         self.pool = pool
         self.index = index
+        self.host = host
         self._clock = clock
 
     def available(self, besides: Iterable[int] = ()) -> int:
@@ -40,10 +43,43 @@ class PageStore:
         if self.index is not None:
             for page in self.index.expire(self._clock()):
                 self.pool.reclaim(page)
+        if self.host is not None:
+            self.host.expire(self._clock())
 
     def find(self, digest: bytes) -> int | None:
         """Return the page whose tokens have this hash, or None."""
         return None if self.index is None else self.index.find(digest)
+
+    def holds(self, digest: bytes, *, recall: bool = False) -> bool:
+        """Return whether the page with this hash is on the device or the host. `recall`: read it
+        from a file if it is not; the host keeps it until `settle`.
+        """
+        if self.host is None:
+            return self.find(digest) is not None
+        if recall:
+            self.host.need(digest)
+        now_s = self._clock()
+        if self.find(digest) is not None or self.host.holds(digest, now_s):
+            return True
+        return recall and self.host.recall(digest, now_s)
+
+    def bring(self, digest: bytes, page: int) -> PageSource:
+        """Fill a page with the content that the host has for this hash. Returns where it came
+        from.
+        """
+        assert self.host is not None, "only a host tier has pages that are not on the device"
+        return self.host.bring(digest, page, self._clock())
+
+    def need(self, digests: Iterable[bytes]) -> None:
+        """Let the host keep the pages with these hashes until `settle`."""
+        if self.host is not None:
+            for digest in digests:
+                self.host.need(digest)
+
+    def settle(self) -> None:
+        """Let the host forget any page again."""
+        if self.host is not None:
+            self.host.settle()
 
     def name(self, digest: bytes, page: int) -> None:
         """Add a page with a holder to the index, under the hash of its tokens."""
@@ -53,8 +89,19 @@ class PageStore:
     def take(self) -> int:
         """Take a page with no other holder, which is not in the index."""
         if not self.pool.num_free and self.index is not None:
-            self.pool.reclaim(self.index.evict())
+            self._evict(self.index)
         return self.pool.take()
+
+    def _evict(self, index: PrefixIndex) -> None:
+        gone = index.evict()
+        self.pool.reclaim(gone.page)
+        if self.host is not None:
+            self.host.save(gone, self._clock())
+
+    def save(self) -> None:
+        """Evict all cached pages, so that they move to the host."""
+        while self.index is not None and self.index.num_resting:
+            self._evict(self.index)
 
     def share(self, page: int) -> None:
         """Add a holder to a page."""
@@ -79,10 +126,14 @@ class PageStore:
         if self.index is not None:
             for page in self.index.clear():
                 self.pool.reclaim(page)
+        if self.host is not None:
+            self.host.forget()
 
     def check(self) -> None:
         """Raise InternalError when the pool and the index do not agree."""
         self.pool.check()
+        if self.host is not None:
+            self.host.check()
         if self.index is None:
             if self.pool.num_cached:
                 raise InternalError("a page is cached without a prefix index")

@@ -45,6 +45,7 @@ class EngineObserver(Observer):
     def __init__(self, decodes: DecodeRate) -> None:
         self.decodes = decodes
         self.num_preempted = self.num_new_tokens = self.num_prompt = self.num_cached = 0
+        self.num_from_host = self.num_from_disk = 0
         self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
         self.num_steps: Counter[Bucket] = Counter()
         self.num_launched: Counter[Mode] = Counter()
@@ -99,6 +100,8 @@ class EngineObserver(Observer):
             return
         self.num_prompt += times.num_prompt_tokens
         self.num_cached += times.num_cached_tokens
+        self.num_from_host += times.num_host_tokens
+        self.num_from_disk += times.num_disk_tokens
         self.prompt_tokens.observe(times.num_prompt_tokens)
         self.queued.observe(times.first_scheduled_s - times.arrival_s)
         if math.isnan(times.first_token_s) or math.isnan(times.finished_s):
@@ -203,6 +206,14 @@ class ModelMetrics:
             ("generation_tokens", "New tokens."): engine.num_new_tokens,
             ("prefix_cache_queries", "Prompt tokens looked up in the cache."): engine.num_prompt,
             ("prefix_cache_hits", "Prompt tokens found in the cache."): engine.num_cached,
+            (
+                "prefix_cache_host_hits",
+                "Those of the tokens found that were in the memory of the host.",
+            ): engine.num_from_host,
+            (
+                "prefix_cache_disk_hits",
+                "Those of the tokens found that were in files.",
+            ): engine.num_from_disk,
             ("spec_decode_num_drafts", "Rows of steps that verified a draft."): engine.num_drafts,
             ("spec_decode_num_draft_tokens", "Tokens drafted."): engine.num_draft_tokens,
             ("spec_decode_num_accepted_tokens", "Drafted tokens accepted."): engine.num_accepted,

@@ -74,8 +74,8 @@ class Adapters(ABC):
 
     @abstractmethod
     def loaded(self) -> Mapping[str, str]:
-        """Return the keys of all loaded adapters by name. No two adapters of an engine have the
-        same key, even under the same name.
+        """Return the keys of all loaded adapters by name. Two adapters with the same key, at any
+        time and in any process, have the same arrays.
         """
 
     @abstractmethod

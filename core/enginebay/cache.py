@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from types import MappingProxyType
+from typing import ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -183,17 +184,36 @@ class Lease:
     """Cache space that a ledger promises to one row. Only the ledger writes its fields.
 
     `row`: index in the row table. `capacity`: number of tokens promised so far. `num_cached`:
-    number of prompt tokens that were in the cache when the lease was made. `pages`: by cache group,
-    the page ids of the row in the order of its positions, each for page_size positions; 0 for a
-    page that the row no longer keeps. A ledger that derives pages from the row leaves `pages`
-    empty.
+    number of prompt tokens that were in the cache when the lease was made; `num_from_host` of them
+    were in the memory of the host, and `num_from_disk` in files. `pages`: by cache group, the page
+    ids of the row in the order of its positions, each for page_size positions; 0 for a page that
+    the row no longer keeps. A ledger that derives pages from the row leaves `pages` empty.
     """
 
     row: int
     capacity: int
     num_cached: int = 0
+    num_from_host: int = 0
+    num_from_disk: int = 0
     pages: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     released: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageMove:
+    """The content of a page goes elsewhere. "copy": from page `source` to page `target`. "out":
+    from page `source` to the host, in slot `target`. "in": from slot `source` to page `target`.
+
+    `digest`, of an "out": hash of the tokens, under which files may keep the content, and `age_s`:
+    seconds since a row last used the page.
+    """
+
+    kind: Literal["copy", "out", "in"]
+    group: str
+    source: int
+    target: int
+    digest: bytes = b""
+    age_s: float = 0.0
 
 
 class Ledger(ABC):
@@ -227,6 +247,11 @@ class Ledger(ABC):
 
     forks: bool = False
     """Whether `fork` works, so that several completions of a prompt compute it once."""
+
+    host_slots: Mapping[str, int] = MappingProxyType({})
+    """For each cache group whose pages move to the host, the number of slots there, each for a
+    page.
+    """
 
     @abstractmethod
     def admit(
@@ -323,11 +348,16 @@ class Ledger(ABC):
         """
         return num_tokens
 
-    def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """Return the page copies (from, to) to make before the next step, in order, by group. Each
-        copy is returned once.
+    def take_moves(self) -> Sequence[PageMove]:
+        """Return the moves of pages to make before the next step, in this order. Each move is
+        returned once.
         """
-        return {}
+        return ()
+
+    def save_pages(self) -> None:  # noqa: B027  # most ledgers have no host slots
+        """Order all cached pages that no row uses to the host: the engine is closed, and files keep
+        them.
+        """
 
     @property
     def reach(self) -> Mapping[str, int]:

@@ -6,15 +6,28 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
+class TierPlan:
+    """A place for pages of prefixes that the device has no room for: the name, max bytes and tokens
+    there, and the folder if it is one.
+    """
+
+    name: str
+    max_bytes: int
+    num_tokens: int
+    folder: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class MemoryPlan:
     """The bytes that an engine will use on each device, planned before it allocates any. The device
-    has `device_bytes` in all.
+    has `device_bytes` in all. `tiers`: places for prefixes besides the device.
     """
 
     weights_bytes: int
     cache_bytes: int
     workspace_bytes: int
     device_bytes: int
+    tiers: tuple[TierPlan, ...] = ()
 
     @property
     def total_bytes(self) -> int:

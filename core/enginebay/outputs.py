@@ -20,6 +20,10 @@ class RequestMetrics:
     finished_s: float = math.nan
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_host_tokens: int = 0
+    """Those of the cached tokens that were in the memory of the host."""
+    num_disk_tokens: int = 0
+    """Those of the cached tokens that were in files."""
     num_generated_tokens: int = 0
     num_draft_tokens: int = 0
     """Draft tokens of a proposer that a step verified."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheLayout
 from enginebay.errors import CompilationError
 from enginebay.executor.commands import CopyPages, PageIn, PageOut
 from enginebay_executor.view import RunnerView
 
-Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
+Layers = Sequence[Mapping[str, jax.Array]]
+Cache = Mapping[str, Layers]
+
+COPY = "copy"
+READ = "read"
+WRITE = "write"
 
 
 def copy_page(cache: Cache, pages: Mapping[str, jax.Array]) -> Cache:
@@ -32,14 +35,14 @@ def copy_page(cache: Cache, pages: Mapping[str, jax.Array]) -> Cache:
     }
 
 
-@jax.jit
-def _read_pages(layers: Sequence[Mapping[str, jax.Array]], pages: jax.Array) -> Any:
+def read_group(layers: Layers, pages: jax.Array) -> Layers:
+    """Return the pages int32 [n] of a group's arrays, [n, ...]."""
     return jax.tree.map(lambda array: array[pages], layers)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _write_pages(array: jax.Array, pages: jax.Array, values: jax.Array) -> jax.Array:
-    return array.at[pages].set(values)
+def write_group(layers: Layers, pages: jax.Array, values: Layers) -> Layers:
+    """Return a group's arrays with `values` [n, ...] at the pages int32 [n]."""
+    return jax.tree.map(lambda array, new: array.at[pages].set(new), layers, values)
 
 
 class PageMover:
@@ -49,27 +52,53 @@ class PageMover:
 
     def __init__(self, runner: RunnerView) -> None:
         self._runner = runner
-        self._programs: dict[tuple[CacheLayout, ...], Any] = {}
+        self._programs: dict[tuple[Any, ...], Any] = {}
 
-    def compile(self) -> Any:
-        """The program that copies one page of each group, for the current cache; compiled once."""
+    def compile(self) -> None:
+        """Compile the program that copies one page of each group, for the current cache."""
+        self._copier()
+
+    def _copier(self) -> Any:
+        cache = self._runner.state.cache
+        pages = dict.fromkeys(cache, jax.ShapeDtypeStruct((2,), jnp.int32))
+        return self._compiled((COPY,), copy_page, (cache, pages), returns=cache)
+
+    def _reader(self, group: str, num: int) -> Any:
+        layers, pages = self._runner.state.cache[group], jax.ShapeDtypeStruct((num,), jnp.int32)
+        return self._compiled((READ, group, num), read_group, (layers, pages))
+
+    def _writer(self, group: str, num: int) -> Any:
+        layers, pages = self._runner.state.cache[group], jax.ShapeDtypeStruct((num,), jnp.int32)
+        values = jax.tree.map(lambda a: jax.ShapeDtypeStruct((num, *a.shape[1:]), a.dtype), layers)
+        name = (WRITE, group, num)
+        return self._compiled(name, write_group, (layers, pages, values), returns=layers)
+
+    def _compiled(
+        self, name: tuple[Any, ...], function: Any, arguments: tuple[Any, ...], returns: Any = None
+    ) -> Any:
+        """The program of a function for the current cache; compiled once. `returns`: the first
+        argument, if the function returns it changed; it is then donated.
+        """
         runner = self._runner
-        key = tuple(runner.layouts.values())
+        key = (*name, *runner.layouts.values())
         if key in self._programs:
             return self._programs[key]
-        cache = runner.state.cache
-        described = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), cache
-        )
-        pages = dict.fromkeys(cache, jax.ShapeDtypeStruct((2,), jnp.int32))
+        # Pages are also read and written by tools, in any number.
+        if runner.compilations.forbidden and name == (COPY,):
+            raise CompilationError(
+                "program not compiled: copy of a page",
+                "programs that warmup() compiled",
+                "Call warmup() first, or set forbid_compiling = false.",
+            )
+        described = (jax.tree.map(_describe, arguments[0]), *arguments[1:])
         outputs = None
-        if runner.placement.mesh is not None:
+        if runner.placement.mesh is not None and returns is not None:
             # Donated arrays are reused only when they are returned with the same sharding.
-            outputs = jax.tree.map(lambda a: a.sharding, cache)
-        copier = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs)
+            outputs = jax.tree.map(lambda a: a.sharding, returns)
+        donated = () if returns is None else (0,)
+        program = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
         with runner.compilations.timed():
-            lowered = copier.lower(described, pages)
-            compiled = lowered.compile(compiler_options=runner.compile_options)
+            compiled = program.lower(*described).compile(compiler_options=runner.compile_options)
         self._programs[key] = compiled
         runner.compilations.add()
         return compiled
@@ -82,14 +111,7 @@ class PageMover:
         """Launch copies. Each launch copies one page in every group; a group without further pages
         copies page 0 onto itself.
         """
-        runner = self._runner
-        if tuple(runner.layouts.values()) not in self._programs and runner.compilations.forbidden:
-            raise CompilationError(
-                "program not compiled: copy of a page",
-                "programs that warmup() compiled",
-                "Call warmup() first, or set forbid_compiling = false.",
-            )
-        program = self.compile()
+        runner, program = self._runner, self._copier()
         lists = [command.pages.get(group, ()) for group in runner.layouts]
         for pairs in itertools.zip_longest(*lists, fillvalue=(0, 0)):
             state = runner.state
@@ -97,22 +119,30 @@ class PageMover:
             cache = program(state.cache, pages)
             runner.state = dataclasses.replace(state, cache=cache)
 
-    def page_out(self, command: PageOut) -> Mapping[str, np.ndarray]:
-        """The pages' content on the host, by "group/layer/array"."""
-        return {
-            f"{group}/{number}/{name}": np.asarray(array)
-            for group, pages in command.pages.items()
-            for number, layer in enumerate(_read_pages(self._runner.state.cache[group], pages))
-            for name, array in layer.items()
-        }
+    def page_out(self, command: PageOut) -> Mapping[str, jax.Array]:
+        """The pages' content by "group/layer/array". The copy to the host is under way."""
+        found: dict[str, jax.Array] = {}
+        for group, pages in command.pages.items():
+            read = self._reader(group, len(pages))(self._runner.state.cache[group], pages)
+            for number, layer in enumerate(read):
+                for name, array in layer.items():
+                    array.copy_to_host_async()
+                    found[f"{group}/{number}/{name}"] = array
+        return found
 
     def page_in(self, command: PageIn) -> None:
         """Write the result of a page_out to pages."""
-        state = self._runner.state
-        cache = {group: [dict(layer) for layer in layers] for group, layers in state.cache.items()}
-        for place, values in command.arrays.items():
-            group, number, name = place.rsplit("/", 2)
-            layer = cache[group][int(number)]
-            layer[name] = _write_pages(layer[name], command.pages[group], values)
-        whole = {group: tuple(layers) for group, layers in cache.items()}
-        self._runner.state = dataclasses.replace(state, cache=whole)
+        runner = self._runner
+        for group, pages in command.pages.items():
+            layers = runner.state.cache[group]
+            values = tuple(
+                {name: np.asarray(command.arrays[f"{group}/{number}/{name}"]) for name in layer}
+                for number, layer in enumerate(layers)
+            )
+            written = self._writer(group, len(pages))(layers, pages, values)
+            cache = {**runner.state.cache, group: written}
+            runner.state = dataclasses.replace(runner.state, cache=cache)
+
+
+def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

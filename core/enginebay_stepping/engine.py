@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,6 @@ from enginebay.engine import (
 )
 from enginebay.errors import InternalError
 from enginebay.executor.commands import (
-    CopyPages,
     Drop,
     Grow,
     Make,
@@ -52,6 +52,7 @@ from enginebay_stepping.assemble import (
     wants_all,
 )
 from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
+from enginebay_stepping.host_pages import HostPages
 from enginebay_stepping.memory import plan_memory
 from enginebay_stepping.rows import RowTable
 
@@ -74,7 +75,14 @@ class StepEngine(Engine):
         rows: RowTable,
         ledger: Ledger,
         sizes: CacheSizes,
+        host: HostPages | None = None,
+        identify: Callable[[Executor], str] | None = None,
     ) -> None:
+        """`host`: holds the pages that the ledger moves to the host; unset: made here. `identify`:
+        names the weights, and all else that cached pages depend on, alike in every process; unset
+        or "": `weights_version` holds in this process only.
+        """
+        self.host = host or HostPages(parts, sizes.whole, ledger.host_slots)
         self.parts, self.rows, self.ledger, self.sizes = parts, rows, ledger, sizes
         self.adapters = parts.adapters
         if parts.adapters is not None:
@@ -87,12 +95,21 @@ class StepEngine(Engine):
         self._first = self._shapes = sizes.first
         self._has_arrays = False
         self._num_updates = 0
+        self._identify, self._identity = identify, ""
+        self._identified: int | None = None
+        """The number of updates for which `_identity` was computed."""
+        self._swapped = ""
         self.geometry: Geometry = sizes.geometry(sizes.first)
 
     @property
     def weights_version(self) -> str:
         parts = self.parts
         kv_dtypes = [spec.cache_dtype for spec in parts.model.info.attention.values()]
+        if self._identify is not None and self._identified != self._num_updates:
+            self._identity = self._identify(self.executor)
+            self._identified = self._num_updates
+        if self._identity:
+            return f"{self._identity}{self._swapped}"
         dtypes = f"{parts.weight_format} {parts.dtype} {kv_dtypes}"
         return f"{parts.config.model} {dtypes} {self._num_updates}"
 
@@ -115,6 +132,10 @@ class StepEngine(Engine):
             self._has_arrays = True
 
     def close(self) -> None:
+        if self._has_arrays and self.host.keeper is not None:
+            self.ledger.save_pages()
+            self.host.run(self.ledger.take_moves(), self.executor)
+        self.host.close()
         self.executor.close()
         self._has_arrays = False
         ACCOUNT.release(self)
@@ -123,6 +144,7 @@ class StepEngine(Engine):
         if self.rows.num_reqs:
             raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
         self.ledger.forget()
+        self.host.forget()
         if self._has_arrays:
             self.executor.run(Drop())
             self._has_arrays = False
@@ -139,13 +161,13 @@ class StepEngine(Engine):
             self._set_shapes(shapes)
 
     def _catch_up(self, leases: Sequence[Lease], demand: Demand = NO_DEMAND) -> None:
-        """Grow the arrays to what the ledger, the leases and the demand need, and make the copies
+        """Grow the arrays to what the ledger, the leases and the demand need, and make the moves
         that the ledger has ordered.
         """
         self._grow(self.sizes.wanted(self._shapes, leases, demand, self.ledger))
-        copies = self.ledger.take_copies()
-        if copies:
-            self.executor.run(CopyPages({g: np.asarray(c, np.int32) for g, c in copies.items()}))
+        moves = self.ledger.take_moves()
+        if moves:
+            self.host.run(moves, self.executor)
 
     def step(self, plan: StepPlan) -> Pending:
         self._catch_up([row.lease for row in plan.rows], plan.demand)
@@ -190,10 +212,14 @@ class StepEngine(Engine):
         return self.executor.run(decode_command(rows, key, places, steps, table, self._sent))
 
     def warmup(self, progress: Report | None = None) -> int:
-        return self.executor.compile_all(self._whole_steps(), progress, copies=self.ledger.forks)
+        keys = self._whole_steps()
+        num_movers = self.host.compile(self.executor)
+        return num_movers + self.executor.compile_all(keys, progress, copies=self.ledger.forks)
 
     def begin_warmup(self, progress: Report | None = None) -> LaterCompilation | None:
-        return self.executor.compile_first(self._whole_steps(), progress, copies=self.ledger.forks)
+        keys = self._whole_steps()
+        self.host.compile(self.executor)
+        return self.executor.compile_first(keys, progress, copies=self.ledger.forks)
 
     def _whole_steps(self) -> list[StepKey]:
         """All steps over the whole cache. The cache has its whole size from now on, so that the
@@ -239,7 +265,7 @@ class StepEngine(Engine):
     def swap(
         self, parts: Mapping[str, object], *, returns_logits: bool = False
     ) -> Callable[[], None]:
-        before, first = self.sizes, self._first
+        before, first, swapped = self.sizes, self._first, self._swapped
         changed = self.parts.changed(parts) if parts else self.parts
         names = {setting: part for setting, part in parts.items() if isinstance(part, str)}
         if returns_logits or len(names) < len(parts):
@@ -250,13 +276,14 @@ class StepEngine(Engine):
             self.executor.run(SetParts(names))
             swap_back = functools.partial(self.executor.run, SetParts({}))
         self.drop_arrays()
+        self._swapped = f" {uuid.uuid4()}"  # nothing else has the pages that these parts compute
         self.sizes = dataclasses.replace(before, compact_decode=changed.compact_decode)
         self.make_arrays()
 
         def undo() -> None:
             self.drop_arrays()
             swap_back()
-            self.sizes, self._first = before, first
+            self.sizes, self._first, self._swapped = before, first, swapped
             self.make_arrays()
 
         return undo

@@ -155,7 +155,8 @@ def _stored(engine: StepEngine, lease: Lease, state: RowState) -> dict[str, np.n
     for group, layout in runner_of(engine).layouts.items():
         table = np.zeros((1, pages_for(lease.capacity, layout.page_size)), np.int32)
         engine.ledger.write_table(group, [lease], table)
-        for name, array in engine.executor.run(PageOut({group: table[0]})).items():
+        for name, found in engine.executor.run(PageOut({group: table[0]})).items():
+            array = np.asarray(found)
             stored[name] = array[0]
             if isinstance(layout, KVLayout):
                 by_token = np.moveaxis(array, layout.offset_axis_of(name.rpartition("/")[2]), 1)

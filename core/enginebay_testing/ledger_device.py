@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
+from enginebay.cache import Lease, Ledger, PageMove
 
 
 def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
@@ -36,20 +36,23 @@ class Row:
 
 @dataclasses.dataclass
 class Device:
-    """The contents of cache pages, by group, page and offset. A place of a group with a state holds
-    one value, for the last token that the state includes.
+    """The contents of cache pages, by group, page and offset, and of slots of the host, under the
+    group "host GROUP". A place of a group with a state holds one value, for the last token that the
+    state includes.
     """
 
     contents: dict[tuple[str, int, int], int] = dataclasses.field(default_factory=dict)
 
-    def copy(self, group: str, source: int, target: int, page_size: int) -> None:
-        """Copy a page."""
+    def run(self, move: PageMove, page_size: int) -> None:
+        """Make a move of a page."""
+        source = (f"host {move.group}" if move.kind == "in" else move.group), move.source
+        target = (f"host {move.group}" if move.kind == "out" else move.group), move.target
         for offset in range(page_size):
-            value = self.contents.get((group, source, offset))
+            value = self.contents.get((*source, offset))
             if value is None:
-                self.contents.pop((group, target, offset), None)
+                self.contents.pop((*target, offset), None)
             else:
-                self.contents[group, target, offset] = value
+                self.contents[*target, offset] = value
 
     def write_places(self, ledger: Ledger, lease: Lease, value: int) -> None:
         """Write a value to the places of a row."""

@@ -158,7 +158,7 @@ class LedgerWorld:
             return False
         while len(one.token_ids) < end:
             one.token_ids.append(self.first_token - 1 - len(one.token_ids) * self.num_rows - row)
-        self._run_copies()
+        self._run_moves()
         self._write(row, one.num_computed, end)
         one.num_computed = max(one.num_computed, end)
         self.check()
@@ -208,10 +208,14 @@ class LedgerWorld:
                         f"tokens, at most {most} are allowed"
                     )
 
-    def _run_copies(self) -> None:
-        for group, pairs in self.ledger.take_copies().items():
-            for source, target in pairs:
-                self.device.copy(group, source, target, self.page_size)
+    def _run_moves(self) -> None:
+        for move in self.ledger.take_moves():
+            slot = move.target if move.kind == "out" else move.source
+            num_slots = self.ledger.host_slots.get(move.group, 0)
+            assert move.kind == "copy" or 0 <= slot < num_slots, (
+                f"{move} uses slot {slot} of the host, of {num_slots} in host_slots"
+            )
+            self.device.run(move, self.page_size)
         self.check()
 
     def _write(self, row: int, start: int, end: int) -> None:

@@ -11,6 +11,7 @@ from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_oengine.held import GroupPages
+from enginebay_oengine.host_tier import HostTier, MoveLog
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
@@ -51,6 +52,19 @@ def make_pages(
     return PageLedger({"full": GroupPages(store, table)}, NUM_ROWS, MAX_TOKENS, grows=grows)
 
 
+def make_tiers(num_slots: int, *windows: int) -> PageLedger:
+    """A small pool of pages in front of slots of the host, and groups with a window, each with
+    slots of its own.
+    """
+    log, groups = MoveLog(), {}
+    for number, window in enumerate([None, *windows]):
+        name = f"group {number}"
+        most = 10 if window is None else 1 + NUM_ROWS * (-(-(window + 16) // 8) + 1)
+        store = PageStore(PagePool(most), PrefixIndex(), host=HostTier(name, num_slots, log))
+        groups[name] = GroupPages(store, PageTable(NUM_ROWS, MAX_TOKENS // 8, 8), window)
+    return PageLedger(groups, NUM_ROWS, MAX_TOKENS, max_ahead=16, log=log)
+
+
 def make_windows(windows: dict[str, int | None], num_pages: int, max_ahead: int) -> PageLedger:
     """Groups with a window have exactly the pages that all rows can hold."""
 
@@ -74,6 +88,9 @@ PAGED: dict[str, Callable[[], Ledger]] = {
     "full_and_window": lambda: make_windows({"full": None, "window": 11}, 20, 16),
     "two_windows": lambda: make_windows({"short": 1, "full": None, "long": 17}, 33, 9),
     "states": caches.make(caches.StateLedger),
+    "tiers": lambda: make_tiers(20),
+    "few_slots": lambda: make_tiers(3),
+    "tiers_and_windows": lambda: make_tiers(12, 11, 20),
     "window_alone": lambda: make_windows({"window": 8}, 0, 12),
 }
 

@@ -163,7 +163,8 @@ def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -
             order = [2, 0, 1] if group == "full" else [1]
             sources[group] = held[order].astype(np.int32)
             targets[group] = held[3:][order].astype(np.int32)
-        out = engine.executor.run(PageOut(sources))
+        found = engine.executor.run(PageOut(sources))
+        out = {name: np.asarray(values) for name, values in found.items()}
         engine.executor.run(PageIn(targets, out))
         after = flat(runner_of(engine).state.cache)
         assert set(out) == set(before) == set(after)

@@ -4,12 +4,12 @@ books right after each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from enginebay.cache import Lease
+from enginebay.cache import Lease, PageMove
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_oengine.held import GroupPages, HeldPages
@@ -51,7 +51,9 @@ def store_of(ledger: PageLedger) -> PageStore:
 
 
 def copies_of(ledger: PageLedger) -> list[tuple[int, int]]:
-    return list(ledger.take_copies().get("full", ()))
+    moves = ledger.take_moves()
+    assert {(move.kind, move.group) for move in moves} <= {("copy", "full")}
+    return [(move.source, move.target) for move in moves]
 
 
 def prompt(length: int, kind: int = 0) -> np.ndarray:
@@ -273,9 +275,9 @@ def test_only_what_is_committed_is_forked() -> None:
 
 def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
     class Forgetful(PageLedger):
-        def take_copies(self) -> dict[str, list[tuple[int, int]]]:
-            super().take_copies()
-            return {}
+        def take_moves(self) -> Sequence[PageMove]:
+            super().take_moves()
+            return ()
 
     ledger = Forgetful(make_ledger().groups, ROWS, MOST)
     world = LedgerWorld(ledger, ROWS, MOST, PAGE)

@@ -136,7 +136,7 @@ def test_the_page_that_rested_longest_is_evicted_first() -> None:
     index = index_of(3)
     index.wake(1)
     index.rest(1, 4.0)
-    assert [index.evict() for _ in range(2)] == [2, 3]
+    assert [index.evict().page for _ in range(2)] == [2, 3]
     assert index.find(bytes([2])) is None
     assert index.find(bytes([1])) == 1
     index.wake(1)

@@ -57,7 +57,8 @@ def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
         held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
         source = held[[2, 0, 1]].astype(np.int32)
         target = np.setdiff1d(np.arange(len(used)), source)[-3:].astype(np.int32)
-        out = executor.run(PageOut({"full": source}))
+        found = executor.run(PageOut({"full": source}))
+        out = {name: np.asarray(values) for name, values in found.items()}
         assert all(values.any() for values in out.values()), "there is something in the pages"
         executor.run(PageIn({"full": target}, out))
         after = flat(runner_of(engine_of(llm)).state.cache)

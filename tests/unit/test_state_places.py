@@ -26,6 +26,12 @@ def make_ledger(num_snapshots: int = 6, *, every: int = 8, caches: bool = True) 
     return PageLedger({"full": pages, **states}, ROWS, MOST)
 
 
+def copies_of(ledger: PageLedger) -> list[tuple[int, int]]:
+    moves = [move for move in ledger.take_moves() if move.group == "conv"]
+    assert {move.kind for move in moves} <= {"copy"}
+    return [(move.source, move.target) for move in moves]
+
+
 def tokens(num: int, first: int = 1) -> np.ndarray:
     return np.arange(first, first + num, dtype=np.int32)
 
@@ -64,14 +70,14 @@ def test_a_hit_ends_at_a_snapshot_and_copies_it() -> None:
     ledger, prompt = make_ledger(), tokens(23)
     first = admit(ledger, 0, prompt)
     prefill(ledger, first, prompt)
-    kept = ledger.take_copies()["conv"]
+    kept = copies_of(ledger)
     (place,) = first.pages["conv"]
     assert [source for source, _ in kept] == [place] * 3
     for other, num_cached in ((prompt, 20), (tokens(40), 20), (tokens(18), 16), (tokens(8), 0)):
         assert ledger.num_cached_tokens(other) == num_cached
         lease = admit(ledger, 1, other)
         assert lease.num_cached == num_cached
-        copies = ledger.take_copies().get("conv", [])
+        copies = copies_of(ledger)
         snapshots = [target for _, target in kept]
         wanted = {
             20: [(snapshots[2], lease.pages["conv"][0])],
@@ -87,12 +93,12 @@ def test_forks_begin_at_the_snapshot_before_the_last_token() -> None:
         ledger, prompt = make_ledger(caches=caches), tokens(15)
         parent = admit(ledger, 0, prompt)
         prefill(ledger, parent, prompt, 14)
-        _, snapshot = ledger.take_copies()["conv"][-1]
+        _, snapshot = copies_of(ledger)[-1]
         for row in (1, 2):
             child = ledger.fork(parent, row, 14, 16)
             assert child is not None
             assert child.num_cached == 14
-            assert ledger.take_copies()["conv"] == [(snapshot, child.pages["conv"][0])]
+            assert copies_of(ledger) == [(snapshot, child.pages["conv"][0])]
         ledger.check()
 
 
@@ -100,12 +106,12 @@ def test_the_last_snapshot_makes_room_for_the_row_that_goes_on_from_it() -> None
     ledger, prompt = make_ledger(num_snapshots=0, caches=False), tokens(15)
     parent = admit(ledger, 0, prompt)
     prefill(ledger, parent, prompt, 14)
-    _, snapshot = ledger.take_copies()["conv"][-1]
+    _, snapshot = copies_of(ledger)[-1]
     for row in (1, 2):
         child = ledger.fork(parent, row, 14, 16)
         assert child is not None
         assert child.num_cached == 14
-        assert ledger.take_copies()["conv"] == [(snapshot, child.pages["conv"][0])]
+        assert copies_of(ledger) == [(snapshot, child.pages["conv"][0])]
     assert child.pages["conv"] == (snapshot,)
     ledger.release(child)
     ledger.check()

@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -307,22 +308,29 @@ class Forks:
         return forked
 
 
+CACHING: dict[str, dict[str, Any]] = {
+    "indexed": {"prefix_caching": True},
+    "not indexed": {"prefix_caching": False},
+    "host tier": {"prefix_caching": True, "prefix_host_bytes": 2**20},
+}
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("faked")
-@pytest.mark.parametrize("caching", [True, False], ids=["indexed", "not indexed"])
-def test_everything_at_once(caching: bool) -> None:
+@pytest.mark.parametrize("caching", CACHING)
+def test_everything_at_once(caching: str) -> None:
     cases = make_cases(60, seed=1)
-    with make_llm("oengine", **(PAGED | {"prefix_caching": caching})) as llm:
+    with make_llm("oengine", **(PAGED | CACHING[caching])) as llm:
         clients = run_stress(llm, cases, count=300, fail_at=(100, 500, 800))
     check_tokens(clients.seen, None)
 
 
 def run_on_real_engine(
-    num_cases: int, count: int, fail_at: Sequence[int], *, caching: bool = True
+    num_cases: int, count: int, fail_at: Sequence[int], caching: str = "indexed"
 ) -> None:
     """On the paged engine, whose tokens are compared with the contiguous engine's."""
     cases = make_cases(num_cases, seed=count)
-    with make_llm("oengine", **(PAGED | {"prefix_caching": caching})) as llm:
+    with make_llm("oengine", **(PAGED | CACHING[caching])) as llm:
         clients = run_stress(llm, cases, count, fail_at)
         check_tokens(clients.seen, ReferenceModel(llm.plan, runner_of(llm.engine).weights))
 
@@ -337,6 +345,6 @@ def test_everything_at_once_on_a_real_engine() -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("tiny")
 @pytest.mark.usefixtures("pooled")
-@pytest.mark.parametrize("caching", [True, False], ids=["indexed", "not indexed"])
-def test_two_thousand_requests(caching: bool) -> None:
-    run_on_real_engine(150, 1300, (100, 2000, 3000, 4000), caching=caching)
+@pytest.mark.parametrize("caching", CACHING)
+def test_two_thousand_requests(caching: str) -> None:
+    run_on_real_engine(150, 1300, (100, 2000, 3000, 4000), caching)

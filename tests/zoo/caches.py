@@ -4,15 +4,17 @@ back.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
+from enginebay.cache import Lease, Ledger, PageMove
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_oengine.group_prefixes import GroupPrefixes
 from enginebay_oengine.held import GroupPages, Held
+from enginebay_oengine.host_tier import HostTier, MoveLog
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
@@ -23,6 +25,7 @@ from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.verdicts import Check
 
 NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
+NUM_TIERED_PAGES, NUM_SLOTS = 10, 6
 NUM_SNAPSHOTS, SNAPSHOT_TOKENS = 6, 16
 
 
@@ -32,7 +35,11 @@ def make(kind: type[PageLedger]) -> Callable[[], Ledger]:
     """
 
     def ledger() -> Ledger:
-        store = PageStore(PagePool(NUM_PAGES), PrefixIndex(None))
+        log = MoveLog()
+        pool, host = PagePool(NUM_PAGES), None
+        if issubclass(kind, TieredLedger):
+            pool, host = PagePool(NUM_TIERED_PAGES), kind.make_tier("full", NUM_SLOTS, log)
+        store = PageStore(pool, PrefixIndex(None), host=host)
         table = PageTable(NUM_ROWS, MAX_TOKENS // PAGE_SIZE, PAGE_SIZE)
         groups: dict[str, GroupPages | StatePlaces] = {"full": GroupPages(store, table)}
         if issubclass(kind, StateLedger):
@@ -41,7 +48,7 @@ def make(kind: type[PageLedger]) -> Callable[[], Ledger]:
                 PageTable(NUM_ROWS, 1, MAX_TOKENS),
                 SNAPSHOT_TOKENS,
             )
-        return kind(groups, NUM_ROWS, MAX_TOKENS)
+        return kind(groups, NUM_ROWS, MAX_TOKENS, log=log)
 
     return ledger
 
@@ -50,6 +57,12 @@ class StateLedger(PageLedger):
     """A right ledger with a group that has a state."""
 
     make_places: ClassVar[type[StatePlaces]] = StatePlaces
+
+
+class TieredLedger(PageLedger):
+    """A right ledger that moves evicted pages to the host."""
+
+    make_tier: ClassVar[type[HostTier]] = HostTier
 
 
 class Generous(PageLedger):
@@ -149,9 +162,9 @@ class Sorted(PageLedger):
 class Uncopied(PageLedger):
     """Forgets the copies of pages that rows share and write to."""
 
-    def take_copies(self) -> Any:
-        super().take_copies()
-        return {}
+    def take_moves(self) -> Sequence[PageMove]:
+        super().take_moves()
+        return ()
 
 
 class Anywhere(StateLedger):
@@ -165,8 +178,8 @@ class Anywhere(StateLedger):
 class Unrestored(StateLedger):
     """Forgets the copies of states."""
 
-    def take_copies(self) -> Any:
-        return {g: pairs for g, pairs in super().take_copies().items() if g not in self.states}
+    def take_moves(self) -> Sequence[PageMove]:
+        return [move for move in super().take_moves() if move.group not in self.states]
 
 
 class Late(StateLedger):
@@ -246,16 +259,58 @@ class Kept(StateLedger):
         super().release(lease)
 
 
+class Hasty(TieredLedger):
+    """Writes to pages before it saves what they hold."""
+
+    def take_moves(self) -> Sequence[PageMove]:
+        return sorted(super().take_moves(), key=lambda move: move.kind == "out")
+
+
+class Unsaved(TieredLedger):
+    """Forgets the moves to the host."""
+
+    def take_moves(self) -> Sequence[PageMove]:
+        return [move for move in super().take_moves() if move.kind != "out"]
+
+
+class Eager(HostTier):
+    """Lets pages go that the request under admission needs."""
+
+    def need(self, digest: bytes) -> None:
+        """Keep nothing."""
+
+
+class Recycling(TieredLedger):
+    """Saves pages to slots whose pages a later move brings."""
+
+    make_tier = Eager
+
+
+class Outside(TieredLedger):
+    """Names a slot more than it says there are."""
+
+    def take_moves(self) -> Sequence[PageMove]:
+        return [
+            dataclasses.replace(move, target=move.target + 1) if move.kind == "out" else move
+            for move in super().take_moves()
+        ]
+
+
 FAULTS: dict[str, type[PageLedger]] = {
     kind.__name__: kind
     for kind in (
         *(Generous, TooLarge, Forgetful, Whole, Leaky, Lenient, Silent),
         *(Shrinking, Refusing, Dirty, Sorted, Uncopied),
+        *(Hasty, Unsaved, Recycling, Outside),
         *(Anywhere, Unrestored, Late, LongFork, Overwriting, Elsewhere, Squatting, Kept),
     )
 }
 
-RIGHT: dict[str, type[PageLedger]] = {"pages": PageLedger, "pages and states": StateLedger}
+RIGHT: dict[str, type[PageLedger]] = {
+    "pages": PageLedger,
+    "pages and states": StateLedger,
+    "pages and a host tier": TieredLedger,
+}
 
 
 def checks(part: type[PageLedger]) -> list[Check]:

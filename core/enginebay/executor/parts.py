@@ -109,7 +109,7 @@ program).
 
 class Executor(ABC):
     """Runs an engine's commands. `run` does not wait for the device, except for commands that
-    return data of the device (Take, PageOut) and for allocation.
+    return data of the device (Take) and for allocation.
     """
 
     compilations: Compilations

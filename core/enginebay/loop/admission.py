@@ -113,6 +113,8 @@ class Admission:
         if math.isnan(tracked.metrics.first_scheduled_s):
             tracked.metrics.first_scheduled_s = time.monotonic()
             tracked.metrics.num_cached_tokens = lease.num_cached
+            tracked.metrics.num_host_tokens = lease.num_from_host
+            tracked.metrics.num_disk_tokens = lease.num_from_disk
         del self.requests.waiting[request.request_id]
         self.requests.running[request.request_id] = tracked
         return True

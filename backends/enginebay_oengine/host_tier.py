@@ -1,0 +1,202 @@
+"""HostTier: which pages of evicted prefixes are in the memory of the host, and MoveLog: the moves
+of pages that a ledger orders.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from enginebay.cache import PageMove
+from enginebay.errors import InternalError
+from enginebay_oengine.prefix import Evicted
+
+PageSource = Literal["host", "disk"]
+"""Where the content of a page came from."""
+
+MAX_READ_S = 0.25
+"""Max seconds that an admission reads files. The steps wait meanwhile; pages that are not read are
+computed.
+"""
+
+ReadFile = Callable[[bytes, int], bool]
+"""Reads the file of a page, by its hash, into a slot. False when there is no file, or not a right
+one.
+"""
+
+
+class MoveLog:
+    """The moves that a ledger has ordered and the executor has not yet made, in order."""
+
+    def __init__(self) -> None:
+        self._moves: list[PageMove] = []
+        self._slots: set[tuple[str, int]] = set()
+
+    def copy(self, group: str, source: int, target: int) -> None:
+        """Order a copy of a page."""
+        self._moves.append(PageMove("copy", group, source, target))
+
+    def out(self, group: str, gone: Evicted, slot: int, age_s: float) -> None:
+        """Order a page to the host. The page may be written after this."""
+        self._slots.add((group, slot))
+        self._moves.append(PageMove("out", group, gone.page, slot, gone.digest, age_s))
+
+    def bring(self, group: str, slot: int, page: int) -> None:
+        """Order a page from the host."""
+        self._slots.add((group, slot))
+        self._moves.append(PageMove("in", group, slot, page))
+
+    def uses(self, group: str, slot: int) -> bool:
+        """Return whether a move to or from a slot is not yet made."""
+        return (group, slot) in self._slots
+
+    def take(self) -> Sequence[PageMove]:
+        """Return all moves, and forget them."""
+        if not self._moves:
+            return ()
+        moves, self._moves = self._moves, []
+        self._slots.clear()
+        return moves
+
+
+@dataclasses.dataclass(slots=True)
+class HostPage:
+    """A page on the host: its slot, when it was last used, and whether a file had it."""
+
+    slot: int
+    used_s: float
+    source: PageSource = "host"
+
+
+class HostTier:
+    """The host slots of one cache group. Slots are taken in order, then from the page that was not
+    used for longest.
+
+    A page stays on the host when its content is brought back to the device: if the device evicts it
+    again, nothing is moved. Pages that the request under admission needs stay until `settle`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        num_slots: int,
+        log: MoveLog,
+        ttl_s: float | None = None,
+        read_file: ReadFile | None = None,
+    ) -> None:
+        """`ttl_s`: seconds to keep an unused page."""
+        self.group, self.num_slots, self.ttl_s = group, num_slots, ttl_s
+        self._log, self._read_file = log, read_file
+        self._pages: collections.OrderedDict[bytes, HostPage] = collections.OrderedDict()
+        self._free: list[int] = list(range(num_slots - 1, -1, -1))
+        self._needed: set[bytes] = set()
+        self._next_expiry_s = -math.inf
+        self._reads_until_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def holds(self, digest: bytes, now_s: float) -> bool:
+        """Return whether the host has the page with this hash."""
+        found = self._pages.get(digest)
+        return found is not None and not self._is_old(found, now_s)
+
+    def need(self, digest: bytes) -> None:
+        """Keep the page with this hash until `settle`, if it is here or comes."""
+        self._needed.add(digest)
+        if digest in self._pages:
+            self._pages.move_to_end(digest)
+
+    def settle(self) -> None:
+        """Let any page go again."""
+        self._needed.clear()
+        self._reads_until_s = None
+
+    def save(self, gone: Evicted, now_s: float) -> None:
+        """Order a page that the device evicts to the host, unless the host has it or every slot is
+        needed.
+        """
+        if gone.digest in self._pages:
+            self._use(gone.digest, gone.since_s)
+            return
+        slot = self._take()
+        if slot is not None:
+            self._pages[gone.digest] = HostPage(slot, gone.since_s)
+            self._log.out(self.group, gone, slot, now_s - gone.since_s)
+
+    def bring(self, digest: bytes, page: int, now_s: float) -> PageSource:
+        """Order the content of the page with this hash to a page of the device."""
+        found = self._pages[digest]
+        source = found.source
+        found.source = "host"
+        self._use(digest, now_s)
+        self._log.bring(self.group, found.slot, page)
+        return source
+
+    def recall(self, digest: bytes, now_s: float) -> bool:
+        """Read the page with this hash from its file to a slot. Returns whether the host has it.
+        False when files were read for MAX_READ_S since `settle`.
+        """
+        if self._read_file is None or digest in self._pages:  # an old page, which may be in use
+            return False
+        if self._reads_until_s is None:
+            self._reads_until_s = now_s + MAX_READ_S
+        if now_s >= self._reads_until_s:
+            return False
+        # The file is read at once, so no ordered move may use the slot.
+        slot = self._take(idle=True)
+        if slot is None:
+            return False
+        if not self._read_file(digest, slot):
+            self._free.append(slot)
+            return False
+        self._pages[digest] = HostPage(slot, now_s, "disk")
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Forget the pages that were not used for ttl_s. Does nothing if this was done less than a
+        hundredth of ttl_s ago.
+        """
+        if self.ttl_s is None or now_s < self._next_expiry_s:
+            return
+        self._next_expiry_s = now_s + self.ttl_s / 100
+        for digest in [d for d, one in self._pages.items() if self._is_old(one, now_s)]:
+            self._free.append(self._pages.pop(digest).slot)
+
+    def _is_old(self, page: HostPage, now_s: float) -> bool:
+        return self.ttl_s is not None and now_s - page.used_s >= self.ttl_s
+
+    def forget(self) -> None:
+        """Forget all pages."""
+        self._pages.clear()
+        self._free = list(range(self.num_slots - 1, -1, -1))
+
+    def check(self) -> None:
+        """Raise InternalError unless each slot is free or has one page."""
+        slots = sorted([*self._free, *(one.slot for one in self._pages.values())])
+        if slots != list(range(self.num_slots)):
+            raise InternalError(f"host slots of {self.group!r} are lost or have two pages: {slots}")
+
+    def _use(self, digest: bytes, now_s: float) -> None:
+        page = self._pages[digest]
+        page.used_s = max(page.used_s, now_s)
+        self._pages.move_to_end(digest)
+
+    def _take(self, *, idle: bool = False) -> int | None:
+        """Take a slot, if need be that of the first page that is not needed. `idle`: no ordered
+        move may use the slot. None when there is no such slot.
+        """
+
+        def may_go(slot: int) -> bool:
+            return not (idle and self._log.uses(self.group, slot))
+
+        if self._free and may_go(self._free[-1]):
+            return self._free.pop()
+        for digest, page in self._pages.items():
+            if digest not in self._needed and may_go(page.slot):
+                del self._pages[digest]
+                return page.slot
+        return None

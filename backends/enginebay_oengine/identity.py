@@ -1,0 +1,86 @@
+"""The identity of what computes a cache: two engines with the same identity, in any processes, may
+read each other's pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.adapters import ADAPTER_WEIGHTS
+from enginebay.executor.parts import EngineParts, Executor
+from enginebay.model import Weights
+from enginebay_executor.local import runner_of
+from enginebay_stepping.geometry import Shapes
+
+SEEDS = (0x9E3779B1, 0xC2B2AE3D)
+
+
+def engine_identity(parts: EngineParts, shapes: Shapes, executor: Executor) -> str:
+    """Return a hash over all that the bytes of a page depend on besides the tokens: the weights,
+    the model's constants, dtypes, cache layouts, kernels, and the version of enginebay.
+    UnsupportedError when the weights are not in this process.
+    """
+    layouts = {
+        group: str(layout.resized(num_pages=1)) for group, layout in parts.layouts(shapes).items()
+    }
+    facts = [
+        importlib.metadata.version("enginebay"),
+        [parts.model.info.family, parts.model.info.constants],
+        [parts.dtype, str(parts.weight_format)],
+        sorted(layouts.items()),
+        sorted(parts.kernels.items()),
+        weights_digest(runner_of(executor).weights),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def weights_digest(weights: Weights) -> str:
+    """Return a hash over the names, shapes, dtypes and values of all weights, without adapters.
+
+    The devices sum each array twice, multiplied by numbers that depend on the position, modulo
+    2**32. One value that changes always changes the sums; of other changes, one in 2**64 does not.
+    Against an attacker they do not help. Reads each weight once, at the speed of memory.
+    """
+    sums = [
+        (path, list(array.shape), str(array.dtype), _sums(array))
+        for path in sorted(weights)
+        if not path.startswith(ADAPTER_WEIGHTS)
+        for array in jax.tree.leaves(weights[path])
+    ]
+    digest = hashlib.sha256()
+    for path, shape, dtype, pair in sums:
+        digest.update(json.dumps([path, shape, dtype, np.asarray(pair).tolist()]).encode())
+    return digest.hexdigest()
+
+
+@jax.jit
+def _sums(array: jax.Array) -> jax.Array:
+    """uint32 [2]: two sums over the bits of an array."""
+    bits = _bits(array)
+    place = jnp.zeros(array.shape, jnp.uint32)
+    for axis in range(array.ndim):  # no reshape, so that each device sums its own part
+        stride = jnp.uint32(math.prod(array.shape[axis + 1 :]) % 2**32)
+        place = place + stride * jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    return jnp.stack([jnp.sum(bits * _mixed(place, seed), dtype=jnp.uint32) for seed in SEEDS])
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    size = jax.dtypes.itemsize_bits(array.dtype)
+    if size < 8 or array.dtype == jnp.bool_:
+        return array.astype(jnp.int32).astype(jnp.uint32)
+    kinds = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
+    return jax.lax.bitcast_convert_type(array, kinds[size]).astype(jnp.uint32)
+
+
+def _mixed(place: jax.Array, seed: int) -> jax.Array:
+    """An odd number for each position."""
+    mixed = (place + jnp.uint32(seed)) * jnp.uint32(seed)
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
+    return (mixed ^ (mixed >> 13)) | jnp.uint32(1)

@@ -1,0 +1,261 @@
+"""PageFiles: the disk tier, a folder with a file for each page, which processes share."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from enginebay.errors import ConfigError
+from enginebay_stepping.host_pages import PageKeeper
+
+log = logging.getLogger("enginebay.prefix_files")
+
+MAGIC = b"EBpage1\n"
+HEAD = struct.Struct("<8s16sQ32s")
+"""Magic, name of the file, number of bytes of the content, and the SHA-256 of all that and the
+content.
+"""
+
+SUFFIX, UNFINISHED = ".page", ".tmp"
+MAX_WAITING_BYTES = 256 * 2**20
+"""Max bytes of pages that wait to be written; further pages are not written."""
+
+KEPT_SHARE = 0.9
+"""Share of max_bytes that stays when the oldest files are removed."""
+
+RETRY_S = 30.0
+"""Seconds without writing after an error of the disk."""
+
+CLOSE_S = 10.0
+"""Max seconds that `close` writes."""
+
+UNFINISHED_S = 60.0
+"""Age of an unfinished file that a process has left behind, in seconds."""
+
+
+@dataclasses.dataclass
+class FileCounts:
+    """Numbers of pages since the start: written, read, rejected because the file was damaged, not
+    written because too many were waiting, and failed because of an error of the disk.
+    """
+
+    written: int = 0
+    read: int = 0
+    damaged: int = 0
+    dropped: int = 0
+    failed: int = 0
+
+
+class PageFiles(PageKeeper):
+    """Pages in files of a folder, by hash. A file is written under another name and then renamed,
+    so that readers see whole files only; a checksum covers all its bytes. Errors of the disk are
+    counted and logged, and never raised.
+
+    A thread writes. Files that were not used for `ttl_s` are not read. When all files together
+    have more than `max_bytes`, the least recently used ones are removed; for a moment there may be
+    more, by what other processes have written. Other files in the folder are left alone. Whoever
+    can write to the folder can change what a model has read: it must belong to the user.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        max_bytes: int,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` returns seconds since 1970. ConfigError when `folder` is a file."""
+        self.folder, self.max_bytes, self.ttl_s = Path(folder).expanduser(), max_bytes, ttl_s
+        if self.folder.exists() and not self.folder.is_dir():
+            todo = "Set prefix_disk_dir to a folder, or to one that can be made."
+            raise ConfigError(f"prefix_disk_dir = {str(folder)!r}, a file", "a folder", todo)
+        self.counts = FileCounts()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting_bytes = 0
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "enginebay-prefix-files")
+        self._numbers = itertools.count()
+        self._num_bytes: int | None = None
+        """Bytes of all files, as far as known; None: unknown."""
+        self._unseen_bytes = 0
+        """Bytes written since the files were counted."""
+        self._retry_at_s = 0.0
+        self._closes_at_s: float | None = None
+
+    def path(self, group: str, digest: bytes) -> Path:
+        """Return the file of a page."""
+        name = _name(group, digest).hex()
+        return self.folder / name[:2] / f"{name}{SUFFIX}"
+
+    def keep(self, group: str, digest: bytes, content: bytes, age_s: float) -> None:
+        """Write a page later, if not too many wait. Any thread may call this."""
+        with self._lock:
+            is_full = self._waiting_bytes + len(content) > max(MAX_WAITING_BYTES, len(content))
+            if is_full:
+                self.counts.dropped += 1
+                return
+            self._waiting_bytes += len(content)
+        used_s = self._clock() - age_s
+        self._thread.submit(self._write, group, digest, content, used_s)
+
+    def read(self, group: str, digest: bytes, num_bytes: int) -> bytes | None:
+        """Return the content of a page of `num_bytes`. None when there is no file that is whole and
+        not too old; such a file is removed.
+        """
+        path = self.path(group, digest)
+        try:
+            content, used_s = _read(path, HEAD.size + num_bytes)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failed("read", error)
+            return None
+        if self.ttl_s is not None and self._clock() - used_s >= self.ttl_s:
+            _remove(path)
+            return None
+        if content is None or not _is_whole(content, _name(group, digest)):
+            self.counts.damaged += 1
+            log.warning("removed %s: it is damaged", path)
+            _remove(path)
+            return None
+        self.counts.read += 1
+        self._touch(path, self._clock())
+        return content[HEAD.size :]
+
+    def _touch(self, path: Path, used_s: float) -> None:
+        try:
+            os.utime(path, (used_s, used_s))
+        except OSError:  # read-only, or removed by another process
+            log.debug("the time of %s is not changed", path)
+
+    def _write(self, group: str, digest: bytes, content: bytes, used_s: float) -> None:
+        with self._lock:
+            self._waiting_bytes -= len(content)
+        now_s, path = self._clock(), self.path(group, digest)
+        is_late = self._closes_at_s is not None and time.monotonic() > self._closes_at_s
+        size = HEAD.size + len(content)
+        if is_late or now_s < self._retry_at_s or size > self.max_bytes * KEPT_SHARE:
+            self.counts.dropped += 1
+            return
+        try:
+            if path.exists():
+                self._touch(path, used_s)
+                return
+            self._make_room(size)
+            self._write_whole(path, _framed(_name(group, digest), content), used_s)
+        except OSError as error:
+            self._retry_at_s = now_s + RETRY_S
+            self._failed("write to", error)
+
+    def _write_whole(self, path: Path, data: bytes, used_s: float) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}-{next(self._numbers)}{UNFINISHED}")
+        try:
+            unfinished.write_bytes(data)
+            os.utime(unfinished, (used_s, used_s))
+            unfinished.replace(path)
+        except BaseException:
+            _remove(unfinished)
+            raise
+        self.counts.written += 1
+        self._num_bytes = (self._num_bytes or 0) + len(data)
+        self._unseen_bytes += len(data)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the files that were not used for longest, if there is no room for `size` bytes."""
+        is_known = self._num_bytes is not None and self._unseen_bytes < self.max_bytes / 16
+        if is_known and (self._num_bytes or 0) + size <= self.max_bytes:
+            return
+        files = sorted(self._files())
+        total, self._unseen_bytes = sum(length for _, length, _ in files), 0
+        if total + size > self.max_bytes:
+            for _, length, path in files:
+                if total + size <= self.max_bytes * KEPT_SHARE:
+                    break
+                _remove(path)
+                total -= length
+        self._num_bytes = total
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Time of the last use, size and path of each page. Removes old unfinished files."""
+        found = []
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
+            try:
+                about = path.lstat()
+            except FileNotFoundError:  # removed by another process
+                continue
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            if path.suffix == UNFINISHED and _is_ours(path, path.name.partition(".")[0]):
+                if time.time() - about.st_ctime > UNFINISHED_S:
+                    _remove(path)
+            elif path.suffix == SUFFIX and _is_ours(path, path.stem):
+                found.append((about.st_mtime, about.st_size, path))
+        return found
+
+    def _failed(self, verb: str, error: OSError) -> None:
+        self.counts.failed += 1
+        log.warning("cannot %s prefix_disk_dir %s: %s", verb, self.folder, error)
+
+    def finish(self) -> None:
+        """Wait until the waiting pages are written."""
+        self._thread.submit(int).result()
+
+    def close(self) -> None:
+        """Write the waiting pages, for CLOSE_S at most, and end the thread."""
+        self._closes_at_s = time.monotonic() + CLOSE_S
+        self._thread.shutdown()
+
+
+def _name(group: str, digest: bytes) -> bytes:
+    return hashlib.blake2b(digest + group.encode(), digest_size=16).digest()
+
+
+def _is_ours(path: Path, name: str) -> bool:
+    """Whether a file has the name of a page."""
+    return (
+        len(name) == 32 and not set(name) - set("0123456789abcdef") and name[:2] == path.parent.name
+    )
+
+
+def _checksum(name: bytes, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(MAGIC + name + len(content).to_bytes(8, "little"))
+    digest.update(content)
+    return digest.digest()
+
+
+def _framed(name: bytes, content: bytes) -> bytes:
+    return HEAD.pack(MAGIC, name, len(content), _checksum(name, content)) + content
+
+
+def _is_whole(data: bytes, name: bytes) -> bool:
+    """Whether the bytes of a file are those of the page with this name."""
+    content = memoryview(data)[HEAD.size :]
+    return data[: HEAD.size] == HEAD.pack(MAGIC, name, len(content), _checksum(name, content))
+
+
+def _read(path: Path, size: int) -> tuple[bytes | None, float]:
+    """The bytes of a file, None unless it is a plain file of `size` bytes, and its time."""
+    # A link is not followed, and a pipe not waited for.
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as file:
+        about = os.fstat(number)
+        is_plain = stat.S_ISREG(about.st_mode) and about.st_size == size
+        return file.read(size) if is_plain else None, about.st_mtime
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.debug("%s is not removed: %s", path, error)

@@ -1,0 +1,284 @@
+"""The host tier in the books of the paged engine: what moves, what is found again, and for how
+long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from enginebay.cache import Lease, PageMove
+from enginebay.compose.composition import make_engine, make_plan
+from enginebay.config import EngineConfig
+from enginebay.engine import Engine
+from enginebay.errors import ConfigError, UnsupportedError
+from enginebay.prefix_key import NO_KEY, PrefixKey
+from enginebay_esurge.engine_options import ESurgeOptions
+from enginebay_oengine.held import GroupPages
+from enginebay_oengine.host_tier import HostTier, MoveLog
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.pool import PagePool
+from enginebay_oengine.prefix import PrefixIndex
+from enginebay_oengine.store import PageStore
+from enginebay_stepping.rows import PageTable
+from enginebay_testing.ledger_machine import LedgerWorld
+from tests.brief import LEAST
+from tests.parity import tiny
+from tests.unit.test_oengine_ledger import Clock
+
+PAGE, ROWS, MOST = 8, 4, 64
+
+
+def make_ledger(
+    num_slots: int,
+    num_pages: int = 1 + MOST // PAGE,
+    ttl_s: float | None = None,
+    kind: type[PageLedger] = PageLedger,
+) -> tuple[PageLedger, Clock]:
+    """A ledger whose pool has room for one row, and its clock."""
+    log, clock = MoveLog(), Clock()
+    host = HostTier("full", num_slots, log, ttl_s)
+    store = PageStore(PagePool(num_pages), PrefixIndex(ttl_s), clock, host)
+    groups = {"full": GroupPages(store, PageTable(ROWS, MOST // PAGE, PAGE))}
+    return kind(groups, ROWS, MOST, log=log), clock
+
+
+def prompt(length: int, kind: int = 0) -> np.ndarray:
+    return np.arange(length, dtype=np.int32) + 1000 * kind
+
+
+def admit(ledger: PageLedger, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> Lease:
+    lease = ledger.admit(0, token_ids, len(token_ids) + 1, key)
+    assert lease is not None
+    ledger.check()
+    return lease
+
+
+def run(
+    ledger: PageLedger, token_ids: np.ndarray, key: PrefixKey = NO_KEY
+) -> tuple[Lease, list[PageMove]]:
+    """A request from admission to release, and the moves that it ordered."""
+    lease = admit(ledger, token_ids, key)
+    moves = list(ledger.take_moves())
+    ledger.commit(lease, token_ids)
+    ledger.release(lease)
+    ledger.check()
+    return lease, moves
+
+
+def kinds(moves: Sequence[PageMove]) -> list[str]:
+    return [move.kind for move in moves]
+
+
+def test_evicted_pages_come_back_from_the_host_and_stay_there() -> None:
+    ledger, _ = make_ledger(num_slots=16)
+    assert ledger.host_slots == {"full": 16}
+    run(ledger, prompt(60))
+    lease, moves = run(ledger, prompt(60, 1))
+    assert (kinds(moves), lease.num_from_host) == (["out"] * 7, 0)
+    assert ledger.num_cached_tokens(prompt(60)) == 56
+    lease, moves = run(ledger, prompt(60))
+    assert kinds(moves) == ["out"] * 7 + ["in"] * 7
+    assert [move.target for move in moves[7:]] == list(lease.pages["full"][:7])
+    assert (lease.num_cached, lease.num_from_host, lease.num_from_disk) == (56, 56, 0)
+    _, moves = run(ledger, prompt(60, 1))
+    assert kinds(moves) == ["in"] * 7, "the host has all evicted pages already"
+
+
+def test_a_whole_prompt_from_the_host_gets_a_last_page_of_its_own() -> None:
+    ledger, _ = make_ledger(num_slots=16)
+    run(ledger, prompt(56))
+    run(ledger, prompt(62, 1))
+    lease = admit(ledger, prompt(56))
+    moves = ledger.take_moves()
+    assert (lease.num_cached, lease.num_from_host) == (55, 55)
+    assert kinds(moves)[-7:] == ["in"] * 7
+    targets = {move.source: move.target for move in moves if move.kind == "in"}
+    assert set(targets.values()) == set(lease.pages["full"][:7])
+    assert np.flatnonzero(ledger.resume(lease, 55)["full"]).tolist() == [6, 7], "its own pages"
+
+
+def test_pages_of_the_device_and_of_the_host_make_one_prefix() -> None:
+    ledger, _ = make_ledger(num_slots=16)
+    run(ledger, prompt(40))
+    run(ledger, prompt(30, 1))  # takes the last page of the first request and two free ones
+    lease, moves = run(ledger, prompt(40))
+    assert lease.num_cached == 39
+    assert 0 < lease.num_from_host < 39
+    assert kinds(moves).count("in") == -(-lease.num_from_host // PAGE)
+
+
+def test_no_more_pages_are_kept_than_there_are_slots_and_the_oldest_goes_first() -> None:
+    ledger, _ = make_ledger(num_slots=7)
+    for kind in range(3):
+        run(ledger, prompt(60, kind))
+    assert [ledger.num_cached_tokens(prompt(60, kind)) for kind in range(3)] == [0, 56, 56]
+    host = ledger.groups["full"].store.host
+    assert host is not None
+    assert len(host) == 7
+
+
+def test_a_row_that_needs_every_slot_gets_its_pages_and_saves_none() -> None:
+    ledger, _ = make_ledger(num_slots=7)
+    run(ledger, prompt(60))
+    run(ledger, prompt(60, 1))
+    lease, moves = run(ledger, prompt(60))
+    assert (lease.num_from_host, kinds(moves)) == (56, ["in"] * 7)
+
+
+def test_a_refused_admission_moves_nothing() -> None:
+    ledger, _ = make_ledger(num_slots=16)
+    run(ledger, prompt(60))
+    held = admit(ledger, prompt(40, 1))
+    ledger.take_moves()
+    free = ledger.num_free_tokens
+    assert ledger.admit(1, prompt(60), 61) is None
+    assert (ledger.take_moves(), ledger.num_free_tokens) == ((), free)
+    ledger.release(held)
+    assert ledger.num_cached_tokens(prompt(60)) == 56
+
+
+def test_time_to_live_counts_from_the_last_use_in_every_tier() -> None:
+    ledger, clock = make_ledger(num_slots=16, ttl_s=10.0)
+    run(ledger, prompt(60))
+    clock.now_s = 6.0
+    run(ledger, prompt(60, 1))  # the pages of the first request move to the host
+    clock.now_s = 9.9
+    assert ledger.num_cached_tokens(prompt(60)) == 56
+    clock.now_s = 10.0
+    assert ledger.num_cached_tokens(prompt(60)) == 0
+    clock.now_s = 15.9
+    lease, moves = run(ledger, prompt(60, 1))
+    assert (lease.num_cached, kinds(moves)) == (56, [])
+    clock.now_s = 25.8
+    assert run(ledger, prompt(60, 1))[0].num_cached == 56
+    run(ledger, prompt(60, 2))
+    clock.now_s = 35.7  # brought back from the host, which is a use as well
+    assert run(ledger, prompt(60, 1))[0].num_from_host == 56
+    clock.now_s = 45.7
+    assert run(ledger, prompt(60, 1))[0].num_cached == 0
+    ledger.check()
+
+
+@pytest.mark.parametrize(
+    "other", [PrefixKey("w2"), PrefixKey("w", "salt"), PrefixKey("w", adapter="poet#1")]
+)
+def test_pages_of_other_weights_salts_and_adapters_are_not_found(other: PrefixKey) -> None:
+    ledger, _ = make_ledger(num_slots=16)
+    run(ledger, prompt(60), PrefixKey("w"))
+    run(ledger, prompt(60, 1), PrefixKey("w"))
+    assert run(ledger, prompt(60), other)[0].num_cached == 0
+    assert ledger.num_cached_tokens(prompt(60), PrefixKey("w")) == 56
+
+
+def test_forgetting_clears_the_host_and_what_is_ordered() -> None:
+    ledger, _ = make_ledger(num_slots=16)
+    run(ledger, prompt(60))
+    lease = admit(ledger, prompt(60, 1))
+    ledger.release(lease)
+    ledger.forget()
+    assert ledger.take_moves() == ()
+    assert ledger.num_cached_tokens(prompt(60)) == 0
+    ledger.check()
+
+
+class Hasty(PageLedger):
+    """Writes to pages before it saves what they hold."""
+
+    def take_moves(self) -> Sequence[PageMove]:
+        return sorted(super().take_moves(), key=lambda move: move.kind == "out")
+
+
+@pytest.mark.parametrize("kind", [PageLedger, Hasty])
+def test_a_page_that_is_written_before_it_is_saved_is_seen_by_the_kit(
+    kind: type[PageLedger],
+) -> None:
+    ledger, _ = make_ledger(num_slots=16, kind=kind)
+    world = LedgerWorld(ledger, ROWS, MOST, PAGE)
+    prompts = [world.prompt(0, 0, numbers, 3) for numbers in ((1,) * 7, (2,) * 7)]
+
+    def again(number: int) -> None:
+        assert world.add(0, list(prompts[number]), 1)
+        assert world.step(0, len(prompts[number]))
+        world.commit(0)
+        world.release(0)
+
+    again(0)
+    again(1)
+    if kind is PageLedger:
+        again(0)
+        again(1)
+    else:
+        again(0)
+        with pytest.raises(AssertionError, match="row 0 finds other tokens' keys at position"):
+            again(1)
+
+
+@pytest.mark.parametrize("options", [PagedOptions, ESurgeOptions])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prefix_disk_dir": "/x"}, "prefix_disk_dir needs prefix_host_bytes"),
+        ({"prefix_disk_bytes": 9, "prefix_host_bytes": 9}, "prefix_disk_bytes needs prefix_disk"),
+        ({"prefix_host_bytes": 0}, "greater than or equal to 1"),
+        ({"prefix_host_bytes": 9, "prefix_disk_dir": ""}, "at least 1 character"),
+    ],
+)
+def test_options_that_need_others_are_refused(
+    options: Any, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        options(**given)
+
+
+def test_a_host_tier_needs_prefix_caching() -> None:
+    with pytest.raises(ValidationError, match="prefix_host_bytes needs prefix caching"):
+        PagedOptions(prefix_caching=False, prefix_host_bytes=9)
+    with pytest.raises(ValidationError, match="prefix_host_bytes needs prefix caching"):
+        ESurgeOptions(enable_prefix_caching=False, prefix_host_bytes=9)
+    paged = ESurgeOptions(prefix_host_bytes=9, prefix_disk_dir="/x").paged()
+    assert (paged.prefix_host_bytes, paged.prefix_disk_dir) == (9, "/x")
+    assert ESurgeOptions().paged().prefix_host_bytes is None
+
+
+def engine_of(model: str, **options: Any) -> Engine:
+    engine = {"name": "oengine", "page_size": 16, "num_pages": 9, **options}
+    sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 32}
+    return make_engine(
+        make_plan(EngineConfig(model=model, engine=engine, dtype="float32", **sizes))
+    )
+
+
+def test_sizes_that_hold_no_page_are_refused() -> None:
+    with pytest.raises(ConfigError, match="which is a page of 16 tokens"):
+        engine_of(LEAST, prefix_host_bytes=100)
+    with pytest.raises(ConfigError, match="the memory of the host"):
+        engine_of(LEAST, prefix_host_bytes=2**60)
+
+
+def test_the_plan_counts_the_tokens_of_each_tier(tmp_path: Path) -> None:
+    bare = engine_of(LEAST)
+    assert bare.memory.tiers == ()
+    page = bare.memory.cache_bytes // 9
+    engine = engine_of(
+        LEAST,
+        prefix_host_bytes=20 * page,
+        prefix_disk_dir=str(tmp_path / "pages"),
+        prefix_disk_bytes=100 * page,
+    )
+    host, disk = engine.memory.tiers
+    assert (host.name, host.max_bytes, host.num_tokens) == ("host", 20 * page, 320)
+    assert (disk.name, disk.num_tokens, disk.folder) == ("disk", 1600, str(tmp_path / "pages"))
+    assert engine.ledger.host_slots == {"full": 20}
+
+
+def test_a_model_with_a_state_is_refused(tmp_path: Path) -> None:
+    folder = str(tiny.write_checkpoint(tmp_path, "lfm2-mixed"))
+    with pytest.raises(UnsupportedError, match="a model that has a recurrent state"):
+        engine_of(folder, prefix_host_bytes=2**20)
