@@ -208,16 +208,16 @@ __attribute__((noinline)) void sum_values(const float* weights, const T* values,
 
 constexpr int64_t kWidened = 32;  // keys, or values, that become f32 at once
 
-template <typename Q, typename T>
+template <typename T>
 struct Problem {
   Shape s;
   Rule rule;
-  const Q* q;
+  Values q;
   const T *k, *v;
   Scales k_scales, v_scales;
   const int32_t *table, *lengths;
   const float* sinks;  // null: none
-  Q* out;
+  Values out;
   float* lse;
 
   template <int D>
@@ -231,7 +231,7 @@ struct Problem {
     mine.out.assign(s.group * s.dim, 0.0f);
     std::vector<float>& plain = mine.out;  // not needed yet: holds the query as f32
     for (int64_t g = 0; g < s.group; ++g) {
-      for (int64_t d = 0; d < s.dim; ++d) plain[d] = to_float(q[(at + g) * s.dim + d]);
+      q.read((at + g) * s.dim, s.dim, plain.data());
       arrange(plain.data(), mine.query.data() + g * s.dim, s.dim, static_cast<const Wide<T>*>(nullptr));
     }
     std::fill_n(plain.begin(), s.dim, 0.0f);
@@ -265,7 +265,7 @@ struct Problem {
     });
     for (int64_t g = 0; g < s.group; ++g)
       finish<Wide<T>>(totals[g], mine.out.data() + g * s.dim, s.dim, sinks ? sinks + h * s.group + g : nullptr,
-                out + (at + g) * s.dim, lse + at + g);
+                out, (at + g) * s.dim, lse + at + g);
   }
 
   // The place of a position of head h in the arrays of scales.
@@ -293,16 +293,16 @@ struct Problem {
   }
 };
 
-template <int D, typename Q, typename T>
-ffi::Error run_for(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
+template <int D, typename T>
+ffi::Error run_for(ffi::ThreadPool pool, const Problem<T>& problem) {
   parallel_for(pool, problem.s.rows * problem.s.kv_heads, [&problem](int64_t task) {
     problem.template head<D>(task / problem.s.kv_heads, task % problem.s.kv_heads);
   });
   return ffi::Error::Success();
 }
 
-template <typename Q, typename T>
-ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
+template <typename T>
+ffi::Error run(ffi::ThreadPool pool, const Problem<T>& problem) {
   switch (problem.s.dim) {
     case 32: return run_for<32>(pool, problem);
     case 64: return run_for<64>(pool, problem);
@@ -339,27 +339,21 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
                   packed ? static_cast<const int16_t*>(zeros.untyped_data()) : nullptr};
   };
   Scales of_keys = scales_of(k_scales, k_zeros), of_values = scales_of(v_scales, v_zeros);
-  auto with = [&](auto* query, auto* key) {
-    using Q = std::remove_const_t<std::remove_pointer_t<decltype(query)>>;
+  Values queries{q.untyped_data(), q.element_type() == ffi::BF16}, results{out->untyped_data(), queries.is_bf16};
+  auto with = [&](auto* key) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(key)>>;
-    auto* queries = static_cast<const Q*>(q.untyped_data());
     auto* keys = static_cast<const T*>(k.untyped_data());
-    auto* results = static_cast<Q*>(out->untyped_data());
     const float* sink = sinks.element_count() ? sinks.typed_data() : nullptr;
     if (v_prefix)
-      return LatentProblem<Q, T>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, of_keys,
-                                 table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()}
+      return LatentProblem<T>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, of_keys,
+                              table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()}
           .run(pool);
-    return run(pool, Problem<Q, T>{shape, rule, queries, keys, static_cast<const T*>(v.untyped_data()), of_keys, of_values,
-                                   table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()});
+    return run(pool, Problem<T>{shape, rule, queries, keys, static_cast<const T*>(v.untyped_data()), of_keys, of_values,
+                                table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()});
   };
-  auto with_keys = [&](auto* query) {
-    if (kind != Kind::kPlain) return with(query, static_cast<const Code*>(nullptr));
-    if (k.element_type() == ffi::F32) return with(query, static_cast<const float*>(nullptr));
-    return with(query, static_cast<const bf16*>(nullptr));
-  };
-  if (q.element_type() == ffi::F32) return with_keys(static_cast<const float*>(nullptr));
-  return with_keys(static_cast<const bf16*>(nullptr));
+  if (kind != Kind::kPlain) return with(static_cast<const Code*>(nullptr));
+  if (k.element_type() == ffi::F32) return with(static_cast<const float*>(nullptr));
+  return with(static_cast<const bf16*>(nullptr));
 }
 
 }  // namespace

@@ -148,16 +148,16 @@ void add_values_of(const float (*weights)[kBlock], int64_t num, const T* const* 
       for (int64_t j = 0; j < count; ++j) out[q * v_dim + d] += weights[q][j] * to_float(keys[j][d]);
 }
 
-template <typename Q, typename T>
+template <typename T>
 struct LatentProblem {
   int64_t rows, heads, dim, v_dim, page_size, table_width;
   Rule rule;
-  const Q* q;
+  Values q;
   const T* k;
   Scales scales;  // of codes
   const int32_t *table, *lengths;
   const float* sinks;  // null: none
-  Q* out;
+  Values out;
   float* lse;
 
   // The place of the key of a position.
@@ -193,7 +193,7 @@ struct LatentProblem {
     float(*scores)[kBlock] = reinterpret_cast<float(*)[kBlock]>(space.data());
     float* plain = space.data() + num * kBlock;
     for (int64_t i = 0; i < num; ++i) {
-      for (int64_t d = 0; d < dim; ++d) plain[d] = to_float(q[(at + i) * dim + d]);
+      q.read((at + i) * dim, dim, plain);
       arrange(plain, queries.data() + i * dim, dim, static_cast<const Wide<T>*>(nullptr));
     }
     const int32_t* pages = table + row * table_width;
@@ -210,7 +210,7 @@ struct LatentProblem {
     }
     for (int64_t i = 0; i < num; ++i)
       finish<Wide<T>>(totals[i], weighted.data() + i * v_dim, v_dim, sinks ? sinks + first_head + i : nullptr,
-                out + (at + i) * v_dim, lse + at + i);
+                out, (at + i) * v_dim, lse + at + i);
   }
 
   // Turns the scores of a block into weights, and rescales earlier sums where the maximum has grown.

@@ -48,8 +48,8 @@ constexpr int64_t kAhead = 4;  // tiles between the outputs that are computed an
 
 // sums[R, C] = x[R] a[C, in]^T. Each sum has its lanes in a fixed order, so that it does not depend on other tokens.
 // Meanwhile the rows of a at `next` are prefetched.
-template <int R, int C, bool kFetches, typename X, typename W>
-void shrink_tile(const X* const* x, const W* a, float* const* out, int64_t in, const W* next) {
+template <int R, int C, bool kFetches, typename W>
+void shrink_tile(const float* const* x, const W* a, float* const* out, int64_t in, const W* next) {
   Tile<R, C> tile;
   constexpr int64_t kLine = 64 / sizeof(W);
   int64_t k = 0;
@@ -68,7 +68,7 @@ void shrink_tile(const X* const* x, const W* a, float* const* out, int64_t in, c
   for (int64_t lane = 0; k < in; ++k, ++lane)
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c)
-        tile.sums[r][c][lane] = add_product_of_one(tile.sums[r][c][lane], to_float(x[r][k]), to_float(a[c * in + k]));
+        tile.sums[r][c][lane] = add_product_of_one(tile.sums[r][c][lane], x[r][k], to_float(a[c * in + k]));
   float sums[R * C];
   tile.put(sums, C);
   for (int r = 0; r < R; ++r)
@@ -120,24 +120,51 @@ void with_tokens(int64_t tokens, const F& f) {
   f(std::integral_constant<int, R>());
 }
 
-inline void round_to(float* v, float) {}
-inline void round_to(float* v, bf16) { *v = to_float(to_bf16(*v)); }
-inline void round_to(float* v, f16) { *v = float(f16(*v)); }
+// The tokens of x in f32: the loops are compiled for one dtype, since all values of the others are exact in f32. `dtype` is the
+// one that x has.
+struct Rows {
+  const float* data;
+  int64_t in;
+  ffi::DataType dtype;
+
+  float rounded(float v) const {
+    if (dtype == ffi::BF16) return to_float(to_bf16(v));
+    return dtype == ffi::F16 ? float(f16(v)) : v;
+  }
+};
+
+template <typename X>
+const float* widen(ffi::ThreadPool& pool, const X* x, int64_t count, int64_t in, std::vector<float>& wide) {
+  wide.resize(count * in);
+  auto widen_row = [&](int64_t t) {
+    int64_t k = 0;
+    for (; k + kLanes <= in; k += kLanes) store(wide.data() + t * in + k, load(x + t * in + k));
+    for (; k < in; ++k) wide[t * in + k] = to_float(x[t * in + k]);
+  };
+  if (count * in < 64 << 10) {
+    for (int64_t t = 0; t < count; ++t) widen_row(t);
+  } else {
+    parallel_for(pool, count, widen_row);
+  }
+  return wide.data();
+}
+
+inline const float* widen(ffi::ThreadPool&, const float* x, int64_t, int64_t, std::vector<float>&) { return x; }
 
 // values[token, first..end] of a block's tokens: x times rows first..end of its a, rounded to x's dtype.
-template <typename X, typename W>
-void shrink(const TokenBlock& block, const X* x, const W* a, float* values, int64_t in, int64_t down, int64_t first,
-            int64_t end) {
+template <typename W>
+void shrink(const TokenBlock& block, const Rows& x, const W* a, float* values, int64_t down, int64_t first, int64_t end) {
+  int64_t in = x.in;
   for (int64_t c = first; c < end;) {
     const W* from = a + (block.slot * down + c) * in;
     bool is_lone = block.count == 1 && end - c >= kLoneDown;
     int64_t width = is_lone ? kLoneDown : end - c >= kDown ? kDown : 1;
     for (int64_t t = 0; t < block.count; t += kTokens) {
-      const X* rows[kTokens];
+      const float* rows[kTokens];
       float* out[kTokens];
       int64_t count = std::min<int64_t>(kTokens, block.count - t);
       for (int64_t r = 0; r < count; ++r) {
-        rows[r] = x + block.tokens[t + r] * in;
+        rows[r] = x.data + block.tokens[t + r] * in;
         out[r] = values + block.tokens[t + r] * down + c;
       }
       if (is_lone) {
@@ -154,7 +181,7 @@ void shrink(const TokenBlock& block, const X* x, const W* a, float* values, int6
         });
       }
       for (int64_t r = 0; r < count; ++r)
-        for (int64_t i = 0; i < width; ++i) round_to(out[r] + i, X());
+        for (int64_t i = 0; i < width; ++i) out[r][i] = x.rounded(out[r][i]);
     }
     c += width;
   }
@@ -230,15 +257,15 @@ int64_t task_size(int64_t total, int64_t blocks, int64_t threads, int64_t unit, 
 }
 
 // x [T, in], a [slots, parts * rank, in], b [slots, rank, outputs], places [T]; y [T, outputs] is changed in place.
-template <typename X, typename W, typename Y>
-void run(ffi::ThreadPool& pool, const X* x, const W* a, const W* b, Y* y, const Tokens& tokens, int64_t count, int64_t in,
-         int64_t rank, int64_t outputs, const Parts& parts) {
+template <typename W, typename Y>
+void run(ffi::ThreadPool& pool, const Rows& x, const W* a, const W* b, Y* y, const Tokens& tokens, int64_t count, int64_t rank,
+         int64_t outputs, const Parts& parts) {
   int64_t down = rank * int64_t(parts.ends.size()), blocks = tokens.blocks.size(), threads = pool.num_threads();
   std::vector<float> values(count * down);
   int64_t size = task_size(down, blocks, threads, kLoneDown, 4 * kLoneDown), each = (down + size - 1) / size;
   parallel_for(pool, blocks * each, [&](int64_t task) {
     int64_t first = task % each * size;
-    shrink(tokens.blocks[task / each], x, a, values.data(), in, down, first, std::min(down, first + size));
+    shrink(tokens.blocks[task / each], x, a, values.data(), down, first, std::min(down, first + size));
   });
   size = task_size(outputs, blocks, threads, kWidth, 16 * kWidth), each = (outputs + size - 1) / size;
   parallel_for(pool, blocks * each, [&](int64_t task) {
@@ -278,17 +305,20 @@ ffi::Error lora(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffer x, ffi::A
     return ffi::Error::Success();
   Tokens tokens(of_token, count, up[0]);
   Parts parts{period, ends};
-  return with_dtype(x.element_type(), [&](auto* rows) {
-    return with_dtype(a.element_type(), [&](auto* weights) {
-      return with_dtype(y.element_type(), [&](auto* result) {
-        using X = std::remove_const_t<std::remove_pointer_t<decltype(rows)>>;
-        using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
-        using Y = std::remove_const_t<std::remove_pointer_t<decltype(result)>>;
-        run(pool, static_cast<const X*>(x.untyped_data()), static_cast<const W*>(a.untyped_data()),
-            static_cast<const W*>(b.untyped_data()), static_cast<Y*>(out->untyped_data()), tokens, count, in, rank, outputs,
-            parts);
-        return ffi::Error::Success();
-      });
+  std::vector<float> wide;
+  Rows rows{nullptr, in, x.element_type()};
+  auto error = with_dtype(x.element_type(), [&](auto* type) {
+    rows.data = widen(pool, static_cast<decltype(type)>(x.untyped_data()), count, in, wide);
+    return ffi::Error::Success();
+  });
+  if (error.failure()) return error;
+  return with_dtype(a.element_type(), [&](auto* weights) {
+    return with_dtype(y.element_type(), [&](auto* result) {
+      using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
+      using Y = std::remove_const_t<std::remove_pointer_t<decltype(result)>>;
+      run(pool, rows, static_cast<const W*>(a.untyped_data()), static_cast<const W*>(b.untyped_data()),
+          static_cast<Y*>(out->untyped_data()), tokens, count, rank, outputs, parts);
+      return ffi::Error::Success();
     });
   });
 }

@@ -96,7 +96,8 @@ template <int R, int C, int kFetch, typename X, typename W>
 void columns(const X* x, const W* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
   int64_t c = 0;
   for (; c + C <= width; c += C) multiply<R, C, kFetch>(x, w + c * in, out + c, in, stride, w + c * in + ahead);
-  for (; c < width; ++c) multiply<R, 1, 0>(x, w + c * in, out + c, in, stride, w);
+  for (; c < width; ++c)
+    for (int r = 0; r < R; ++r) multiply<1, 1, 0>(x + r * in, w + c * in, out + r * stride + c, in, stride, w);
 }
 
 // The same for the first `rows` of at most R, as a constant.
@@ -121,12 +122,13 @@ void block(const X* x, const W* w, float* out, int64_t rows, int64_t in, int64_t
     int64_t r = p * kRows, first = (p - 1) * share, ahead = in * (width + first);
     const X* from = x + r * in;
     float* to = out + r * stride;
-    if (first >= kColumns || (share > 2 && p > 1)) {
+    bool is_whole = rows - r >= kRows;  // the last rows have fewer loops of their own, which saves time of the compiler
+    if (first >= kColumns || (share > 2 && p > 1) || (share <= 2 && !is_whole)) {
       some_rows<kRows, 0>(rows - r, from, w, to, in, width, stride, 0);
     } else if (share == 1) {
-      some_rows<kRows, 1>(rows - r, from, w, to, in, width, stride, ahead);
+      columns<kRows, kColumns, 1>(from, w, to, in, width, stride, ahead);
     } else if (share == 2) {
-      some_rows<kRows, 2>(rows - r, from, w, to, in, width, stride, ahead);
+      columns<kRows, kColumns, 2>(from, w, to, in, width, stride, ahead);
     } else {
       some_rows<kRows, kColumns>(rows - r, from, w, to, in, width, stride, in * width);
     }

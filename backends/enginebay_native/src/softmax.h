@@ -18,6 +18,29 @@ struct Rule {
   int64_t first(int64_t length) const { return window > 0 ? std::max<int64_t>(0, length - window) : 0; }
 };
 
+// Queries or results, f32 or bf16. The loops over keys are compiled for neither, because only the first and the last step of a
+// row see them.
+struct Values {
+  void* data;
+  bool is_bf16;
+
+  // to[d] = value first + d.
+  void read(int64_t first, int64_t count, float* to) const {
+    if (is_bf16)
+      for (int64_t d = 0; d < count; ++d) to[d] = to_float(static_cast<const bf16*>(data)[first + d]);
+    else
+      std::memcpy(to, static_cast<const float*>(data) + first, count * sizeof(float));
+  }
+
+  // Value first + d = from[d].
+  void write(int64_t first, int64_t count, const float* from) const {
+    if (is_bf16)
+      for (int64_t d = 0; d < count; ++d) put(static_cast<bf16*>(data) + first + d, from[d]);
+    else
+      std::memcpy(static_cast<float*>(data) + first, from, count * sizeof(float));
+  }
+};
+
 // The query in the order of the products: unchanged for f32; for bf16, the even and then the odd values of each two vectors.
 inline void arrange(const float* query, float* to, int64_t dim, const float*) { std::memcpy(to, query, dim * sizeof(float)); }
 
@@ -78,10 +101,10 @@ inline float weigh(float* scores, int64_t count, float maximum) {
   return sum(sums);
 }
 
-// Writes the output and the log-sum-exp of one query from its sum of weighted values, which has the order of type T. `sink`
-// is null, or a score without a value.
-template <typename T, typename Q>
-void finish(Total total, float* weighted, int64_t dim, const float* sink, Q* out, float* lse) {
+// Writes the output, values `first` to first + dim, and the log-sum-exp of one query from its sum of weighted values, which has
+// the order of type T. `sink` is null, or a score without a value.
+template <typename T>
+void finish(Total total, float* weighted, int64_t dim, const float* sink, const Values& out, int64_t first, float* lse) {
   float keep = 1.0f;
   if (sink != nullptr) {
     float higher = std::max(total.maximum, *sink);
@@ -90,7 +113,8 @@ void finish(Total total, float* weighted, int64_t dim, const float* sink, Q* out
   }
   float sum = total.sum == 0 ? 1.0f : total.sum;
   back(weighted, dim, static_cast<const T*>(nullptr));
-  for (int64_t d = 0; d < dim; ++d) put(out + d, weighted[d] * keep / sum);
+  for (int64_t d = 0; d < dim; ++d) weighted[d] = weighted[d] * keep / sum;
+  out.write(first, dim, weighted);
   *lse = total.maximum + std::log(sum);
 }
 
