@@ -15,10 +15,21 @@ from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, shown
 from enginebay.memory import MemoryPlan
 from enginebay_dashinfer.statuses import AsStatus, RefusedError
+from enginebay_dashinfer.stored_model import StoredModel
 from enginebay_oengine.sizing import free_bytes
 
 DEFAULT_RATIO = 0.9
 MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakenMemory:
+    """What a loaded model takes. `mapped_bytes` of its weights are pages of a file, which the
+    system reports as available, because it can read them again.
+    """
+
+    plan: MemoryPlan
+    mapped_bytes: int
 
 
 class ModelMemory:
@@ -30,7 +41,7 @@ class ModelMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[object, MemoryPlan] = {}
+        self._taken: dict[object, TakenMemory] = {}
 
     @contextlib.contextmanager
     def taking(self, owner: object, plan: Plan) -> Iterator[Plan]:
@@ -50,7 +61,8 @@ class ModelMemory:
             )
             sized, memory = fitting_plan(plan, usable)
             yield sized
-            self._taken[owner] = memory
+            mapped = min(memory.weights_bytes, mapped_bytes(plan))
+            self._taken[owner] = TakenMemory(memory, mapped)
 
     def release(self, owner: object) -> None:
         """The memory of `owner` is free again."""
@@ -58,19 +70,26 @@ class ModelMemory:
             self._taken.pop(owner, None)
 
 
-def usable_bytes(device: jax.Device, device_bytes: int, others: Sequence[MemoryPlan]) -> int:
+def usable_bytes(device: jax.Device, device_bytes: int, others: Sequence[TakenMemory]) -> int:
     """Return the bytes that a further model may use beside the loaded `others` on a device of
     `device_bytes`.
 
     ConfigError for a wrong value of BFC_MEM_RATIO or BFC_LEFTOVER_MB.
     """
     ratio, leftover = memory_limits()
-    held = sum(one.weights_bytes + one.cache_bytes for one in others)
-    workspace = sum(one.workspace_bytes for one in others)
+    held = sum(one.plan.weights_bytes + one.plan.cache_bytes for one in others)
+    mapped = sum(one.mapped_bytes for one in others)
+    workspace = sum(one.plan.workspace_bytes for one in others)
     free = free_bytes(device, device_bytes)
     stats = device.memory_stats()
-    total = int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else free + held
-    return min(int(ratio * total) - held, free) - workspace - leftover
+    total = int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else free + held - mapped
+    return min(int(ratio * total) - held, free - mapped) - workspace - leftover
+
+
+def mapped_bytes(plan: Plan) -> int:
+    """Return the bytes of a plan's weights that a CPU uses where their file is mapped."""
+    is_mapped = plan.placement.device.platform == "cpu" and isinstance(plan.checkpoint, StoredModel)
+    return plan.checkpoint.mapped_bytes if is_mapped else 0
 
 
 def fitting_plan(plan: Plan, usable: int) -> tuple[Plan, MemoryPlan]:

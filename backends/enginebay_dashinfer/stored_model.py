@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -125,6 +126,12 @@ class StoredModel:
             )
         return found
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the arrays that a CPU uses as they lie in the file: all but those of 4 bits."""
+        whole = (one for one in self.description.arrays.values() if not is_nibbles(one["dtype"]))
+        return sum(math.prod(one["shape"]) * jnp.dtype(one["dtype"]).itemsize for one in whole)
+
     def versions(self) -> AsFileInfo:
         """Return the versions that wrote the files."""
         written = self.description.enginebay
@@ -145,8 +152,8 @@ class StoredModel:
         verify: bool = False,
         progress: BytesProgress | None = None,
     ) -> dict[str, Weight]:
-        """Load every weight of `model`. CheckpointError for a model or a format of weights that
-        the files were not made for.
+        """Load every weight of `model`. A CPU uses the arrays where the file is mapped into memory.
+        CheckpointError for a model or a format of weights that the files were not made for.
         """
         stored = read_file(self.param)
         specs, sources = model.weight_specs(), model.tensor_sources()

@@ -52,7 +52,7 @@ def set_free(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SetFree:
 
     def set_free(total: int) -> None:
         def free(*_: object) -> int:
-            held = [one.cache_bytes for one in engine._memory._taken.values()]
+            held = [one.plan.cache_bytes for one in engine._memory._taken.values()]
             return total - sum(held)
 
         monkeypatch.setattr(memory, "free_bytes", free)
@@ -176,8 +176,9 @@ def test_the_ratio_is_of_the_total_memory_of_a_device_and_of_the_free_memory_of_
     gpu, cpu = FakeDevice(1000, in_use=0), FakeDevice(platform="cpu")
     monkeypatch.setattr(memory, "free_bytes", lambda one, _: (one.limit or 600) - one.in_use)
 
-    def usable(device: Any, *others: MemoryPlan) -> int:
-        return memory.usable_bytes(device, 1000, others)
+    def usable(device: Any, *others: MemoryPlan, mapped: int = 0) -> int:
+        taken = [memory.TakenMemory(one, mapped) for one in others]
+        return memory.usable_bytes(device, 1000, taken)
 
     assert (usable(gpu), usable(cpu)) == (900, 540)
     monkeypatch.setenv("BFC_MEM_RATIO", "0.5")
@@ -185,8 +186,14 @@ def test_the_ratio_is_of_the_total_memory_of_a_device_and_of_the_free_memory_of_
     gpu.in_use = 150
     assert usable(gpu, other) == 500 - 157
     assert usable(cpu, other) == 375 - 157
+    assert usable(cpu, other, mapped=100) == 325 - 157, "the system reports 100 bytes as free"
     gpu.in_use = 800
     assert usable(gpu, other) == 200 - 7, "another process has the rest"
+    cpu.in_use = 540
+    assert usable(cpu, other, mapped=0) == 105 - 157
+    monkeypatch.setenv("BFC_MEM_RATIO", "1")
+    assert usable(cpu, other, mapped=20) == 60 - 20 - 7
+    monkeypatch.setenv("BFC_MEM_RATIO", "0.5")
     monkeypatch.setenv("BFC_LEFTOVER_MB", "0.0001")
     assert usable(gpu, other) == 200 - 7 - 104
     for name, wrong in (("BFC_MEM_RATIO", "0"), ("BFC_MEM_RATIO", "1.5"), ("BFC_LEFTOVER_MB", "x")):

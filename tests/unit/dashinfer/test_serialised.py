@@ -22,7 +22,7 @@ from enginebay.weights import WeightFormat
 from enginebay_dashinfer import stored_model
 from enginebay_dashinfer.allspark import AsStatus, DashInferModel, Engine, HuggingFaceModel
 from enginebay_dashinfer.stored_model import StoredModel
-from tests.brief import BRIEF
+from tests.brief import BRIEF, LATE
 from tests.unit.dashinfer.conftest import Settings
 
 
@@ -67,6 +67,22 @@ def test_values_of_every_width_come_back(dtype: str, shape: tuple[int, ...]) -> 
     raw = np.concatenate(list(stored_model.pieces(array)))
     assert raw.nbytes == stored_model.packed_bytes(array)
     np.testing.assert_array_equal(stored_model.unpacked(raw, dtype, shape), np.asarray(array))
+
+
+# holds D02
+def test_files_are_replaced_under_a_model_that_uses_them(tmp_path: Path) -> None:
+    loader = HuggingFaceModel(BRIEF, "x", user_set_data_type="float32").load_model()
+    stored = StoredModel(*loader.serialize_to_path(None, tmp_path).files())
+    model = find_family(load_registry(), stored.architecture).build(stored.config, dtype="float32")
+    form = WeightFormat("float32")
+    weights = stored.load_weights(model, form=form, place=lambda *_: None)
+    assert stored.mapped_bytes == sum(one.nbytes for one in jax.tree.leaves(weights))
+    before = {path: np.array(one) for path, one in weights.items()}
+    other = HuggingFaceModel(LATE, "x", user_set_data_type="float32").load_model()
+    other.serialize_to_path(None, tmp_path)
+    assert {one.suffix for one in tmp_path.iterdir()} == {".asgraph", ".asparam", ".tokenizer"}
+    for path, one in weights.items():
+        np.testing.assert_array_equal(np.asarray(one), before[path])
 
 
 # holds D02
