@@ -88,8 +88,10 @@ def usable_bytes(device: jax.Device, device_bytes: int, others: Sequence[TakenMe
 
 def mapped_bytes(plan: Plan) -> int:
     """Return the bytes of a plan's weights that a CPU uses where their file is mapped."""
-    is_mapped = plan.placement.device.platform == "cpu" and isinstance(plan.checkpoint, StoredModel)
-    return plan.checkpoint.mapped_bytes if is_mapped else 0
+    checkpoint = plan.checkpoint
+    if plan.placement.device.platform != "cpu" or not isinstance(checkpoint, StoredModel):
+        return 0
+    return checkpoint.mapped_bytes
 
 
 def fitting_plan(plan: Plan, usable: int) -> tuple[Plan, MemoryPlan]:
