@@ -73,13 +73,18 @@ def fields_of(builder: ASGenerationConfigBuilder) -> dict[str, Any]:
 
 
 def encode_text(model: InstalledModel, loader: ModelLoader | None, text: str) -> list[int]:
-    """Return the token ids of a text by the tokenizer of a loader, or of the installed model."""
+    """Return the token ids of a text by the tokenizer of a loader, or of the installed model.
+    RequestError for another value, PromptLengthError for a text that is much too long.
+    """
     if not isinstance(text, str):
         raise RequestError(f"a text of type {type(text).__name__}", "text", "Pass a str.")
     if not isinstance(loader, ModelLoader | None):
         given, todo = f"a model of type {type(loader).__name__}", "Pass the loader, or None."
         raise RequestError(given, "a HuggingFaceModel or a DashInferModel", todo)
-    return model.tokenizer.encode(text) if loader is None else loader.encode(text)
+    longest = model.settings.engine_max_length - 1
+    if loader is None:
+        return model.tokenizer.encode(text, max_prompt_tokens=longest)
+    return loader.encode(text, longest)
 
 
 def refuse_empty(what: str) -> NoReturn:

@@ -89,11 +89,11 @@ class ModelLoader(ABC):
         """Return the tokenizer as transformers' class, or None before init_tokenizer()."""
         return None if self._tokenizer is None else as_transformers(self._tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
+    def encode(self, text: str, max_prompt_tokens: int | None = None) -> list[int]:
+        """Return the token ids of a text. Errors as in `enginebay.text.Tokenizer.encode`."""
         tokenizer = self.init_tokenizer()._tokenizer
         assert tokenizer is not None, "init_tokenizer loads it"
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, max_prompt_tokens=max_prompt_tokens)
 
     def create_reference_runtime_config_builder(
         self,

@@ -16,6 +16,7 @@ from enginebay.errors import (
     EnginebayError,
     InputError,
     InternalError,
+    PromptLengthError,
     StoppedError,
     UnsupportedError,
 )
@@ -105,6 +106,7 @@ STATUSES: tuple[tuple[type[BaseException], AsStatus], ...] = (
     (AdapterInUseError, AsStatus.ALLSPARK_LORA_IN_USE),
     (AdapterRankError, AsStatus.ALLSPARK_LORA_RANK_EXCEED_LIMIT_ERROR),
     (AdapterCountError, AsStatus.ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR),
+    (PromptLengthError, AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR),
     (CheckpointError, AsStatus.ALLSPARK_IO_ERROR),
     (StoppedError, AsStatus.ALLSPARK_REQUEST_DENIED),
     (InputError, AsStatus.ALLSPARK_PARAM_ERROR),

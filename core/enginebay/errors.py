@@ -37,6 +37,10 @@ class RequestError(InputError):
     """A request that this engine can never serve in this form."""
 
 
+class PromptLengthError(RequestError):
+    """A text that certainly has more tokens than a prompt may have."""
+
+
 class IncorrectError(InputError):
     """An implementation that was not registered returns results that break its op's contract."""
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol, Unpack
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import RequestError
+from enginebay.errors import PromptLengthError, RequestError
 from enginebay.text import ChatOptions, Message, Tokenizer
 from enginebay_worker.chat import Chat, WorkerChats
 from enginebay_worker.detokenizer import IncrementalDetokenizer
@@ -91,14 +91,14 @@ class TextTokenizer(Tokenizer):
         return self.encode(text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens)
 
     def _check_length(self, text: str, max_prompt_tokens: int) -> None:
-        """RequestError for a text that certainly has more tokens. Tokenising it would take 200
+        """PromptLengthError for a text that certainly has more tokens. Tokenising it would take 200
         bytes of memory for each of its characters.
         """
         if self._chars_per_token is None:
             return
         at_least = -(-len(text) // self._chars_per_token)
         if at_least > max_prompt_tokens:
-            raise RequestError(
+            raise PromptLengthError(
                 f"a prompt of at least {at_least} tokens",
                 f"at most {max_prompt_tokens}, which leaves room for one new token",
                 "Shorten the prompt, or pass a larger --max-model-len.",

@@ -207,5 +207,8 @@ def test_texts_start_a_request_each(running: Engine, loader: DashInferModel) -> 
     assert len(queues) == 2
     assert running.release_request("one", handles) is SUCCESS
     assert call("one", None, [], greedy())[0] is AsStatus.ALLSPARK_EMPTY_REQUEST
+    for given in (None, loader):  # refused without being tokenised
+        status, _, _ = call("one", given, "a" * 10**7, greedy())
+        assert status is AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR
     status, handles, queues = call("one", None, ["x", 5], greedy())
     assert (status, handles, queues) == (AsStatus.ALLSPARK_PARAM_ERROR, None, None)
