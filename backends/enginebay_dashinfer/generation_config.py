@@ -51,7 +51,8 @@ class ASGenerationConfigBuilder:
     def _take_over(self, given: Any) -> None:
         if not isinstance(given, Mapping) and not callable(getattr(given, "to_dict", None)):
             text = f"a generation configuration of type {type(given).__name__}"
-            raise RequestError(text, "transformers' GenerationConfig or a mapping", "Pass one.")
+            todo = "Pass GenerationConfig.from_pretrained(folder), for example."
+            raise RequestError(text, "transformers' GenerationConfig or a mapping", todo)
         values = given if isinstance(given, Mapping) else given.to_dict()
         if values.get("num_return_sequences", 1) not in (None, 1):
             text = f"num_return_sequences = {shown(values['num_return_sequences'])}"
