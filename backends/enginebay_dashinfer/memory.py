@@ -147,6 +147,19 @@ def memory_limits() -> tuple[float, int]:
     return ratio, leftover
 
 
+def host_tier_bytes() -> int | None:
+    """Return the bytes of host memory for prefixes that the cache has no room for; None for none.
+
+    CPU_CACHE_RATIO (default 0) is the share of the host's free memory. ConfigError for other
+    values.
+    """
+    ratio = _number("CPU_CACHE_RATIO", 0.0)
+    if ratio > 1.0:
+        raise ConfigError(f"CPU_CACHE_RATIO = {ratio}", "0 to 1", "Set 0.1, for example.")
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(ratio * free_bytes(jax.devices("cpu")[0], whole)) or None
+
+
 def _number(name: str, default: float) -> float:
     text = os.environ.get(name)
     try:

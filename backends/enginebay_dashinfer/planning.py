@@ -11,7 +11,7 @@ from enginebay.config import make_config
 from enginebay.errors import ConfigError
 from enginebay.platform import Platform
 from enginebay.registry import load_registry
-from enginebay_dashinfer.memory import memory_limits
+from enginebay_dashinfer.memory import host_tier_bytes, memory_limits
 from enginebay_dashinfer.runtime_config import AsModelConfig
 from enginebay_dashinfer.statuses import AsCacheMode, TargetDevice
 from enginebay_dashinfer.stored_model import StoredModel
@@ -38,10 +38,11 @@ def plan_model(settings: AsModelConfig) -> Plan:
     _check_devices(found, ids)
     _check_threads(platform, settings.num_threads)
     memory_limits()
-    options = {
+    options: dict[str, Any] = {
         "page_size": settings.cache_span_size,
         "enable_prefix_caching": settings.enable_prefix_cache,
         "prefix_ttl_s": settings.prefix_cache_ttl,
+        "prefix_host_bytes": host_tier_bytes() if settings.enable_prefix_cache else None,
         "grow": False,
     }
     values: dict[str, Any] = {

@@ -168,8 +168,10 @@ class ResultQueue:
             if not self._unread.ids_from_generate:
                 return None
             taken, self._unread = self._unread, GeneratedElements()
-            cached = self._metrics.num_cached_tokens if self._metrics else 0
-            taken.prefix_cache_len = taken.prefix_len_gpu = cached
+            if self._metrics is not None:
+                taken.prefix_cache_len = self._metrics.num_cached_tokens
+                taken.prefix_len_cpu = self._metrics.num_host_tokens
+                taken.prefix_len_gpu = taken.prefix_cache_len - taken.prefix_len_cpu
             return taken
 
     def _add(self, chunk: StreamChunk) -> None:

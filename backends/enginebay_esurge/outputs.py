@@ -160,6 +160,8 @@ class Assembly:
         return {
             "prompt_tokens": job.lengths.num_prompt,
             "cached_tokens": 0 if first is None else first.num_cached_tokens,
+            "cached_tokens_on_host": 0 if first is None else first.num_host_tokens,
+            "cached_tokens_on_disk": 0 if first is None else first.num_disk_tokens,
             "original_prompt_tokens": job.original_prompt_tokens,
             "tokens_dropped": job.original_prompt_tokens - job.lengths.num_prompt,
             "requested_new_tokens_original": job.requested_new_tokens,

@@ -193,10 +193,10 @@ class Lease:
     row: int
     capacity: int
     num_cached: int = 0
-    num_from_host: int = 0
-    num_from_disk: int = 0
     pages: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     released: bool = False
+    num_from_host: int = 0
+    num_from_disk: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

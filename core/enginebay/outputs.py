@@ -20,15 +20,15 @@ class RequestMetrics:
     finished_s: float = math.nan
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_host_tokens: int = 0
-    """Those of the cached tokens that were in the memory of the host."""
-    num_disk_tokens: int = 0
-    """Those of the cached tokens that were in files."""
     num_generated_tokens: int = 0
     num_draft_tokens: int = 0
     """Draft tokens of a proposer that a step verified."""
     num_accepted_tokens: int = 0
     """Draft tokens that were accepted and are in the output."""
+    num_host_tokens: int = 0
+    """Those of the cached tokens that were in the memory of the host."""
+    num_disk_tokens: int = 0
+    """Those of the cached tokens that were in files."""
 
     @property
     def time_to_first_token_s(self) -> float:

@@ -125,6 +125,9 @@ def _print_memory(memory: MemoryPlan, num_tokens: int, dtypes: Iterable[str]) ->
     print(f"memory of each device, {device}:")
     tokens = f"{num_tokens} tokens in {' and '.join(dict.fromkeys(dtypes))}"
     print(f"  weights {weights}, cache up to {cache} ({tokens}), working space {workspace}")
+    for tier in memory.tiers:
+        size = f"up to {tier.max_bytes / 2**20:.0f} MiB ({tier.num_tokens} tokens)"
+        print(f"  prefixes on the {tier.name} {size}{tier.folder and f' in {tier.folder}'}")
 
 
 def _print_stored(stored: StoredBytes) -> None:

@@ -75,7 +75,8 @@ def test_counters_add_up_what_the_engine_reports(asker: Asker) -> None:
         )
         observer.updated(Update(time.monotonic(), 0.1, 0.1, 1, 1, 2, 0, 1, 0))
     observer.ended(Ending(make_request("one"), "stop", RequestMetrics(1, 2, 3, 4, 40, 16, 5)))
-    observer.ended(Ending(make_request("two"), "stop", RequestMetrics(1, 2, 3, 4, 10, 0, 5)))
+    tiers = RequestMetrics(1, 2, 3, 4, 10, 9, 5, num_host_tokens=6, num_disk_tokens=2)
+    observer.ended(Ending(make_request("two"), "stop", tiers))
     found = samples(asker)
     assert found[f"{NAME}spec_decode_num_drafts_total"] == 2
     assert found[f"{NAME}spec_decode_num_draft_tokens_total"] == 7
@@ -84,7 +85,9 @@ def test_counters_add_up_what_the_engine_reports(asker: Asker) -> None:
     assert found[f"{NAME}num_preemptions_total"] == 4
     assert found[f"{NAME}prompt_tokens_total"] == 50
     assert found[f"{NAME}prefix_cache_queries_total"] == 50
-    assert found[f"{NAME}prefix_cache_hits_total"] == 16
+    assert found[f"{NAME}prefix_cache_hits_total"] == 25
+    assert found[f"{NAME}prefix_cache_host_hits_total"] == 6
+    assert found[f"{NAME}prefix_cache_disk_hits_total"] == 2
     assert in_buckets(found, "iteration_tokens_total") == {1: 1, 8: 1}
     compilations = asker.llm.engine.compilations
     assert found[f"{NAME}compilations_total"] == compilations.count

@@ -4,6 +4,7 @@ long.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from enginebay.cache import Lease, PageMove
+from enginebay.cli import main
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine
@@ -276,6 +278,25 @@ def test_the_plan_counts_the_tokens_of_each_tier(tmp_path: Path) -> None:
     assert (host.name, host.max_bytes, host.num_tokens) == ("host", 20 * page, 320)
     assert (disk.name, disk.num_tokens, disk.folder) == ("disk", 1600, str(tmp_path / "pages"))
     assert engine.ledger.host_slots == {"full": 20}
+
+
+def test_explain_shows_the_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"num_pages": 9, "prefix_host_bytes": 2**26, "prefix_disk_dir": tmp_path}
+    flags = [flag for name, one in options.items() for flag in ("--set", f"engine.{name}={one}")]
+    assert main(["explain", "--model", LEAST, "--engine", "oengine", *flags, "--json"]) == 0
+    host, disk = json.loads(capsys.readouterr().out)["memory"]["tiers"]
+    assert (
+        host["max_bytes"]
+        <= 2**26
+        < host["max_bytes"] + host["max_bytes"] // host["num_tokens"] * 64
+    )
+    assert disk["folder"] == str(tmp_path)
+    assert main(["explain", "--model", LEAST, "--engine", "oengine", *flags]) == 0
+    text = capsys.readouterr().out
+    assert f"prefixes on the host up to 64 MiB ({host['num_tokens']} tokens)" in text
+    assert (
+        f"prefixes on the disk up to 10240 MiB ({disk['num_tokens']} tokens) in {tmp_path}" in text
+    )
 
 
 def test_a_model_with_a_state_is_refused(tmp_path: Path) -> None:

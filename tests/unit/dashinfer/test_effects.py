@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from enginebay_dashinfer.allspark import (
     ASGenerationConfigBuilder,
@@ -81,6 +82,28 @@ def test_prefixes_are_cached_by_default_and_not_when_the_cache_is_off(
         name: [cached_length(engine, name, [5] * 40) for _ in range(2)] for name in ("on", "off")
     }
     assert cached == {"on": [0, 32], "off": [0, 0]}
+
+
+# holds D16
+def test_prefixes_return_from_the_memory_of_the_host(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ratio in ("1.5", "x"):
+        monkeypatch.setenv("CPU_CACHE_RATIO", ratio)
+        assert engine.install_model(settings()) is AsStatus.ALLSPARK_PARAM_ERROR
+        assert "CPU_CACHE_RATIO" in engine.last_error
+    for ratio, lengths in (("0", (0, 0)), ("0.001", (0, 144))):
+        monkeypatch.setenv("CPU_CACHE_RATIO", ratio)
+        name = f"ratio {ratio}"
+        assert engine.install_model(settings(name, engine_max_batch=1)) is SUCCESS
+        assert engine.start_model(name) is SUCCESS, engine.last_error
+        for token in (5, 6, 5):  # the cache has room for one of the prompts
+            prompt = [token] * 150
+            _, _, results = engine.start_request_ids(name, None, prompt, greedy(max_length=155))
+            results.wait()
+            found = results.Get()
+        assert (found.prefix_len_gpu, found.prefix_len_cpu) == lengths
+        assert found.prefix_cache_len == sum(lengths)
 
 
 # holds D18
