@@ -15,6 +15,7 @@ AS_SHIPPED := ENGINEBAY_TESTS_XLA=default
 PARITY_VENV := .venv-parity
 PARITY_PYTHON ?= 3.11
 TORCH ?= torch==2.13.0
+AUTOGPTQ := auto-gptq==0.7.1
 
 # The tool chains of TPUs and GPUs, with no device: what the extras tpu and gpu install, but for the CUDA libraries, three
 # gigabytes that only a GPU needs.
@@ -251,6 +252,8 @@ env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
 env-parity:
 	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" --with "peft>=0.17" --with "compressed-tensors>=0.20,<0.21" test
+	@# Without its dependencies: the tests use two modules, and skip where no wheel is made for this Python.
+	-@$(PARITY_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --only-binary :all: "$(AUTOGPTQ)"
 
 .PHONY: clean
 clean: ## remove environments, caches and what was built
