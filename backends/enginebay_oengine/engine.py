@@ -10,13 +10,14 @@ from enginebay.cache import CacheGroup
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts
+from enginebay_executor.local import runner_of
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.pools import make_pools
 from enginebay_oengine.prefix import PrefixIndex
-from enginebay_oengine.sizing import FEWEST_PAGES, pool_sizes
+from enginebay_oengine.sizing import FEWEST_PAGES, moving_bytes, pool_sizes
 from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
 from enginebay_oengine.tiers import PrefixTiers, make_tiers
@@ -35,7 +36,11 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     tiers = make_tiers(parts, options, sizes.whole)
     ledger = make_ledger(parts, options, sizes.whole, rows.page_tables, tiers)
     engine = StepEngine(parts, rows, ledger, sizes, tiers.pages, tiers.identify)
-    engine.memory = dataclasses.replace(engine.memory, tiers=tiers.plans())
+    if tiers.files is not None:
+        runner_of(engine)  # an engine without its weights here is refused now, not when it serves
+    plan = engine.memory
+    workspace_bytes = plan.workspace_bytes + moving_bytes(parts, options)
+    engine.memory = dataclasses.replace(plan, workspace_bytes=workspace_bytes, tiers=tiers.plans())
     return engine
 
 

@@ -14,6 +14,7 @@ from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools, make_pools
 from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.geometry import Geometry, PoolSizes
+from enginebay_stepping.host_pages import MAX_MOVING
 from enginebay_stepping.memory import shape_bytes, workspace_bytes
 
 DEFAULT_UTILIZATION = 0.85
@@ -73,6 +74,7 @@ def choose_num_pages(
         int(utilization * free)
         - weight_bytes(parts.model, parts.placement, parts.weight_format)
         - workspace_bytes(parts, geometry)
+        - moving_bytes(parts, options)
     )
     if rest < least:
         raise UnsupportedError(
@@ -84,6 +86,14 @@ def choose_num_pages(
             "max_num_seqs, or use a smaller dtype.",
         )
     return min(needed, (rest - fixed) // each) if each else needed
+
+
+def moving_bytes(parts: EngineParts, options: PagedOptions) -> int:
+    """Return the bytes on each device of pages that move between the cache and the host."""
+    if options.prefix_host_bytes is None:
+        return 0
+    page = CacheShape(1, 1, options.page_size)
+    return MAX_MOVING * shape_bytes(parts, {g.name: page for g in parts.model.info.groups})
 
 
 def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:

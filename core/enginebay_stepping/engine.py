@@ -132,13 +132,16 @@ class StepEngine(Engine):
             self._has_arrays = True
 
     def close(self) -> None:
-        if self._has_arrays and self.host.keeper is not None:
-            self.ledger.save_pages()
-            self.host.run(self.ledger.take_moves(), self.executor)
-        self.host.close()
-        self.executor.close()
-        self._has_arrays = False
-        ACCOUNT.release(self)
+        try:
+            if self._has_arrays and self.host.keeper is not None:
+                self.ledger.save_pages()
+                self.host.run(self.ledger.take_moves(), self.executor)
+                self.host.finish()
+        finally:
+            self.host.close()
+            self.executor.close()
+            self._has_arrays = False
+            ACCOUNT.release(self)
 
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:

@@ -21,7 +21,10 @@ MOVED_PAGES = (16, 4, 1)
 """The numbers of pages that one command moves. Each has two programs of its own in each group."""
 
 MAX_UNREAD = 64
-"""Max pages that were read on the device and are not yet on the host. They use device memory."""
+"""Max pages that were read on the device and are not yet on the host."""
+
+MAX_MOVING = MAX_UNREAD + 2 * max(MOVED_PAGES)
+"""Max pages on the device that are not in the cache because they are moving."""
 
 
 class PageKeeper(ABC):
@@ -172,8 +175,9 @@ class HostPages:
             self._read(slot)
 
     def forget(self) -> None:
-        """Free all pages."""
-        self.finish()
+        """Free all pages, also those that cannot be read because the device failed."""
+        concurrent.futures.wait(self._unread.values())
+        self._unread.clear()
         self._arrays.clear()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +115,7 @@ class Seen(PageKeeper):
 
 
 def test_a_keeper_gets_the_bytes_from_which_a_slot_is_filled() -> None:
+    threads = set(threading.enumerate())
     engine, seen = made(), Seen()
     engine.host.keeper = seen
     write(engine, [1, 2], seed=3)
@@ -128,5 +130,27 @@ def test_a_keeper_gets_the_bytes_from_which_a_slot_is_filled() -> None:
     engine.host.run([move("in", 4, 2)], engine.executor)
     for name, array in content(engine, [2]).items():
         assert array.tobytes() == before[name].tobytes()
+    assert {one.name for one in set(threading.enumerate()) - threads} >= {"enginebay-host-pages_0"}
     engine.close()
     assert seen.is_closed
+    assert "enginebay-host-pages_0" not in {
+        one.name for one in set(threading.enumerate()) - threads
+    }
+
+
+def test_a_page_that_cannot_be_read_fails_its_return_and_is_forgotten() -> None:
+    engine, seen = made(), Seen()
+    seen.keep = fail  # type: ignore[method-assign]
+    engine.host.keeper = seen
+    for forgets in (False, True):
+        engine.host.run([PageMove("out", "full", 1, 3, b"digest")], engine.executor)
+        if forgets:
+            engine.host.forget()
+        else:
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                engine.host.run([move("in", 3, 2)], engine.executor)
+    engine.close()
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("the device is gone")
