@@ -189,12 +189,20 @@ class HostPages:
 
 
 def _parts(moves: Sequence[PageMove]) -> Iterator[Sequence[PageMove]]:
-    """The moves in runs of MOVED_PAGES."""
+    """The moves in runs of MOVED_PAGES. No run writes to the same place twice, because the order
+    within a run is not defined.
+    """
     start = 0
     while start < len(moves):
-        num = next(num for num in MOVED_PAGES if num <= len(moves) - start)
-        yield moves[start : start + num]
-        start += num
+        targets: set[int] = set()
+        end = start
+        while end < len(moves) and moves[end].target not in targets:
+            targets.add(moves[end].target)
+            end += 1
+        while start < end:
+            num = next(num for num in MOVED_PAGES if num <= end - start)
+            yield moves[start : start + num]
+            start += num
 
 
 def _store(

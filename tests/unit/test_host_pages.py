@@ -138,6 +138,25 @@ def test_a_keeper_gets_the_bytes_from_which_a_slot_is_filled() -> None:
     }
 
 
+def test_places_that_are_written_twice_have_the_last_page_and_files_have_each() -> None:
+    engine, seen = made(), Seen()
+    engine.host.keeper = seen
+    pages = list(range(1, 21))
+    for page in pages:
+        write(engine, [page], seed=page)
+    before = content(engine, pages)
+    moves = [PageMove("out", "full", page, page % 3, str(page).encode()) for page in pages]
+    engine.host.run(moves, engine.executor)
+    engine.host.run([move("in", page % 3, 30) for page in pages], engine.executor)
+    engine.host.finish()
+    assert [digest for _, digest, _, _ in seen.pages] == [str(page).encode() for page in pages]
+    for number, (_, _, data, _) in enumerate(seen.pages):
+        assert data == b"".join(array[number].tobytes() for array in before.values())
+    for name, array in content(engine, [30]).items():
+        assert array[0].tobytes() == before[name][-1].tobytes()
+    engine.close()
+
+
 def test_a_page_that_cannot_be_read_fails_its_return_and_is_forgotten() -> None:
     engine, seen = made(), Seen()
     seen.keep = fail  # type: ignore[method-assign]
