@@ -61,7 +61,9 @@ class Beginning:
         return given
 
     def _bring(self, group: GroupPages, number: int, page: int) -> None:
-        source = group.store.bring(self.digests[number], page)
+        host = group.store.host
+        assert host is not None, "only a host tier has pages that are not on the device"
+        source = host.bring(self.digests[number], page)
         if self.sources.get(number) != "disk":
             self.sources[number] = source
 

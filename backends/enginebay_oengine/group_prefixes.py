@@ -28,6 +28,7 @@ class GroupPrefixes:
         self.groups = groups
         self._states = states
         self._stores = [g.store for g in groups.values()] + [one.store for one in states]
+        self._hosts = [one.host for one in self._stores if one.host is not None]
         self._page_size = next(iter(groups.values())).table.page_size
         self.keeps_pages = all(group.store.index is not None for group in groups.values())
 
@@ -43,8 +44,8 @@ class GroupPrefixes:
             return found
         for store in self._stores:
             store.expire()
-            if recall:
-                store.settle()
+        if recall:
+            self.settle()
         if self._states:  # a state cannot be rewound to compute the last token again
             token_ids = token_ids[:-1]
         size = self._page_size
@@ -61,13 +62,14 @@ class GroupPrefixes:
 
     def need(self, digests: Sequence[bytes]) -> None:
         """Let the host keep the pages with these hashes until `settle`."""
-        for store in self._stores:
-            store.need(digests)
+        for host in self._hosts:
+            for digest in digests:
+                host.need(digest)
 
     def settle(self) -> None:
         """Let the host forget any page again."""
-        for store in self._stores:
-            store.settle()
+        for host in self._hosts:
+            host.settle()
 
     def resumable(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the longest run of these hashes after which groups with a window or a state can

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -86,10 +87,11 @@ class HostTier:
         log: MoveLog,
         ttl_s: float | None = None,
         read_file: ReadFile | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ttl_s`: seconds to keep an unused page."""
+        """`ttl_s`: seconds to keep an unused page. `clock`: that of the store of pages."""
         self.group, self.num_slots, self.ttl_s = group, num_slots, ttl_s
-        self._log, self._read_file = log, read_file
+        self._log, self._read_file, self._clock = log, read_file, clock
         self._pages: collections.OrderedDict[bytes, HostPage] = collections.OrderedDict()
         self._free: list[int] = list(range(num_slots - 1, -1, -1))
         self._needed: set[bytes] = set()
@@ -99,10 +101,10 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def holds(self, digest: bytes, now_s: float) -> bool:
+    def holds(self, digest: bytes) -> bool:
         """Return whether the host has the page with this hash."""
         found = self._pages.get(digest)
-        return found is not None and not self._is_old(found, now_s)
+        return found is not None and not self._is_old(found, self._clock())
 
     def need(self, digest: bytes) -> None:
         """Keep the page with this hash until `settle`, if it is here or comes."""
@@ -115,7 +117,7 @@ class HostTier:
         self._needed.clear()
         self._reads_until_s = None
 
-    def save(self, gone: Evicted, now_s: float) -> None:
+    def save(self, gone: Evicted) -> None:
         """Order a page that the device evicts to the host, unless the host has it or every slot is
         needed.
         """
@@ -125,23 +127,24 @@ class HostTier:
         slot = self._take()
         if slot is not None:
             self._pages[gone.digest] = HostPage(slot, gone.since_s)
-            self._log.out(self.group, gone, slot, now_s - gone.since_s)
+            self._log.out(self.group, gone, slot, self._clock() - gone.since_s)
 
-    def bring(self, digest: bytes, page: int, now_s: float) -> PageSource:
+    def bring(self, digest: bytes, page: int) -> PageSource:
         """Order the content of the page with this hash to a page of the device."""
         found = self._pages[digest]
         source = found.source
         found.source = "host"
-        self._use(digest, now_s)
+        self._use(digest, self._clock())
         self._log.bring(self.group, found.slot, page)
         return source
 
-    def recall(self, digest: bytes, now_s: float) -> bool:
+    def recall(self, digest: bytes) -> bool:
         """Read the page with this hash from its file to a slot. Returns whether the host has it.
         False when files were read for MAX_READ_S since `settle`.
         """
         if self._read_file is None or digest in self._pages:  # an old page, which may be in use
             return False
+        now_s = self._clock()
         if self._reads_until_s is None:
             self._reads_until_s = now_s + MAX_READ_S
         if now_s >= self._reads_until_s:
@@ -156,10 +159,11 @@ class HostTier:
         self._pages[digest] = HostPage(slot, now_s, "disk")
         return True
 
-    def expire(self, now_s: float) -> None:
+    def expire(self) -> None:
         """Forget the pages that were not used for ttl_s. Does nothing if this was done less than a
         hundredth of ttl_s ago.
         """
+        now_s = self._clock()
         if self.ttl_s is None or now_s < self._next_expiry_s:
             return
         self._next_expiry_s = now_s + self.ttl_s / 100

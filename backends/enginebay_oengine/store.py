@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from enginebay.errors import InternalError
-from enginebay_oengine.host_tier import HostTier, PageSource
+from enginebay_oengine.host_tier import HostTier
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 
@@ -44,7 +44,7 @@ class PageStore:
             for page in self.index.expire(self._clock()):
                 self.pool.reclaim(page)
         if self.host is not None:
-            self.host.expire(self._clock())
+            self.host.expire()
 
     def find(self, digest: bytes) -> int | None:
         """Return the page whose tokens have this hash, or None."""
@@ -52,34 +52,15 @@ class PageStore:
 
     def holds(self, digest: bytes, *, recall: bool = False) -> bool:
         """Return whether the page with this hash is on the device or the host. `recall`: read it
-        from a file if it is not; the host keeps it until `settle`.
+        from a file if it is not; the host keeps it until `HostTier.settle`.
         """
         if self.host is None:
             return self.find(digest) is not None
         if recall:
             self.host.need(digest)
-        now_s = self._clock()
-        if self.find(digest) is not None or self.host.holds(digest, now_s):
+        if self.find(digest) is not None or self.host.holds(digest):
             return True
-        return recall and self.host.recall(digest, now_s)
-
-    def bring(self, digest: bytes, page: int) -> PageSource:
-        """Fill a page with the content that the host has for this hash. Returns where it came
-        from.
-        """
-        assert self.host is not None, "only a host tier has pages that are not on the device"
-        return self.host.bring(digest, page, self._clock())
-
-    def need(self, digests: Iterable[bytes]) -> None:
-        """Let the host keep the pages with these hashes until `settle`."""
-        if self.host is not None:
-            for digest in digests:
-                self.host.need(digest)
-
-    def settle(self) -> None:
-        """Let the host forget any page again."""
-        if self.host is not None:
-            self.host.settle()
+        return recall and self.host.recall(digest)
 
     def name(self, digest: bytes, page: int) -> None:
         """Add a page with a holder to the index, under the hash of its tokens."""
@@ -89,19 +70,15 @@ class PageStore:
     def take(self) -> int:
         """Take a page with no other holder, which is not in the index."""
         if not self.pool.num_free and self.index is not None:
-            self._evict(self.index)
+            self.evict(self.index)
         return self.pool.take()
 
-    def _evict(self, index: PrefixIndex) -> None:
+    def evict(self, index: PrefixIndex) -> None:
+        """Free the cached page that was not used for longest; the host tier gets its content."""
         gone = index.evict()
         self.pool.reclaim(gone.page)
         if self.host is not None:
-            self.host.save(gone, self._clock())
-
-    def save(self) -> None:
-        """Evict all cached pages, so that they move to the host."""
-        while self.index is not None and self.index.num_resting:
-            self._evict(self.index)
+            self.host.save(gone)
 
     def share(self, page: int) -> None:
         """Add a holder to a page."""

@@ -45,7 +45,7 @@ def make_ledger(
 ) -> tuple[PageLedger, Clock]:
     """A ledger whose pool has room for one row, and its clock."""
     log, clock = MoveLog(), Clock()
-    host = HostTier("full", num_slots, log, ttl_s)
+    host = HostTier("full", num_slots, log, ttl_s, clock=clock)
     store = PageStore(PagePool(num_pages), PrefixIndex(ttl_s), clock, host)
     groups = {"full": GroupPages(store, PageTable(ROWS, MOST // PAGE, PAGE))}
     return kind(groups, ROWS, MOST, log=log), clock

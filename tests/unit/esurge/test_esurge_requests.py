@@ -356,8 +356,7 @@ def test_a_known_beginning_is_not_computed_again(engine: eSurge) -> None:  # hol
     warm = engine.generate([ids], GREEDY_ON)[0]
     longer = engine.generate([[*ids[:50], 7, 8, 9]], GREEDY_ON)[0]
     assert [o.metrics["cached_tokens"] for o in (cold, warm, longer) if o.metrics] == [0, 48, 48]
-    assert longer.metrics is not None
-    assert longer.metrics["cached_tokens_on_host"] == longer.metrics["cached_tokens_on_disk"] == 0
+    assert [o.metrics["cached_tokens_on_host"] for o in (warm, longer) if o.metrics] == [0, 0]
     assert token_ids([warm]) == token_ids([cold])
 
 
