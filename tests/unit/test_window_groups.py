@@ -37,13 +37,13 @@ NUM_PAGES, NUM_WINDOW_LAYERS = 33, 2
 ONE_PAGE = dict.fromkeys(("full", "window"), CacheShape(1, 1, PAGE))
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Composed:
+@pytest.fixture(scope="module", params=[None, 2**20], ids=["device", "host tier"])
+def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Composed:
     """A model with a window in two of three layers; pages of the full layer for one long row and a
     half.
     """
     folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model"), "qwen2-some-windows")
-    options = {"page_size": PAGE, "num_pages": NUM_PAGES}
+    options = {"page_size": PAGE, "num_pages": NUM_PAGES, "prefix_host_bytes": request.param}
     return compose_fake("oengine", options, model=str(folder))
 
 
@@ -121,7 +121,7 @@ def test_a_prefix_is_found_only_where_the_pages_of_its_window_are_left(
 
     def lose_all_but_one() -> int:
         while index.num_resting > 1:
-            store.pool.reclaim(index.evict())
+            store.pool.reclaim(index.evict().page)
         return ledger.num_cached_tokens(first.prompt_token_ids)
 
     assert loop.call(lose_all_but_one) == 0, "the full layer's pages alone are not enough"
