@@ -6,7 +6,6 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,25 +55,37 @@ def generated(engine: Engine, ids: list[int], builder: ASGenerationConfigBuilder
 
 
 # holds D02, D05
-def test_tokens_are_those_of_the_checkpoint_and_memory_stays_flat(
-    serving: Engine, serialised: Path
-) -> None:
+def test_logits_are_those_of_the_checkpoint_and_memory_stays_flat(serving: Engine) -> None:
     from tests.brief import BRIEF
 
     prompts = [[5 + i] * (10 + 7 * i) for i in range(6)]
-    sizes: dict[str, Any] = {"max_model_len": MAX_LENGTH, "max_num_seqs": 4, "engine": "esurge"}
+    sizes: dict[str, Any] = {
+        "max_model_len": MAX_LENGTH,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "engine": {"name": "esurge", "options": {"page_size": 16}},
+    }
     with LLM(BRIEF, dtype="float32", **sizes) as llm:
-        params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
-        expected = [one.outputs[0].token_ids for one in llm.generate(prompts, params)]
+        params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=4)
+        expected = [one.outputs[0] for one in llm.generate(prompts, params)]
     before = device_bytes()
     for _ in range(2):
         started = [
-            serving.start_request_ids("one", None, p, greedy(max_length=len(p) + 20))[1:]
-            for p in prompts
+            serving.start_request_ids(
+                "one",
+                None,
+                ids,
+                greedy(max_length=len(ids) + 20, logprobs=True, top_logprobs=4),
+            )[1:]
+            for ids in prompts
         ]
-        for (_, results), tokens in zip(started, expected, strict=True):
+        for (_, results), one in zip(started, expected, strict=True):
             results.wait()
-            assert results.Get().ids_from_generate == tokens
+            elements = results.Get()
+            assert elements.ids_from_generate == list(one.token_ids)
+            for best, values in zip(elements.log_probs_list, one.logprobs, strict=True):
+                assert all(values[token] == value for token, value in best), "bit by bit"
+        del elements
     assert device_bytes() <= before
 
 
