@@ -1,50 +1,54 @@
-"""QueueFeeder: the thread that brings the events of a running model's requests to their queues."""
+"""QueueFeeder: brings the events of a running model's requests to their queues."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 
-from enginebay.llm.events import Event, Events, RequestEnded
+from enginebay.llm.events import Event, Inbound, LoopWakers, RequestEnded
+from enginebay.loop.messages import Wake
 from enginebay_dashinfer.result_queue import ResultQueue
 
 
 class QueueFeeder:
-    """Reads the events of all requests in one place: a step of the engine wakes this thread once,
-    and it wakes the readers of the requests that have news. Any thread may call the methods.
+    """Reads the events of all requests in one place, once per step of the engine, and wakes the
+    readers of the requests that have news. It does so on the loop's delivery thread, because a
+    thread of its own would make each token half a millisecond later. Any thread may call the
+    methods.
     """
 
-    def __init__(self, name: str) -> None:
-        """`name`: of the thread."""
-        self._events = Events()
+    def __init__(self) -> None:
+        self._inbound = Inbound()
         self._queues: dict[str, ResultQueue] = {}
         self._emptied = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name=f"results of {name}", daemon=True)
-        self._thread.start()
+        self._wake: Wake = self._deliver_all
 
-    def add(self, queues: Mapping[str, ResultQueue], submit: Callable[[Events], None]) -> None:
+    def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
+        """Return what a request puts its events into, and a function that returns the callback
+        which delivers them.
+        """
+        wake = self._wake  # one object, so that a step calls it once for all requests
+        return self._inbound, lambda: wake
+
+    def add(self, queues: Mapping[str, ResultQueue], submit: Callable[[QueueFeeder], None]) -> None:
         """Add requests by id, which `submit` queues; when it raises, none is added."""
         self._queues |= queues
         try:
-            submit(self._events)
+            submit(self)
         except BaseException:
             for request_id in queues:
                 self._queues.pop(request_id, None)
             raise
 
     def close(self) -> None:
-        """Wait until every request has ended and its queue has its last event, and end the
-        thread.
-        """
+        """Wait until every request has ended and its queue has its last event."""
         with self._emptied:
             self._emptied.wait_for(lambda: not self._queues)
-        self._events.close()
-        self._thread.join()
+        self._inbound.close()
 
-    def _run(self) -> None:
-        while events := self._events.get():
-            for event in events:
-                self._deliver(event)
+    def _deliver_all(self) -> None:
+        for event in self._inbound.take():
+            self._deliver(event)
 
     def _deliver(self, event: Event) -> None:
         queue = self._queues.get(event.request_id)

@@ -52,7 +52,7 @@ class InstalledModel:
             assert self._loaded is not None, "load() sets it"
             try:
                 self._loaded.service.start()
-                self._feeder = QueueFeeder(self.settings.model_name)
+                self._feeder = QueueFeeder()
                 if self.state is ModelState.INITIAL:
                     warm_up(self._loaded, self._feeder)
                     self.counters.reset()

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from enginebay.compose.composition import build
 from enginebay.compose.plan import Plan
 from enginebay.llm.abilities import Abilities
-from enginebay.llm.events import Events
 from enginebay.llm.prepare import Prepared, Preparer
 from enginebay.llm.prompts import Prompt
 from enginebay.llm.requests import Requests, with_id
@@ -89,7 +88,7 @@ class Loaded:
         ]
         pairs = [(each.request_id, one) for each, one in zip(prepared, queues, strict=True)]
 
-        def queue_all(events: Events) -> None:
+        def queue_all(events: QueueFeeder) -> None:
             submitted = self.requests.submit(prepared, events, streams=True)
             for (_, results), one in zip(pairs, submitted, strict=True):
                 results.reader = one.readers[0]

@@ -102,6 +102,15 @@ class Inbound:
         self._open.clear()
 
 
+class EventReader(Protocol):
+    """Reads the events of requests: Events, AsyncEvents, or an object of a documented API."""
+
+    def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
+        """Return the Inbound for a request's events, and a function that returns the callback which
+        wakes the reader. The loop's delivery thread calls the callback, once per step.
+        """
+
+
 class Events(Iterator[Event]):
     """Receives the events of all requests that are submitted with it, and lets any thread read
     them.

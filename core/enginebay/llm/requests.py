@@ -11,7 +11,7 @@ from typing import Protocol
 
 from enginebay.errors import RequestError, shown
 from enginebay.llm.assemble import CompletionReader, output_of
-from enginebay.llm.events import AsyncEvents, Event, Events, Inbound, LoopWakers, RequestEnded
+from enginebay.llm.events import Event, EventReader, Inbound, LoopWakers, RequestEnded
 from enginebay.llm.prepare import Prepared
 from enginebay.loop.messages import TakeEvent, Ticket, TokenEvent, Wake
 from enginebay.text import Tokenizer
@@ -57,7 +57,7 @@ class Submission:
     def __init__(
         self,
         prepared: Prepared,
-        events: Events | AsyncEvents,
+        events: EventReader,
         requests: Requests,
         *,
         streams: bool,
@@ -158,7 +158,7 @@ class Requests:
         return len(self._active)
 
     def submit(
-        self, prepared: Sequence[Prepared], events: Events | AsyncEvents, *, streams: bool
+        self, prepared: Sequence[Prepared], events: EventReader, *, streams: bool
     ) -> list[Submission]:
         """Queue all requests or none; their events go to `events`. RequestError for the id of an
         unfinished request and for closed `events`, StoppedError after the loop has ended.
