@@ -105,13 +105,22 @@ class StepEngine(Engine):
     def weights_version(self) -> str:
         parts = self.parts
         kv_dtypes = [spec.cache_dtype for spec in parts.model.info.attention.values()]
-        if self._identify is not None and self._identified != self._num_updates:
-            self._identity = self._identify(self.executor)
-            self._identified = self._num_updates
-        if self._identity:
-            return f"{self._identity}{self._swapped}"
+        identity = self._find_identity()
+        if identity:
+            return f"{identity}{self._swapped}"
         dtypes = f"{parts.weight_format} {parts.dtype} {kv_dtypes}"
         return f"{parts.config.model} {dtypes} {self._num_updates}"
+
+    def _find_identity(self) -> str:
+        """What `identify` returns, computed once for each version of the weights; "" while they
+        may not be loaded.
+        """
+        if self._identify is not None and self._identified != self._num_updates:
+            if not self._has_arrays:
+                return ""
+            self._identity = self._identify(self.executor)
+            self._identified = self._num_updates
+        return self._identity
 
     def set_weights(self, weights: Mapping[str, np.ndarray | jax.Array]) -> None:
         """Replace weights by path, each with an array of the same shape and dtype. No row may be
@@ -216,13 +225,20 @@ class StepEngine(Engine):
 
     def warmup(self, progress: Report | None = None) -> int:
         keys = self._whole_steps()
-        num_movers = self.host.compile(self.executor)
+        num_movers = self._prepare_moves()
         return num_movers + self.executor.compile_all(keys, progress, copies=self.ledger.forks)
 
     def begin_warmup(self, progress: Report | None = None) -> LaterCompilation | None:
         keys = self._whole_steps()
-        self.host.compile(self.executor)
+        self._prepare_moves()
         return self.executor.compile_first(keys, progress, copies=self.ledger.forks)
+
+    def _prepare_moves(self) -> int:
+        """Compile the moves to the host, and identify the weights. Returns the number of programs
+        of the moves.
+        """
+        self._find_identity()
+        return self.host.compile(self.executor)
 
     def _whole_steps(self) -> list[StepKey]:
         """All steps over the whole cache. The cache has its whole size from now on, so that the

@@ -75,7 +75,9 @@ def engine_of(tmp_path: Path, **choices: Any) -> StepEngine:
     config: Any = {"model": LEAST, "engine": options, "dtype": "float32", **sizes, **choices}
     engine = make_engine(make_plan(EngineConfig(**config)))
     assert is_paged(engine)
+    before = engine.weights_version
     engine.make_arrays()
+    assert engine.weights_version != before, "it is not known before the weights are loaded"
     return engine
 
 
