@@ -149,7 +149,8 @@ class PageFiles(PageKeeper):
             return
         try:
             if path.exists():
-                self._touch(path, used_s)
+                if used_s > path.stat().st_mtime:
+                    self._touch(path, used_s)
                 return
             self._make_room(size)
             self._write_whole(path, _framed(_name(group, digest), content), used_s)

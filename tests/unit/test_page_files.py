@@ -136,6 +136,9 @@ def test_unused_pages_are_too_old_after_the_time_to_live(files: PageFiles, now: 
     assert read(files, 2) is None
     now.now_s += 99.0
     assert read(files, 1) == page(1), "it was used in between"
+    keep(files, 1, age_s=90.0)  # another process wrote it, and evicts it later
+    now.now_s += 50.0
+    assert read(files, 1) == page(1), "it was used less than 100 s ago"
     now.now_s += 100.0
     assert read(files, 1) is None
     assert not names(files)
