@@ -12,9 +12,9 @@ from enginebay_dashinfer.result_queue import ResultQueue
 
 class QueueFeeder:
     """Reads the events of all requests in one place, once per step of the engine, and wakes the
-    readers of the requests that have news. It does so on the loop's delivery thread, because a
-    thread of its own would make each token half a millisecond later. Any thread may call the
-    methods.
+    readers of the requests that have news. It does so on the loop's delivery thread, because each
+    further thread delays a token by the time that the system takes to run it. Any thread may call
+    the methods.
     """
 
     def __init__(self) -> None:
