@@ -19,6 +19,7 @@ from enginebay_dashinfer.allspark import (
     DashInferModel,
     Engine,
     MultiMediaInfo,
+    ResultQueue,
 )
 from enginebay_oengine.sizing import free_bytes
 from tests.pool import few_sizes
@@ -65,27 +66,31 @@ def test_logits_are_those_of_the_checkpoint_and_memory_stays_flat(serving: Engin
         "max_num_batched_tokens": 16,
         "engine": {"name": "esurge", "options": {"page_size": 16}},
     }
+
+    def begin(ids: list[int]) -> ResultQueue:
+        builder = greedy(max_length=len(ids) + 20, logprobs=True, top_logprobs=4)
+        status, _, results = serving.start_request_ids("one", None, ids, builder)
+        assert status is SUCCESS, serving.last_error
+        return results
+
     with LLM(BRIEF, dtype="float32", **sizes) as llm:
         params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, logprobs=4)
-        expected = [one.outputs[0] for one in llm.generate(prompts, params)]
+        expected = [llm.generate([ids], params)[0].outputs[0] for ids in prompts]
     before = device_bytes()
-    for _ in range(2):
-        started = [
-            serving.start_request_ids(
-                "one",
-                None,
-                ids,
-                greedy(max_length=len(ids) + 20, logprobs=True, top_logprobs=4),
-            )[1:]
-            for ids in prompts
-        ]
-        for (_, results), one in zip(started, expected, strict=True):
-            results.wait()
-            elements = results.Get()
-            assert elements.ids_from_generate == list(one.token_ids)
-            for best, values in zip(elements.log_probs_list, one.logprobs, strict=True):
-                assert all(values[token] == value for token, value in best), "bit by bit"
-        del elements
+    for ids, one in zip(prompts, expected, strict=True):  # alone, so that the steps are equal too
+        results = begin(ids)
+        results.wait()
+        elements = results.Get()
+        assert elements is not None
+        assert elements.ids_from_generate == list(one.token_ids)
+        assert one.logprobs is not None
+        for best, values in zip(elements.log_probs_list, one.logprobs, strict=True):
+            assert all(values[token] == value for token, value in best), "bit by bit"
+    for results, one in zip([begin(ids) for ids in prompts], expected, strict=True):
+        results.wait()
+        elements = results.Get()
+        assert elements is not None
+        assert elements.ids_from_generate == list(one.token_ids)
     assert device_bytes() <= before
 
 
@@ -152,7 +157,6 @@ def test_embeddings_take_the_places_of_token_ids(serving: Engine, loader: DashIn
 
 # holds D12
 def test_a_consumer_wakes_within_a_millisecond_of_a_token(serving: Engine) -> None:
-    from enginebay_dashinfer.result_queue import ResultQueue
 
     delays, put = [], ResultQueue.put
     times: list[float] = []
