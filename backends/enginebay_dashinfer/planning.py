@@ -59,7 +59,7 @@ def plan_model(settings: AsModelConfig) -> Plan:
     }
     if settings.engine_max_prefill_length:
         values["max_num_batched_tokens"] = settings.engine_max_prefill_length
-    return make_plan(make_config(values), checkpoint=stored)
+    return make_plan(make_config(values), registry, stored)
 
 
 def _check_devices(platform: Platform, ids: list[int]) -> None:
