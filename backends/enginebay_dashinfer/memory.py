@@ -25,11 +25,13 @@ MIB = 2**20
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakenMemory:
     """What a loaded model takes. `mapped_bytes` of its weights are pages of a file, which the
-    system reports as available, because it can read them again.
+    system reports as available, because it can read them again. `host_bytes`: what its prefixes
+    may take of a CPU's memory beside the cache.
     """
 
     plan: MemoryPlan
-    mapped_bytes: int
+    mapped_bytes: int = 0
+    host_bytes: int = 0
 
 
 class ModelMemory:
@@ -59,10 +61,11 @@ class ModelMemory:
                 plan.platform.hardware().memory_bytes,
                 list(self._taken.values()),
             )
-            sized, memory = fitting_plan(plan, usable)
+            on_host = host_bytes(plan)
+            sized, memory = fitting_plan(plan, usable - on_host)
             yield sized
             mapped = min(memory.weights_bytes, mapped_bytes(plan))
-            self._taken[owner] = TakenMemory(memory, mapped)
+            self._taken[owner] = TakenMemory(memory, mapped, on_host)
 
     def release(self, owner: object) -> None:
         """The memory of `owner` is free again."""
@@ -79,11 +82,11 @@ def usable_bytes(device: jax.Device, device_bytes: int, others: Sequence[TakenMe
     ratio, leftover = memory_limits()
     held = sum(one.plan.weights_bytes + one.plan.cache_bytes for one in others)
     mapped = sum(one.mapped_bytes for one in others)
-    workspace = sum(one.plan.workspace_bytes for one in others)
+    later = sum(one.plan.workspace_bytes + one.host_bytes for one in others)
     free = free_bytes(device, device_bytes)
     stats = device.memory_stats()
     total = int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else free + held - mapped
-    return min(int(ratio * total) - held, free - mapped) - workspace - leftover
+    return min(int(ratio * total) - held, free - mapped) - later - leftover
 
 
 def mapped_bytes(plan: Plan) -> int:
@@ -92,6 +95,13 @@ def mapped_bytes(plan: Plan) -> int:
     if plan.placement.device.platform != "cpu" or not isinstance(checkpoint, StoredModel):
         return 0
     return checkpoint.mapped_bytes
+
+
+def host_bytes(plan: Plan) -> int:
+    """Return the bytes that the prefixes of a plan may take of a CPU's memory beside the cache."""
+    if plan.placement.device.platform != "cpu":
+        return 0
+    return int(plan.config.engine.options.get("prefix_host_bytes") or 0)
 
 
 def fitting_plan(plan: Plan, usable: int) -> tuple[Plan, MemoryPlan]:

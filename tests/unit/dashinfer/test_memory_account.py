@@ -18,6 +18,7 @@ from enginebay_dashinfer import memory
 from enginebay_dashinfer.allspark import AsStatus, Engine
 from enginebay_dashinfer.loaded import Loaded
 from enginebay_dashinfer.planning import plan_model
+from enginebay_dashinfer.statuses import RefusedError
 from tests.fake_engine import FakeEngine
 from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
 from tests.unit.dashinfer.test_life_cycle import tokens_of
@@ -97,6 +98,24 @@ def test_the_cache_takes_what_fits_and_serves_a_request_of_the_max_length(
     assert len(tokens_of(engine, [5], max_length=MAX_LENGTH)) == MAX_LENGTH - 1
 
 
+# holds D06
+def test_prefixes_in_the_memory_of_the_host_count_too(
+    engine: Engine, settings: Settings, set_free: SetFree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_model(settings())
+    options = plan.config.engine.options | {"prefix_host_bytes": 20_000}
+    tiered = plan.config.engine.model_copy(update={"options": options})
+    config = plan.config.model_copy(update={"engine": tiered})
+    set_free(LEAST_BYTES + 19_999)
+    account = memory.ModelMemory()
+    with pytest.raises(RefusedError, match="1 bytes are missing"):
+        with account.taking(object(), dataclasses.replace(plan, config=config)):
+            raise AssertionError("there is no room")
+    set_free(LEAST_BYTES + 20_000)
+    with account.taking(object(), dataclasses.replace(plan, config=config)) as sized:
+        assert sized.config.engine.options["num_pages"] == 1 + ROW_PAGES
+
+
 def test_models_that_start_at_the_same_time_cannot_both_take_the_last_memory(
     engine: Engine, settings: Settings, set_free: SetFree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +182,7 @@ def test_a_model_without_room_for_its_weights_has_a_wrong_parameter(
         (whole.total_bytes - whole.cache_bytes, AsStatus.ALLSPARK_CACHE_MEMORY_OUT),
     ):
         monkeypatch.setattr(memory, "free_bytes", lambda *_, free=free: free)
-        with pytest.raises(memory.RefusedError, match="are missing") as error:
+        with pytest.raises(RefusedError, match="are missing") as error:
             Loaded(plan_model(settings()), None, None, account)  # type: ignore[arg-type]
         assert error.value.status is status
 
@@ -187,6 +206,8 @@ def test_the_ratio_is_of_the_total_memory_of_a_device_and_of_the_free_memory_of_
     assert usable(gpu, other) == 500 - 157
     assert usable(cpu, other) == 375 - 157
     assert usable(cpu, other, mapped=100) == 325 - 157, "the system reports 100 bytes as free"
+    tiers = memory.TakenMemory(other, host_bytes=30)
+    assert memory.usable_bytes(cpu, 1000, [tiers]) == 375 - 157 - 30  # type: ignore[arg-type]
     gpu.in_use = 800
     assert usable(gpu, other) == 200 - 7, "another process has the rest"
     cpu.in_use = 540
