@@ -132,8 +132,7 @@ class Runner:
         if not self._background.is_done:
             adapts = self.parts.adapters is not None
             smallest = replace(key, full_vocab=False, pools=False, embeds=False, adapts=adapts)
-            base = self._at_hand(smallest)
-            base = replace(base, full_vocab=key.full_vocab, pools=key.pools, embeds=key.embeds)
+            base = replace(key, bucket=self._at_hand(smallest).bucket)
         for serves in self._scoping.serving(base, need):
             if self._cache_key(serves) in self._programs:
                 if self._background.is_done:

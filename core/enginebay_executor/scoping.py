@@ -32,7 +32,7 @@ class Scoping:
     def serving(self, key: StepKey, need: StepNeeds) -> Iterator[StepKey]:
         """The variants of a step that serve its needs, smallest first: any compiled one will do."""
         full = StepVariant.FULL
-        for adapts in (need.adapts,) if need.adapts else (False, True):
+        for adapts in (True,) if key.adapts else (False, True):
             one = replace(key, adapts=adapts)
             for variant in StepVariant:
                 if need.variant <= variant < full:
@@ -43,7 +43,7 @@ class Scoping:
     def to_compile(self, key: StepKey, need: StepNeeds) -> StepKey:
         """The variant to compile when none of these is compiled: it serves all needs so far."""
         self._largest = max(self._largest, need.variant)
-        self._adapts |= need.adapts
+        self._adapts |= key.adapts
         if not need.names <= self._sets[-1]:
             self._sets.append(self._sets[-1] | need.names)
         is_full = self._largest is StepVariant.FULL

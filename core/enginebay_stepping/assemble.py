@@ -137,14 +137,12 @@ def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
 
 
 def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
-    """What rows need of a step: the smallest variant, the logits processors, and adapters."""
+    """The smallest step variant, and the logits processors, that rows need."""
     variant = StepVariant(int(table.variants[rows].max()))
-    adapts = bool(table.adapters[rows].any())
     if variant is not StepVariant.FULL:
-        return StepNeeds(variant, adapts=adapts)
+        return StepNeeds(variant)
     used = (table.request(int(row)).sampling.processors for row in rows)
-    names = frozenset(one.name for processors in used for one in processors)
-    return StepNeeds(variant, names, adapts)
+    return StepNeeds(variant, frozenset(one.name for processors in used for one in processors))
 
 
 def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -194,11 +194,16 @@ class StepEngine(Engine):
             [row for row in rows if row.samples], table
         )
         # Rows that do not sample count too: FULL records their history.
-        needs = needs_of(table, [row.row for row in rows])
-        pools = any(row.pools for row in rows)
-        embeds = any(takes_embeds(row, table) for row in rows)
-        key = StepKey("prefill", bucket, full_vocab=full_vocab, pools=pools, embeds=embeds)
-        key = self.executor.choose(key, needs)
+        own = [row.row for row in rows]
+        key = StepKey(
+            "prefill",
+            bucket,
+            full_vocab=full_vocab,
+            pools=any(row.pools for row in rows),
+            embeds=any(takes_embeds(row, table) for row in rows),
+            adapts=bool(table.adapters[own].any()),
+        )
+        key = self.executor.choose(key, needs_of(table, own))
         self.executor.run(prefill_writes(rows, table))
         width = self.parts.model.info.hidden_size
         return self.executor.run(prefill_command(rows, key, table, self._sent, width))
@@ -210,9 +215,10 @@ class StepEngine(Engine):
         else:
             longest = max([min(row.num_computed + steps, row.lease.capacity) for row in rows])
             key = self.geometry.decode_key(len(rows), longest)
-        if wants_all(rows, table):
-            key = dataclasses.replace(key, full_vocab=True)
         own = np.asarray([row.row for row in rows], np.int32)
+        key = dataclasses.replace(
+            key, full_vocab=wants_all(rows, table), adapts=bool(table.adapters[own].any())
+        )
         key = self.executor.choose(key, needs_of(table, own))
         updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.update)
         if updates:

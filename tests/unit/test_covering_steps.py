@@ -116,11 +116,11 @@ def test_a_step_for_adapters_covers_the_step_of_the_model_alone() -> None:
 def test_rows_without_adapters_prefer_the_step_of_the_model_alone() -> None:
     scoping = Scoping(has_greedy=True)
     key = StepKey("decode", Bucket(4, 4, 8, 1, 1024, "decode"))
-    plain, adapted = StepNeeds(StepVariant.GREEDY), StepNeeds(StepVariant.GREEDY, adapts=True)
-    assert not scoping.to_compile(key, plain).adapts
-    served = [one.adapts for one in scoping.serving(key, plain)]
+    adapting, need = dataclasses.replace(key, adapts=True), StepNeeds(StepVariant.GREEDY)
+    assert not scoping.to_compile(key, need).adapts
+    served = [one.adapts for one in scoping.serving(key, need)]
     assert served == sorted(served)
     assert set(served) == {False, True}, "a compiled step for adapters will do"
-    assert all(one.adapts for one in scoping.serving(key, adapted))
-    assert scoping.to_compile(key, adapted).adapts
-    assert scoping.to_compile(key, plain).adapts, "what was needed once is needed again"
+    assert all(one.adapts for one in scoping.serving(adapting, need))
+    assert scoping.to_compile(adapting, need).adapts
+    assert scoping.to_compile(key, need).adapts, "what was needed once is needed again"

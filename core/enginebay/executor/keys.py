@@ -20,12 +20,11 @@ def draft_rows(bucket: Bucket) -> Bucket:
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepNeeds:
     """The smallest variant that serves a step's rows and, for FULL, the logits processors that they
-    use. `adapts`: whether one of the rows has an adapter.
+    use.
     """
 
     variant: StepVariant
     names: frozenset[str] = frozenset()
-    adapts: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
