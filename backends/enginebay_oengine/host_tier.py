@@ -23,9 +23,9 @@ MAX_READ_S = 0.25
 computed.
 """
 
-ReadFile = Callable[[bytes, int], bool]
-"""Reads the file of a page, by its hash, into a slot. False when there is no file, or not a right
-one.
+ReadFile = Callable[[bytes], Callable[[int], object] | None]
+"""Reads the file of a page, by its hash, and returns a function that writes the content to a slot.
+None when there is no file, or not a right one.
 """
 
 
@@ -149,13 +149,12 @@ class HostTier:
             self._reads_until_s = now_s + MAX_READ_S
         if now_s >= self._reads_until_s:
             return False
-        # The file is read at once, so no ordered move may use the slot.
-        slot = self._take(idle=True)
-        if slot is None:
+        write = self._read_file(digest)
+        # The slot is written at once, so no ordered move may use it.
+        slot = None if write is None else self._take(idle=True)
+        if write is None or slot is None:
             return False
-        if not self._read_file(digest, slot):
-            self._free.append(slot)
-            return False
+        write(slot)
         self._pages[digest] = HostPage(slot, now_s, "disk")
         return True
 

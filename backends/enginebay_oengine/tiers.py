@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.executor.parts import EngineParts, Executor
@@ -38,9 +38,9 @@ class PrefixTiers:
         read = None if self.files is None else functools.partial(self._read, self.files, group)
         return HostTier(group, self.num_slots, self.log, ttl_s, read)
 
-    def _read(self, files: PageFiles, group: str, digest: bytes, slot: int) -> bool:
+    def _read(self, files: PageFiles, group: str, digest: bytes) -> Callable[[int], object] | None:
         content = files.read(group, digest, self.page_bytes[group])
-        return content is not None and self.pages.fill(group, slot, content)
+        return None if content is None else functools.partial(self.pages.fill, group, content)
 
     def identify(self, executor: Executor) -> str:
         """Return the identity of the engine; "" without files, for which alone it matters."""

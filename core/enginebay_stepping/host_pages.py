@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import PageMove
+from enginebay.errors import InternalError
 from enginebay.executor.commands import CopyPages, PageIn, PageOut
 from enginebay.executor.parts import EngineParts, Executor
 from enginebay_stepping.geometry import Shapes
@@ -146,10 +147,12 @@ class HostPages:
         if future is not None:
             future.result()
 
-    def fill(self, group: str, slot: int, content: bytes) -> bool:
-        """Write the bytes of a page, as a keeper gets them, to a slot. False for another length."""
+    def fill(self, group: str, content: bytes, slot: int) -> None:
+        """Write the bytes of a page, as a keeper gets them, to a slot. InternalError for another
+        length.
+        """
         if len(content) != kind_bytes(self._kinds[group]):
-            return False
+            raise InternalError(f"{len(content)} bytes are no page of the group {group!r}")
         self._read((group, slot))
         start = 0
         for array in self._slots_of(group).values():
@@ -157,7 +160,6 @@ class HostPages:
             part = np.frombuffer(content, np.uint8, one.nbytes, start)
             array[slot] = part.view(one.dtype).reshape(one.shape)
             start += one.nbytes
-        return True
 
     def _slots_of(self, group: str) -> dict[str, np.ndarray]:
         """The arrays of a group's slots; memory is used where pages were written."""

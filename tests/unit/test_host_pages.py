@@ -12,6 +12,7 @@ import pytest
 from enginebay.cache import PageMove
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
+from enginebay.errors import InternalError
 from enginebay.executor.commands import PageIn, PageOut
 from enginebay_oengine.engine import is_paged
 from enginebay_stepping.engine import StepEngine
@@ -125,8 +126,9 @@ def test_a_keeper_gets_the_bytes_from_which_a_slot_is_filled() -> None:
     ((group, digest, data, age_s),) = seen.pages
     assert (group, digest, age_s) == ("full", b"digest", 2.0)
     assert data == b"".join(array[0].tobytes() for array in before.values())
-    assert not engine.host.fill("full", 4, data[:-1])
-    assert engine.host.fill("full", 4, data)
+    with pytest.raises(InternalError, match="bytes are no page of the group 'full'"):
+        engine.host.fill("full", data[:-1], 4)
+    engine.host.fill("full", data, 4)
     engine.host.run([move("in", 4, 2)], engine.executor)
     for name, array in content(engine, [2]).items():
         assert array.tobytes() == before[name].tobytes()

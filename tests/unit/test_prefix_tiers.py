@@ -5,7 +5,7 @@ long.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.held import GroupPages
-from enginebay_oengine.host_tier import HostTier, MoveLog
+from enginebay_oengine.host_tier import MAX_READ_S, HostTier, MoveLog, ReadFile
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex
+from enginebay_oengine.prefix import PrefixIndex, key_digest, page_digests
 from enginebay_oengine.store import PageStore
 from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledger_machine import LedgerWorld
@@ -42,10 +42,11 @@ def make_ledger(
     num_pages: int = 1 + MOST // PAGE,
     ttl_s: float | None = None,
     kind: type[PageLedger] = PageLedger,
+    read_file: ReadFile | None = None,
 ) -> tuple[PageLedger, Clock]:
     """A ledger whose pool has room for one row, and its clock."""
     log, clock = MoveLog(), Clock()
-    host = HostTier("full", num_slots, log, ttl_s, clock=clock)
+    host = HostTier("full", num_slots, log, ttl_s, read_file, clock)
     store = PageStore(PagePool(num_pages), PrefixIndex(ttl_s), clock, host)
     groups = {"full": GroupPages(store, PageTable(ROWS, MOST // PAGE, PAGE))}
     return kind(groups, ROWS, MOST, log=log), clock
@@ -177,6 +178,61 @@ def test_pages_of_other_weights_salts_and_adapters_are_not_found(other: PrefixKe
     run(ledger, prompt(60, 1), PrefixKey("w"))
     assert run(ledger, prompt(60), other)[0].num_cached == 0
     assert ledger.num_cached_tokens(prompt(60), PrefixKey("w")) == 56
+
+
+class Files:
+    """Has files for some prompts; remembers which slots were written."""
+
+    def __init__(self) -> None:
+        self.digests: set[bytes] = set()
+        self.slots: list[int] = []
+        self.num_read = 0
+        self.clock: Clock | None = None
+
+    def __call__(self, digest: bytes) -> Callable[[int], object] | None:
+        if digest not in self.digests:
+            return None
+        self.num_read += 1
+        if self.clock is not None:
+            self.clock.now_s += MAX_READ_S / 3
+        return self.slots.append
+
+    def keep(self, token_ids: np.ndarray) -> None:
+        self.digests |= set(page_digests(key_digest(NO_KEY), token_ids, PAGE))
+
+
+def test_pages_of_files_are_read_to_the_host_and_moved_to_the_device() -> None:
+    files = Files()
+    ledger, _ = make_ledger(num_slots=8, read_file=files)
+    files.keep(prompt(60))
+    assert ledger.num_cached_tokens(prompt(60)) == 0, "only admissions read files"
+    lease, moves = run(ledger, prompt(60))
+    assert (lease.num_cached, lease.num_from_disk, lease.num_from_host) == (56, 56, 0)
+    assert [move.source for move in moves] == files.slots
+    run(ledger, prompt(60, 1))
+    assert run(ledger, prompt(60))[0].num_from_host == 56, "the host has them now"
+    assert files.num_read == 7
+
+
+def test_looking_for_files_costs_the_host_no_pages() -> None:
+    ledger, _ = make_ledger(num_slots=7, read_file=Files())
+    run(ledger, prompt(60))
+    run(ledger, prompt(60, 1))
+    held = admit(ledger, prompt(60, 1))
+    for kind in range(2, 5):
+        assert ledger.admit(1, prompt(60, kind), 61) is None, "the row has all pages"
+    ledger.release(held)
+    assert ledger.num_cached_tokens(prompt(60)) == 56
+
+
+def test_an_admission_reads_files_for_a_limited_time() -> None:
+    files = Files()
+    ledger, clock = make_ledger(num_slots=16, read_file=files)
+    files.keep(prompt(60))
+    files.clock = clock
+    lease, _ = run(ledger, prompt(60))
+    assert (files.num_read, lease.num_from_disk) == (3, 24)
+    assert run(ledger, prompt(60))[0].num_cached == 56, "the rest was computed"
 
 
 def test_forgetting_clears_the_host_and_what_is_ordered() -> None:
