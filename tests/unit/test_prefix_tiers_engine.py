@@ -115,6 +115,7 @@ def test_pages_come_back_bit_equal_and_give_the_same_tokens(choices: dict[str, A
         llm.run_on_engine(engine_of(llm).ledger.check)
 
 
+@pytest.mark.long
 def test_weights_sleep_and_override_drop_the_host_tier() -> None:
     prompts = prompts_of(2)
     with opened() as llm:
