@@ -28,6 +28,7 @@ from enginebay_dashinfer.allspark import (
     GenerateRequestStatus,
     HuggingFaceModel,
     MultiMediaInfo,
+    ResultQueue,
     TargetDevice,
 )
 from tests.adapters import write_adapter, write_merged
@@ -101,6 +102,18 @@ def generated(
     return tokens
 
 
+def polled(queue: ResultQueue) -> list[int]:
+    """The tokens of a request, read by the documented loop over its status."""
+    tokens: list[int] = []
+    progress = queue.GenerateStatus()
+    while progress in GOING_ON:
+        elements = queue.Get()
+        tokens += [] if elements is None else elements.ids_from_generate
+        progress = queue.GenerateStatus()
+    assert progress is GenerateRequestStatus.GenerateFinished
+    return tokens
+
+
 # holds D07
 def test_twenty_rounds_of_a_service_end_with_the_memory_of_the_begin(tmp_path: Path) -> None:
     """Three models that eight threads use, one of which is stopped, started and replaced meanwhile:
@@ -127,13 +140,7 @@ def test_twenty_rounds_of_a_service_end_with_the_memory_of_the_begin(tmp_path: P
             name, loaders[file], f"Once upon a time {number}", builder
         )
         assert status is SUCCESS, engine.last_error
-        tokens: list[int] = []
-        progress = queue.GenerateStatus()
-        while progress in GOING_ON:
-            elements = queue.Get()
-            tokens += [] if elements is None else elements.ids_from_generate
-            progress = queue.GenerateStatus()
-        assert progress is GenerateRequestStatus.GenerateFinished
+        tokens = polled(queue)
         assert engine.release_request(name, handle) is SUCCESS
         with lock:
             assert expected.setdefault((number, file), tokens) == tokens
