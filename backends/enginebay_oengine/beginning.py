@@ -22,7 +22,7 @@ class Beginning:
     pages: Mapping[str, Sequence[int]]
     digests: Sequence[bytes]
     sources: dict[int, PageSource] = dataclasses.field(default_factory=dict)
-    """Where pages came from that were not on the device, by number of the page."""
+    """Where the content of a page comes from that was not on the device, by number of the page."""
 
     @property
     def num_shared(self) -> int:
@@ -34,12 +34,12 @@ class Beginning:
         return [page for page in self.pages[name][: self.num_shared] if page != DUMMY_PAGE]
 
     def give(self, name: str, group: GroupPages, last: int, log: MoveLog) -> list[int]:
-        """Return `last` pages of a group for the row: it shares the full cached pages, and the last
-        partial page is copied to a page of its own.
+        """Return the pages of a group for the row, `last` in number. The row shares the full cached
+        pages, and the last partial page is copied to a page of its own.
         """
         first, store, num_shared = group.first_page(self.num_cached), group.store, self.num_shared
         cached = self.pages[name]
-        # A page that is taken may be one that rests, so the others are shared before.
+        # `take` may evict a page that no row holds, so the row first shares its cached pages.
         for page in cached[first:num_shared]:
             if page != DUMMY_PAGE:
                 store.share(page)
@@ -49,8 +49,8 @@ class Beginning:
             given[i] = store.take()
         given += [store.take() for _ in range(last - num_shared)]
         if self.num_cached % self.page_size:
-            # The row does not hold the page, which may be evicted already and be one of those that
-            # were taken, but no move or step writes to the page before the copy.
+            # The row does not hold the partial page. `take` may have evicted it and even returned
+            # it, but no move or step writes to the page before the copy.
             if cached[num_shared] != DUMMY_PAGE:
                 log.copy(name, cached[num_shared], given[num_shared])
             else:

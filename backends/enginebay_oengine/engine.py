@@ -37,7 +37,7 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     ledger = make_ledger(parts, options, sizes.whole, rows.page_tables, tiers)
     engine = StepEngine(parts, rows, ledger, sizes, tiers.pages, tiers.identify)
     if tiers.files is not None:
-        runner_of(engine)  # an engine without its weights here is refused now, not when it serves
+        runner_of(engine)  # refuses an engine whose weights are in other processes
     plan = engine.memory
     workspace_bytes = plan.workspace_bytes + moving_bytes(parts, options)
     engine.memory = dataclasses.replace(plan, workspace_bytes=workspace_bytes, tiers=tiers.plans())

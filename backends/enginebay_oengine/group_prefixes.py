@@ -67,7 +67,7 @@ class GroupPrefixes:
                 host.need(digest)
 
     def settle(self) -> None:
-        """Let the host forget any page again."""
+        """End the effect of `need`: the host may forget any page."""
         for host in self._hosts:
             host.settle()
 

@@ -1,5 +1,5 @@
-"""HostTier: which pages of evicted prefixes are in the memory of the host, and MoveLog: the moves
-of pages that a ledger orders.
+"""HostTier records which pages of evicted prefixes are in the memory of the host. MoveLog holds the
+moves of pages that a ledger orders.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PageSource = Literal["host", "disk"]
 """Where the content of a page came from."""
 
 MAX_READ_S = 0.25
-"""Max seconds that an admission reads files. The steps wait meanwhile; pages that are not read are
-computed.
+"""Max seconds that an admission reads files. The steps wait meanwhile; the engine computes the
+pages that were not read.
 """
 
 ReadFile = Callable[[bytes], Callable[[int], object] | None]
 """Reads the file of a page, by its hash, and returns a function that writes the content to a slot.
-None when there is no file, or not a right one.
+Returns None when there is no file, or the file is damaged or too old.
 """
 
 
@@ -41,17 +41,17 @@ class MoveLog:
         self._moves.append(PageMove("copy", group, source, target))
 
     def out(self, group: str, gone: Evicted, slot: int, age_s: float) -> None:
-        """Order a page to the host. The page may be written after this."""
+        """Order the move of a page to the host. Later moves and steps may write to the page."""
         self._slots.add((group, slot))
         self._moves.append(PageMove("out", group, gone.page, slot, gone.digest, age_s))
 
     def bring(self, group: str, slot: int, page: int) -> None:
-        """Order a page from the host."""
+        """Order the move of a page from the host."""
         self._slots.add((group, slot))
         self._moves.append(PageMove("in", group, slot, page))
 
     def uses(self, group: str, slot: int) -> bool:
-        """Return whether a move to or from a slot is not yet made."""
+        """Return whether the log has a move to or from a slot."""
         return (group, slot) in self._slots
 
     def take(self) -> Sequence[PageMove]:
@@ -73,8 +73,8 @@ class HostPage:
 
 
 class HostTier:
-    """The host slots of one cache group. Slots are taken in order, then from the page that was not
-    used for longest.
+    """The host slots of one cache group. A new page takes a free slot, or else the slot of the
+    least recently used page.
 
     A page stays on the host when its content is brought back to the device: if the device evicts it
     again, nothing is moved. Pages that the request under admission needs stay until `settle`.
@@ -89,7 +89,7 @@ class HostTier:
         read_file: ReadFile | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ttl_s`: seconds to keep an unused page. `clock`: that of the store of pages."""
+        """`ttl_s`: seconds to keep an unused page. `clock`: the clock of the PageStore."""
         self.group, self.num_slots, self.ttl_s = group, num_slots, ttl_s
         self._log, self._read_file, self._clock = log, read_file, clock
         self._pages: collections.OrderedDict[bytes, HostPage] = collections.OrderedDict()
@@ -107,19 +107,19 @@ class HostTier:
         return found is not None and not self._is_old(found, self._clock())
 
     def need(self, digest: bytes) -> None:
-        """Keep the page with this hash until `settle`, if it is here or comes."""
+        """Keep the page with this hash until `settle`, if the host has the page or gets it."""
         self._needed.add(digest)
         if digest in self._pages:
             self._pages.move_to_end(digest)
 
     def settle(self) -> None:
-        """Let any page go again."""
+        """End the effect of `need`: any page may lose its slot. Files may be read again."""
         self._needed.clear()
         self._reads_until_s = None
 
     def save(self, gone: Evicted) -> None:
-        """Order a page that the device evicts to the host, unless the host has it or every slot is
-        needed.
+        """Order the move to the host of a page that the device evicts, unless the host has the
+        page or every slot is needed.
         """
         if gone.digest in self._pages:
             self._use(gone.digest, gone.since_s)
@@ -130,7 +130,9 @@ class HostTier:
             self._log.out(self.group, gone, slot, self._clock() - gone.since_s)
 
     def bring(self, digest: bytes, page: int) -> PageSource:
-        """Order the content of the page with this hash to a page of the device."""
+        """Order the move of the page with this hash to a page of the device. Returns where its
+        content came from.
+        """
         found = self._pages[digest]
         source = found.source
         found.source = "host"
@@ -139,10 +141,10 @@ class HostTier:
         return source
 
     def recall(self, digest: bytes) -> bool:
-        """Read the page with this hash from its file to a slot. Returns whether the host has it.
-        False when files were read for MAX_READ_S since `settle`.
+        """Read the page with this hash from its file to a slot. Returns whether the page was read;
+        False also when files were read for MAX_READ_S since `settle`.
         """
-        if self._read_file is None or digest in self._pages:  # an old page, which may be in use
+        if self._read_file is None or digest in self._pages:  # too old; its slot may be in use
             return False
         now_s = self._clock()
         if self._reads_until_s is None:
@@ -189,8 +191,8 @@ class HostTier:
         self._pages.move_to_end(digest)
 
     def _take(self, *, idle: bool = False) -> int | None:
-        """Take a slot, if need be that of the first page that is not needed. `idle`: no ordered
-        move may use the slot. None when there is no such slot.
+        """Take a free slot, or else the slot of the least recently used page that is not needed.
+        `idle`: no ordered move may use the slot. None when there is no such slot.
         """
 
         def may_go(slot: int) -> bool:

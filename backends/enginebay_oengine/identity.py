@@ -1,4 +1,4 @@
-"""The identity of what computes a cache: two engines with the same identity, in any processes, may
+"""Computes the identity of an engine: two engines with the same identity, in any processes, may
 read each other's pages.
 """
 
@@ -45,8 +45,8 @@ def weights_digest(weights: Weights) -> str:
     """Return a hash over the names, shapes, dtypes and values of all weights, without adapters.
 
     The devices sum each array twice, multiplied by numbers that depend on the position, modulo
-    2**32. One value that changes always changes the sums; of other changes, one in 2**64 does not.
-    Against an attacker they do not help. Reads each weight once, at the speed of memory.
+    2**32. A change of one value always changes the sums; of other changes, one in 2**64 leaves both
+    equal. The sums do not protect from an attacker. Each weight is read once.
     """
     sums = [
         (path, list(array.shape), str(array.dtype), _sums(array))

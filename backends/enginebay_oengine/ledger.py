@@ -53,7 +53,7 @@ class PageLedger(Ledger):
         log: MoveLog | None = None,
     ) -> None:
         """`max_ahead` is required if a group has a window. All groups must have the same page size.
-        `log`: that of the groups' host tiers.
+        `log`: the move log of the groups' host tiers.
         """
         pages = {name: one for name, one in groups.items() if isinstance(one, GroupPages)}
         self._states = {n: one for n, one in groups.items() if isinstance(one, StatePlaces)}

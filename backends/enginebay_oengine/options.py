@@ -73,7 +73,7 @@ class PagedOptions(BaseModel):
         default=None,
         ge=1,
         description="bytes of host memory for pages that the cache has no room for; unset: "
-        "such pages are forgotten",
+        "such pages are dropped",
     )
     prefix_disk_dir: str | None = Field(
         default=None,

@@ -22,8 +22,8 @@ log = logging.getLogger("enginebay.prefix_files")
 
 MAGIC = b"EBpage1\n"
 HEAD = struct.Struct("<8s16sQ32s")
-"""Magic, name of the file, number of bytes of the content, and the SHA-256 of all that and the
-content.
+"""Magic, name of the file, number of bytes of the content, and the SHA-256 of these three fields
+and the content.
 """
 
 SUFFIX, UNFINISHED = ".page", ".tmp"
@@ -37,7 +37,7 @@ RETRY_S = 30.0
 """Seconds without writing after an error of the disk."""
 
 CLOSE_S = 10.0
-"""Max seconds that `close` writes."""
+"""Max seconds that `close` spends on writing."""
 
 UNFINISHED_S = 60.0
 """Age of an unfinished file that a process has left behind, in seconds."""
@@ -46,7 +46,7 @@ UNFINISHED_S = 60.0
 @dataclasses.dataclass
 class FileCounts:
     """Numbers of pages since the start: written, read, rejected because the file was damaged, not
-    written because too many were waiting, and failed because of an error of the disk.
+    written because of a limit or an earlier error, and failed because of an error of the disk.
     """
 
     written: int = 0
@@ -62,9 +62,9 @@ class PageFiles(PageKeeper):
     counted and logged, and never raised.
 
     A thread writes. Files that were not used for `ttl_s` are not read. When all files together
-    have more than `max_bytes`, the least recently used ones are removed; for a moment there may be
-    more, by what other processes have written. Other files in the folder are left alone. Whoever
-    can write to the folder can change what a model has read: it must belong to the user.
+    have more than `max_bytes`, the least recently used files are removed; files that other
+    processes have just written are counted later. Other files in the folder are left alone. Whoever
+    can write to the folder can change what a model has read: the folder must belong to the user.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class PageFiles(PageKeeper):
         self._thread.submit(self._write, group, digest, content, used_s)
 
     def read(self, group: str, digest: bytes, num_bytes: int) -> bytes | None:
-        """Return the content of a page of `num_bytes`. None when there is no file that is whole and
-        not too old; such a file is removed.
+        """Return the content of a page of `num_bytes`. None when there is no file, or the file is
+        damaged or too old: then it is removed.
         """
         path = self.path(group, digest)
         try:
@@ -246,8 +246,8 @@ def _is_whole(data: bytes, name: bytes) -> bool:
 
 
 def _read(path: Path, size: int) -> tuple[bytes | None, float]:
-    """The bytes of a file, None unless it is a plain file of `size` bytes, and its time."""
-    # A link is not followed, and a pipe not waited for.
+    """The bytes of a file (None unless it is a plain file of `size` bytes) and its last use."""
+    # O_NOFOLLOW refuses a link, and O_NONBLOCK does not wait for a pipe.
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(number, "rb") as file:
         about = os.fstat(number)

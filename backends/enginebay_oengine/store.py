@@ -51,8 +51,8 @@ class PageStore:
         return None if self.index is None else self.index.find(digest)
 
     def holds(self, digest: bytes, *, recall: bool = False) -> bool:
-        """Return whether the page with this hash is on the device or the host. `recall`: read it
-        from a file if it is not; the host keeps it until `HostTier.settle`.
+        """Return whether the page with this hash is on the device or the host. `recall`: read the
+        page from a file if it is on neither; the host keeps it until `HostTier.settle`.
         """
         if self.host is None:
             return self.find(digest) is not None
@@ -74,7 +74,7 @@ class PageStore:
         return self.pool.take()
 
     def evict(self, index: PrefixIndex) -> None:
-        """Free the cached page that was not used for longest; the host tier gets its content."""
+        """Free the least recently used cached page; the host tier gets its content."""
         gone = index.evict()
         self.pool.reclaim(gone.page)
         if self.host is not None:

@@ -1,4 +1,4 @@
-"""PrefixTiers: what an engine has besides the device for the pages of prefixes."""
+"""PrefixTiers: the places besides the device where an engine keeps the pages of prefixes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PrefixTiers:
         return None if content is None else functools.partial(self.pages.fill, group, content)
 
     def identify(self, executor: Executor) -> str:
-        """Return the identity of the engine; "" without files, for which alone it matters."""
+        """Return the identity of the engine; "" without files, because only files need it."""
         return "" if self.files is None else engine_identity(self.parts, self.shapes, executor)
 
     def plans(self) -> tuple[TierPlan, ...]:
