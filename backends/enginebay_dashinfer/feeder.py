@@ -24,8 +24,8 @@ class QueueFeeder:
         self._wake: Wake = self._deliver_all
 
     def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
-        """Return what a request puts its events into, and a function that returns the callback
-        which delivers them.
+        """Return the Inbound for the events of a request, and a function that returns the callback
+        which delivers the events.
         """
         wake = self._wake  # one object, so that a step calls it once for all requests
         return self._inbound, lambda: wake

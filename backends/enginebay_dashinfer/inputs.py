@@ -54,7 +54,7 @@ def one_dimension(given: Any) -> list[int]:
 
 
 def several_texts(given: Sequence[str]) -> list[str]:
-    """Return a list of texts. RefusedError for an empty one, RequestError for another value."""
+    """Return a list of the texts. RefusedError for no texts, RequestError for another value."""
     if not isinstance(given, list | tuple):
         given_text = f"a text of type {type(given).__name__}"
         raise RequestError(given_text, "a text, or a list of texts", "Pass a str or a list.")
@@ -64,7 +64,7 @@ def several_texts(given: Sequence[str]) -> list[str]:
 
 
 def fields_of(builder: ASGenerationConfigBuilder) -> dict[str, Any]:
-    """Return what a builder builds. RequestError for another object."""
+    """Return the fields that a builder builds. RequestError for another object."""
     if not isinstance(builder, ASGenerationConfigBuilder):
         given = f"a generate_config_builder of type {type(builder).__name__}"
         todo = "Make one, or call create_reference_generation_config_builder() of the loader."
@@ -74,7 +74,7 @@ def fields_of(builder: ASGenerationConfigBuilder) -> dict[str, Any]:
 
 def encode_text(model: InstalledModel, loader: ModelLoader | None, text: str) -> list[int]:
     """Return the token ids of a text by the tokenizer of a loader, or of the installed model.
-    RequestError for another value, PromptLengthError for a text that is much too long.
+    RequestError for a value that is no text, PromptLengthError for a text that is much too long.
     """
     if not isinstance(text, str):
         raise RequestError(f"a text of type {type(text).__name__}", "text", "Pass a str.")

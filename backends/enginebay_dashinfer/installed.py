@@ -25,7 +25,7 @@ class InstalledModel:
     """A model of an engine. `state` changes under `lock`; requests may come from any thread."""
 
     def __init__(self, settings: AsModelConfig, memory: ModelMemory) -> None:
-        """Choose the parts of the model. `memory`: the account of its engine's models. Errors as in
+        """Choose the parts of the model. `memory`: the account of the engine's models. Errors as in
         `planning.plan_model`.
         """
         self.settings = settings

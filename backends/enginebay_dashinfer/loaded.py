@@ -33,7 +33,7 @@ class Loaded:
         self, plan: Plan, tokenizer: Tokenizer, counters: StepCounters, memory: ModelMemory
     ) -> None:
         """Load the weights, allocate the cache, and compile all programs. RefusedError when the
-        model does not fit beside those that hold `memory`.
+        model does not fit beside the other models in `memory`.
         """
         self.plan = plan
         self._memory = memory
@@ -75,8 +75,8 @@ class Loaded:
         *,
         salt: str | None = None,
     ) -> list[tuple[str, ResultQueue]]:
-        """Queue all prompts or none, with a queue each that `feeder` fills; returns the id and the
-        queue of each. Only requests with the same `salt` share prefixes.
+        """Queue all prompts or none. Each request has a result queue, which `feeder` fills; returns
+        the id and the result queue of each. Only requests with the same `salt` share prefixes.
         """
         prepared: list[Prepared] = []
         for prompt, one in zip(prompts, generations, strict=True):
@@ -105,7 +105,7 @@ def warm_up(loaded: Loaded, feeder: QueueFeeder) -> None:
     config, began_s = loaded.plan.config, time.monotonic()
     assert config.max_model_len is not None, "make_plan settles max_model_len"
     longest, num_rows, options = config.max_model_len, config.max_num_seqs, config.engine.options
-    # At most a page of each prompt is computed; until the last row begins, the first one goes on.
+    # Each row computes one page of its prompt at most. The first row runs until the last begins.
     num_prefills = -(-num_rows * options["page_size"] // config.max_num_batched_tokens)
     num_new = min(longest - 1, 2 + config.decode_steps * num_prefills)
     num_shared = longest - num_new if options["enable_prefix_caching"] else 1

@@ -24,9 +24,9 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakenMemory:
-    """What a loaded model takes. `mapped_bytes` of its weights are pages of a file, which the
-    system reports as available, because it can read them again. `host_bytes`: what its prefixes
-    may take of a CPU's memory beside the cache.
+    """The memory of a loaded model. `mapped_bytes` of its weights are pages of a file, which the
+    system reports as available, because the system can read these pages again. `host_bytes`: max
+    bytes of a CPU's memory that its prefixes take beside the cache.
     """
 
     plan: MemoryPlan
@@ -68,7 +68,7 @@ class ModelMemory:
             self._taken[owner] = TakenMemory(memory, mapped, on_host)
 
     def release(self, owner: object) -> None:
-        """The memory of `owner` is free again."""
+        """Remove `owner` from the account, because its memory is free again."""
         with self._lock:
             self._taken.pop(owner, None)
 
@@ -158,7 +158,7 @@ def memory_limits() -> tuple[float, int]:
 
 
 def host_tier_bytes() -> int | None:
-    """Return the bytes of host memory for prefixes that the cache has no room for; None for none.
+    """Return the bytes of the host tier of a model; None when it has no host tier.
 
     CPU_CACHE_RATIO (default 0) is the share of the host's free memory. ConfigError for other
     values.
@@ -177,6 +177,6 @@ def _number(name: str, default: float) -> float:
     except ValueError:
         number = -1.0
     if not 0.0 <= number < float("inf"):
-        given, todo = f"{name} = {shown(text)}", f"Correct or unset {name}."
+        given, todo = f"{name} = {shown(text)}", f"Set {name} to a number, or unset it."
         raise ConfigError(given, "a number from 0 up", todo)
     return number

@@ -179,7 +179,7 @@ def _num_logprobs(given: Mapping[str, Any]) -> int | None:
 
 
 def _words(given: Mapping[str, Any], name: str) -> list[list[int]]:
-    """The field as lists of token ids."""
+    """Return the field as lists of token ids."""
     try:
         words = [[operator.index(one) for one in word] for word in given[name]]
     except TypeError:

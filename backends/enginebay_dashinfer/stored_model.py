@@ -227,7 +227,7 @@ def write_model(
     the paths of the first two. `weights` are whole, on one device.
 
     The description is written last, so that an interrupted call leaves no model that opens. Files
-    that are there are replaced, not changed: a model that was loaded from them goes on.
+    with the same names are replaced, not changed: a model that was loaded from them goes on.
     """
     graph, param = Path(f"{prefix}{GRAPH_SUFFIX}"), Path(f"{prefix}{PARAM_SUFFIX}")
     graph.parent.mkdir(parents=True, exist_ok=True)

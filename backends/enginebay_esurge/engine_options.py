@@ -54,7 +54,7 @@ class ESurgeOptions(BaseModel):
     def paged(self) -> PagedOptions:
         """Return the same options with the paged engine's names."""
         values = {NAMES.get(name, name): value for name, value in self.model_dump().items()}
-        if self.prefix_disk_dir is None:  # the size of no folder counts as given by mistake
+        if self.prefix_disk_dir is None:  # without a folder, PagedOptions refuses a size
             del values["prefix_disk_bytes"]
         if self.num_pages is not None or self.cache_bytes is not None:
             values["memory_utilization"] = None

@@ -63,7 +63,7 @@ class LoraStore(Adapters):
 
     @property
     def write(self) -> WriteSlot:
-        """Writes the arrays of an adapter to a slot. Setting it empties all slots, because the
+        """Writes the arrays of an adapter to a slot. Setting `write` empties all slots, because the
         engine that sets it was just made.
         """
         return self._write
@@ -81,7 +81,7 @@ class LoraStore(Adapters):
             raise RequestError(f"adapter name {shown(name)}", allowed, "Pass another name.")
         self._check_room(name)
         arrays = read_adapter(folder, self._layers, self._limits.rank, self._dtype)
-        key = f"{name}#{content_digest(arrays)}"  # alike in every process, for pages in files
+        key = f"{name}#{content_digest(arrays)}"  # the same in every process, for pages in files
         with self._lock:
             self._check_room(name)
             self._loaded[name] = HostAdapter(key, arrays)

@@ -105,7 +105,7 @@ class NativeLinear:
     def _quantized(
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
-        """Multiply few rows, and rounded ones, by the kernels for the form of the weight, and all
+        """Multiply few rows, and rounded rows, by the kernels for the form of the weight, and all
         others in panels.
         """
         flat = x.reshape(x.shape[0], math.prod(x.shape[1:])).astype(jnp.float32)

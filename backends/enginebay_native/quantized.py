@@ -1,5 +1,5 @@
-"""Products with quantised weights in C++: few rows or rounded ones by kernels for each form, others
-by panels of dequantised outputs.
+"""Products with quantised weights in C++. Kernels for each form multiply few rows and rounded rows;
+others are multiplied in panels of dequantised outputs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def in_cpp(
     """Return x f32 [rows, inputs] times the transposed weight: f32 [rows, outputs]. The rows are
     rounded in the call if `weight.activations` is not FLOAT.
 
-    With `sizes`, int32 [weights], the first axis of the weight is `weights`, and each has so many
-    of the rows, in turn. `is_served(weight)` must hold, and rows be at least 1.
+    With `sizes`, int32 [weights], the first axis of `weight` counts several weights, and weight i
+    has the next sizes[i] rows. `is_served(weight)` must hold, and there must be at least one row.
     """
     rows, num_in = x.shape
     every, is_rounded = math.prod(weight.scales.shape[:-1]), weight.activations != FLOAT
@@ -78,8 +78,8 @@ def in_cpp(
 
 
 def in_panels(x: jax.Array, weight: QuantizedArray, sizes: jax.Array | None = None) -> jax.Array:
-    """Return the same product for many rows, and for the forms that `is_served` refuses. Some
-    outputs at a time are dequantised, inside the call.
+    """Return the same product for many rows, and for the forms that `is_served` refuses. The call
+    dequantises some outputs at a time.
     """
     rows, num_in = x, x.shape[1]
     every, points = math.prod(weight.scales.shape[:-1]), weight.zero_points

@@ -208,11 +208,11 @@ class ModelMetrics:
             ("prefix_cache_hits", "Prompt tokens found in the cache."): engine.num_cached,
             (
                 "prefix_cache_host_hits",
-                "Those of the tokens found that were in the memory of the host.",
+                "Prompt tokens found in the host tier of the cache.",
             ): engine.num_from_host,
             (
                 "prefix_cache_disk_hits",
-                "Those of the tokens found that were in files.",
+                "Prompt tokens found in the disk tier of the cache.",
             ): engine.num_from_disk,
             ("spec_decode_num_drafts", "Rows of steps that verified a draft."): engine.num_drafts,
             ("spec_decode_num_draft_tokens", "Tokens drafted."): engine.num_draft_tokens,

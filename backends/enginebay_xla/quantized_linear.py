@@ -95,7 +95,7 @@ def _by_blocks(
     bits = with_byte_values(weight)
 
     def add(i: jax.Array, out: jax.Array) -> jax.Array:
-        # XLA would convert 4 bits before the loop, for all blocks; here it cannot.
+        # XLA would convert values of 4 bits before the loop, for all blocks; here it cannot.
         whole, first = jax.lax.optimization_barrier((bits, i * block))
         some = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, first, block), whole)
         part = product(with_values_of(some, weight.values.dtype))

@@ -23,7 +23,7 @@ LOAD, UNLOAD = ADAPTER_PATHS
 CHANGE_S = 300.0
 """Max seconds that a replica has to load an adapter."""
 ENDING_S = 10.0
-"""Max seconds that a replica has to end the requests of an adapter that no client waits for."""
+"""Max seconds that a replica has to end requests of an adapter whose clients have left."""
 POLL_S = 0.1
 JSON: Headers = ((b"content-type", b"application/json"),)
 
@@ -41,7 +41,7 @@ class ReplicaAnswer:
 
     @property
     def code(self) -> str | None:
-        """The code of an error."""
+        """The code of an error; None for other answers."""
         with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError):
             code: str | None = orjson.loads(self.body)["error"]["code"]
             return code
@@ -60,7 +60,7 @@ class SharedAdapters:
 
     While an adapter is loaded or unloaded, requests that name it wait, so that no request uses an
     adapter which only some of the replicas have. A process that Ray has started again gets the
-    adapters of the others before it answers requests. It belongs to one event loop.
+    adapters of the others before it answers requests. The object belongs to one event loop.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SharedAdapters:
         """Load or unload an adapter in every replica. `record`: the body, with a `lora_name`.
         `users`: the numbers of the replicas that answer requests of this adapter.
 
-        Returns the answer of a replica: its refusal if one of them refuses. Then the change is
+        Returns the answer of a replica: if a replica refuses, its refusal. Then the change is
         undone in the others. ApiError 503 unless all replicas are ready.
         """
         model = self._models[0] if record.get("model") is None else record["model"]
@@ -152,8 +152,8 @@ class SharedAdapters:
         return answer
 
     async def _restore(self, replica: Replica, name: AdapterName, folder: str | None) -> None:
-        """Undo a change: the adapter has this folder, or is not loaded. A process where this fails
-        is ended; the next one gets the adapters of the others.
+        """Undo a change: load the adapter from its former folder, or (None) unload it. A process
+        where this fails is ended; the next process gets the adapters of the others.
         """
         answer = await self._make(replica, name, folder)
         if answer.status != 200:
@@ -170,9 +170,9 @@ class SharedAdapters:
     async def _ask(
         self, replica: Replica, path: str, body: bytes, headers: Headers, *, waits: bool = False
     ) -> ReplicaAnswer:
-        """Send a change to a replica. `waits`: while the adapter is in use, try again for a time,
-        because the requests have no clients any more and end. A process that does not answer is
-        ended, because it may have the change or not.
+        """Send a change to a replica. `waits`: while the adapter is in use, try again for ENDING_S,
+        because the clients of these requests have left and the requests end. A process that does
+        not answer is ended, because it may or may not have made the change.
         """
         end_s = asyncio.get_running_loop().time() + (ENDING_S if waits else 0.0)
         while True:

@@ -332,7 +332,7 @@ def prompt_text(body: bytes, fields: Sequence[str]) -> str:
 
 
 def record_of(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body; none if it is wrong."""
+    """Return the fields of a body; an empty record if the body is no JSON object."""
     with contextlib.suppress(orjson.JSONDecodeError):
         record = orjson.loads(body)
         if isinstance(record, dict):

@@ -127,7 +127,7 @@ async def say_ready(table: ReplicaTable) -> None:
 
 async def keep_running(replica: Replica, actors: Actors, adapters: SharedAdapters | None) -> None:
     """Keep the state of a replica until cancelled. When its process ends, Ray starts another one,
-    whose address is asked for. It gets the adapters of the others before it is ready.
+    whose address is asked for. The new process gets the adapters of the others before it is ready.
     """
     while True:
         former = replica.address

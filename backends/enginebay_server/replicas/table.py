@@ -28,7 +28,7 @@ class Replica:
     readiness: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The latest record of /readiness."""
     adapted: tuple[str, int] | None = None
-    """The address of the process that has the adapters of the other replicas."""
+    """The address of the replica's process, once it has the adapters of the other replicas."""
     is_failed: bool = False
     """Whether the process has to be ended, because it may differ from the others."""
     lost: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
