@@ -201,11 +201,11 @@ class Lease:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageMove:
-    """The content of a page goes elsewhere. "copy": from page `source` to page `target`. "out":
-    from page `source` to the host, in slot `target`. "in": from slot `source` to page `target`.
+    """A move of the content of a page. "copy": from page `source` to page `target`. "out": from
+    page `source` to the host, in slot `target`. "in": from slot `source` to page `target`.
 
-    `digest`, of an "out": hash of the tokens, under which files may keep the content, and `age_s`:
-    seconds since a row last used the page.
+    An "out" move has `digest`, the hash of the tokens, under which files may keep the content, and
+    `age_s`, the seconds since a row last used the page.
     """
 
     kind: Literal["copy", "out", "in"]
@@ -249,8 +249,8 @@ class Ledger(ABC):
     """Whether `fork` works, so that several completions of a prompt compute it once."""
 
     host_slots: Mapping[str, int] = MappingProxyType({})
-    """For each cache group whose pages move to the host, the number of slots there, each for a
-    page.
+    """Number of slots on the host, each for a page, by cache group. Groups whose pages do not move
+    to the host are missing.
     """
 
     @abstractmethod
@@ -355,8 +355,8 @@ class Ledger(ABC):
         return ()
 
     def save_pages(self) -> None:  # noqa: B027  # most ledgers have no host slots
-        """Order all cached pages that no row uses to the host: the engine is closed, and files keep
-        them.
+        """Order the move to the host of all cached pages that no row uses. An engine that is closed
+        calls this, so that files keep the pages.
         """
 
     @property

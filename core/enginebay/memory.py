@@ -7,8 +7,8 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class TierPlan:
-    """A place for pages of prefixes that the device has no room for: the name, max bytes and tokens
-    there, and the folder if it is one.
+    """A tier for pages of prefixes that the device has no room for: its name, the max bytes and
+    tokens that it holds, and its folder, "" for memory.
     """
 
     name: str
@@ -20,7 +20,7 @@ class TierPlan:
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
     """The bytes that an engine will use on each device, planned before it allocates any. The device
-    has `device_bytes` in all. `tiers`: places for prefixes besides the device.
+    has `device_bytes` in all. `tiers`: the places for prefixes besides the device.
     """
 
     weights_bytes: int

@@ -26,9 +26,9 @@ class RequestMetrics:
     num_accepted_tokens: int = 0
     """Draft tokens that were accepted and are in the output."""
     num_host_tokens: int = 0
-    """Those of the cached tokens that were in the memory of the host."""
+    """Cached tokens whose pages were in the memory of the host."""
     num_disk_tokens: int = 0
-    """Those of the cached tokens that were in files."""
+    """Cached tokens whose pages were in files."""
 
     @property
     def time_to_first_token_s(self) -> float:

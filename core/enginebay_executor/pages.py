@@ -83,7 +83,7 @@ class PageMover:
         key = (*name, *runner.layouts.values())
         if key in self._programs:
             return self._programs[key]
-        # Pages are also read and written by tools, in any number.
+        # Checks also read and write pages, in any number, so these programs are never refused.
         if runner.compilations.forbidden and name == (COPY,):
             raise CompilationError(
                 "program not compiled: copy of a page",

@@ -17,8 +17,8 @@ class Scoping:
 
     A new program is compiled for all of these, because what was needed once is needed again. So a
     bucket is compiled again only when a request needs something for the first time, a service of
-    greedy requests never compiles a sampler, and one without adapters runs the steps of the model
-    alone.
+    greedy requests never compiles a sampler, and a service without adapters runs the steps of the
+    model alone.
 
     The names of the logits processors in a key are None for all processors of the engine, as
     warmup() compiles them.

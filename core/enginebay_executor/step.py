@@ -105,7 +105,7 @@ class Program:
     takes_embeds: bool = False
     """Whether its prefills accept embeddings in place of tokens."""
     adapts: bool = False
-    """Whether its rows may have adapters. Without, a step is that of the model alone."""
+    """Whether its rows may have adapters. If not, a step computes nothing for adapters."""
     rows_at_once: int | None = None
     """The number of rows that logits processors process at a time, set by the platform."""
     drafts_are_rows: bool = False

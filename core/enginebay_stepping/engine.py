@@ -79,8 +79,8 @@ class StepEngine(Engine):
         identify: Callable[[Executor], str] | None = None,
     ) -> None:
         """`host`: holds the pages that the ledger moves to the host; unset: made here. `identify`:
-        names the weights, and all else that cached pages depend on, alike in every process; unset
-        or "": `weights_version` holds in this process only.
+        returns a name of the weights and of all else that cached pages depend on, the same in every
+        process; if unset or "", `weights_version` is valid in this process only.
         """
         self.host = host or HostPages(parts, sizes.whole, ledger.host_slots)
         self.parts, self.rows, self.ledger, self.sizes = parts, rows, ledger, sizes
@@ -112,8 +112,8 @@ class StepEngine(Engine):
         return f"{parts.config.model} {dtypes} {self._num_updates}"
 
     def _find_identity(self) -> str:
-        """What `identify` returns, computed once for each version of the weights; "" while they
-        may not be loaded.
+        """What `identify` returns, computed once for each version of the weights, when the engine
+        has arrays; "" before.
         """
         if self._identify is not None and self._identified != self._num_updates:
             if not self._has_arrays:
@@ -301,7 +301,7 @@ class StepEngine(Engine):
             self.executor.run(SetParts(names))
             swap_back = functools.partial(self.executor.run, SetParts({}))
         self.drop_arrays()
-        self._swapped = f" {uuid.uuid4()}"  # nothing else has the pages that these parts compute
+        self._swapped = f" {uuid.uuid4()}"  # no other engine finds the pages of these parts
         self.sizes = dataclasses.replace(before, compact_decode=changed.compact_decode)
         self.make_arrays()
 

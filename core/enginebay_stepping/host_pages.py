@@ -1,4 +1,4 @@
-"""HostPages: the pages that a ledger has moved to the memory of the host."""
+"""HostPages holds the pages that a ledger has moved to the memory of the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enginebay.executor.parts import EngineParts, Executor
 from enginebay_stepping.geometry import Shapes
 
 MOVED_PAGES = (16, 4, 1)
-"""The numbers of pages that one command moves. Each has two programs of its own in each group."""
+"""The numbers of pages that one command moves. Each number has two programs in each group."""
 
 MAX_UNREAD = 64
 """Max pages that were read on the device and are not yet on the host."""
@@ -66,11 +66,12 @@ def kind_bytes(kinds: PageKinds) -> int:
 
 
 class HostPages:
-    """Makes the moves of a ledger's log, in its order, and holds what "out" moves bring to slots of
-    the host, as the device stores it.
+    """Makes the moves of a ledger's log, in their order, and holds the pages that "out" moves bring
+    to slots of the host, as the device stores them.
 
-    A thread copies the pages from the device, so that `run` waits only for a page that comes back
-    at once. The keeper is called on that thread; the thread of the steps calls the methods.
+    A thread copies the pages from the device. So `run` waits only for a page that comes back before
+    it was copied, and while more than MAX_UNREAD pages are on their way. The keeper is called on
+    that thread; the thread of the steps calls the methods.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class HostPages:
             start += one.nbytes
 
     def _slots_of(self, group: str) -> dict[str, np.ndarray]:
-        """The arrays of a group's slots; memory is used where pages were written."""
+        """The arrays of a group's slots. Only slots that were written take memory."""
         if group not in self._arrays:
             num = self._num_slots[group]
             self._arrays[group] = {

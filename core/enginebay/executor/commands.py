@@ -92,7 +92,7 @@ class CopyPages(ExecutorCommand[None]):
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageOut(ExecutorCommand[Mapping[str, jax.Array]]):
     """Read pages int32 [n] of each cache group. Returns all arrays of all layers by
-    "group/layer/array", as the device stores them; who reads one on the host waits for it.
+    "group/layer/array", as the device stores them; reading an array on the host waits for it.
     """
 
     pages: Mapping[str, np.ndarray]
