@@ -36,9 +36,9 @@ class Row:
 
 @dataclasses.dataclass
 class Device:
-    """The contents of cache pages by group, page and offset, and of a group's slots on the host under
-    the name "host GROUP". A place of a group with a state holds one value, for the last token that
-    the state includes.
+    """The contents of cache pages by group, page and offset, and of a group's slots on the host
+    under the name "host GROUP". A place of a group with a state holds one value, for the last token
+    that the state includes.
     """
 
     contents: dict[tuple[str, int, int], int] = dataclasses.field(default_factory=dict)

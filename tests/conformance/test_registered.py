@@ -21,7 +21,7 @@ CASES_IN_SHORT = {"attention": 10}
 after it.
 """
 LONG_CASES = {"attention": 5}
-"""Of those, the ones after the first so many are long."""
+"""Of the cases in short, the number of first cases that are not marked `long`."""
 LONG_PARTS = ("layout:nhd", "layout:tpu_rpa")
 """Parts whose checks are long: another part of the kind stays, and runs most of the same code."""
 OTHER_OPS_IN_SHORT = 6
@@ -82,7 +82,7 @@ def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
 
 
 def long_checks(entry: Entry, names: list[str]) -> set[str]:
-    """Those of a part's checks that `make test` leaves to `make test-long`."""
+    """The checks of a part that `make test` leaves to `make test-long`."""
     if label(entry) in LONG_PARTS:
         return set(names)
     if entry.kind == "kernel" and entry.op in LONG_CASES:

@@ -141,7 +141,7 @@ def test_an_unload_that_one_replica_refuses_is_undone_in_the_others() -> None:
             assert (status, refused["code"]) == (409, "adapter_in_use")
             assert first.loaded == second.loaded == {"held": "/held"}
             second.in_use.clear()
-            # Where the former folder has gone, the process is ended: another one loads it.
+            # A process whose adapter has no folder any more is ended, and another one starts.
             second.in_use.add("held")
             first.missing.add("/held")
             assert (await change(front, UNLOAD, "held"))[0] == 409

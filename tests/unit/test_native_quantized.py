@@ -51,7 +51,7 @@ OTHERS: list[tuple[str, int, int, int, str]] = [
     ("int4", 64, 8, 8, "float32"),  # 8 inputs a group
     ("int4", 33, 8, 1, "float32"),  # half a byte is left over
 ]
-"""The same of weights that only panels serve."""
+"""The same fields, for weights that only panels serve."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_every_form_is_the_exact_product_and_a_row_has_the_same_bits_in_every_ba
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
 def test_panels_are_exact_products(linear: Any, activations: str) -> None:
-    """Of prompts, whose last rows and outputs fill no tile, and of the other forms."""
+    """The rows are those of a prompt; the last rows and outputs fill no tile."""
     long = [("int8_group", 2064, 50, 3, "float32"), ("int4", 1100, 97, 1, "float16")]
     cases = [*CASES, *long, *OTHERS]
     weights = [make_weight(*case, activations) for case in cases]
@@ -138,7 +138,7 @@ GROUPED: list[tuple[str, int, int, int, str]] = [
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
 def test_experts_are_exact_products(linear: Any, activations: str) -> None:
-    """Of few rows of each and of many; the last rows have no expert. A row alone has the same
+    """Experts have few rows and many; the last rows have no expert. A row alone has the same
     bits.
     """
     grouped_linear = importlib.import_module("enginebay_native.grouped_linear").grouped_linear
@@ -239,7 +239,7 @@ def test_leading_dimensions_bias_and_result_dtype(linear: Any) -> None:
 def test_processors_without_dot_products_of_bytes_give_the_same_whole_numbers(
     linear: Any, level: str, tmp_path: Path
 ) -> None:
-    """The library for a level without VNNI, beside that of this processor."""
+    """The library for a level without VNNI is compared with the library for this processor."""
     compiling = importlib.import_module("enginebay_native.compiling")
     quantized = importlib.import_module("enginebay_native.quantized")
     if not compiling.LEVELS[level] <= set(compiling._features().split()):

@@ -21,7 +21,7 @@ SIZE = 1000
 
 
 class Now:
-    """Seconds since 1970, as a test wants them."""
+    """A clock of seconds since 1970 that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = time.time()

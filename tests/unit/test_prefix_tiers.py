@@ -1,5 +1,5 @@
-"""The host tier in the books of the paged engine: what moves, what is found again, and for how
-long.
+"""The host tier in the ledger of the paged engine: which pages move, which are found again, and for
+how long.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ class Unsaved(TieredLedger):
 
 
 class Eager(HostTier):
-    """Lets pages go that the request under admission needs."""
+    """Gives the slots of pages away that the request under admission needs."""
 
     def need(self, digest: bytes) -> None:
         """Keep nothing."""
@@ -287,7 +287,7 @@ class Recycling(TieredLedger):
 
 
 class Outside(TieredLedger):
-    """Names a slot more than it says there are."""
+    """Uses a slot that is not among its `host_slots`."""
 
     def take_moves(self) -> Sequence[PageMove]:
         return [

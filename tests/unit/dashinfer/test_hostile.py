@@ -85,7 +85,7 @@ def check(call: Callable[[], object], what: object) -> object:
 
 
 def release_started(engine: Engine, result: object) -> None:
-    """Forget a request that an odd value did not hinder."""
+    """Release the request of a call that accepted an odd value."""
     if isinstance(result, tuple) and result and result[0] is SUCCESS:
         assert engine.release_request("one", result[1]) is SUCCESS
 

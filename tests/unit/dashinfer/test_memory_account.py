@@ -25,7 +25,7 @@ from tests.unit.dashinfer.test_life_cycle import tokens_of
 
 ROW_PAGES = MAX_LENGTH // 16
 PAGE_BYTES = 4 * 16
-"""Of the cache of a fake engine, whose weights and steps take no memory."""
+"""Bytes of a page of a fake engine, whose weights and steps take no memory."""
 
 LEAST_BYTES, WHOLE_BYTES = (1 + ROW_PAGES) * PAGE_BYTES, (1 + 4 * ROW_PAGES) * PAGE_BYTES
 
@@ -172,7 +172,7 @@ def test_what_a_failed_start_took_is_free_again(
 def test_a_model_without_room_for_its_weights_has_a_wrong_parameter(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the memory plan of a real engine, of which nothing is loaded."""
+    """The memory plan is that of a real engine, of which nothing is loaded."""
     whole = memory.planned_memory(memory.with_pages(plan_model(settings()), 1 + 4 * ROW_PAGES))
     assert whole.weights_bytes > 2**20
     account = memory.ModelMemory()

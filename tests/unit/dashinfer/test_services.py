@@ -116,8 +116,8 @@ def polled(queue: ResultQueue) -> list[int]:
 
 # holds D07
 def test_twenty_rounds_of_a_service_end_with_the_memory_of_the_begin(tmp_path: Path) -> None:
-    """Three models that eight threads use, one of which is stopped, started and replaced meanwhile:
-    the documented calls alone.
+    """Eight threads use three models by the documented calls alone. After that, one model is
+    stopped and started, and another one is replaced.
     """
     loaders, expected, lock = [], {}, threading.Lock()
     for name, checkpoint in (("first", BRIEF), ("second", LATE), ("third", BRIEF)):
