@@ -102,9 +102,11 @@ def check_tiers(options: BaseModel, *, caches: bool) -> None:
     given = options.model_fields_set
     values = options.model_dump()
     if values["prefix_host_bytes"] is not None and not caches:
-        raise ValueError("prefix_host_bytes needs prefix caching: turn it on, or unset both")
+        raise ValueError(
+            "prefix_host_bytes needs prefix caching: turn caching on, or unset prefix_host_bytes"
+        )
     if values["prefix_disk_dir"] is not None and values["prefix_host_bytes"] is None:
-        raise ValueError("prefix_disk_dir needs prefix_host_bytes, through which pages pass")
+        raise ValueError("prefix_disk_dir needs prefix_host_bytes: set this option too")
     if "prefix_disk_bytes" in given and values["prefix_disk_dir"] is None:
         raise ValueError("prefix_disk_bytes needs prefix_disk_dir: set the folder too")
 

@@ -115,7 +115,7 @@ class SharedAdapters:
             raise ApiError(
                 503,
                 f"replica {', '.join(absent)} is not ready. Adapters are loaded and unloaded in "
-                "all replicas or in none. Try again when /readiness names no other state.",
+                "all replicas or in none. Try again when /readiness shows that all are ready.",
                 code="model_not_ready",
                 retry_after_s=1,
             )

@@ -115,7 +115,7 @@ class Front:
                 raise ApiError(
                     400,
                     f"{name} = {shown(record.get(name))}. Allowed: a text, in a JSON object with "
-                    f"{' and '.join(texts)}. Send one.",
+                    f"{' and '.join(texts)}. Send {name} as text.",
                     param=name,
                 )
         users = (
