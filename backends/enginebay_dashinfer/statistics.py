@@ -21,6 +21,7 @@ WINDOW_S = 10.0
 class AsEngineStat:
     """Figures of a model. A span is a page of the cache, of span_size tokens. The memory pool is
     the cache, in bytes on each device. Rates are tokens per second of the last 10 seconds.
+    prefix_cache_cpu_hit_token counts those of prefix_cache_hit_token that came from the host tier.
     """
 
     model_name: str = ""
@@ -41,6 +42,7 @@ class AsEngineStat:
     token_usage_percentage: float = 0.0
     prefix_cache_hit_token: int = 0
     prefix_cache_miss_token: int = 0
+    prefix_cache_cpu_hit_token: int = 0
     prefix_cache_hit_rate: float = 0.0
     prefix_cache_miss_rate: float = 0.0
 
@@ -82,7 +84,7 @@ class StepCounters(Observer):
         """Begin at 0."""
         with self._lock:
             self.num_generated = self.num_prefilled = 0
-            self.num_hit = self.num_missed = 0
+            self.num_hit = self.num_missed = self.num_from_host = 0
             self.steps: dict[str, StepTimes] = {}
             self._recent: collections.deque[tuple[float, int, int]] = collections.deque()
 
@@ -101,9 +103,10 @@ class StepCounters(Observer):
             self._forget_old()
 
     def ended(self, ending: Ending) -> None:
-        """Count the prompt tokens that were in the cache."""
+        """Count the prompt tokens that were in the cache or in the host tier."""
         with self._lock:
             self.num_hit += ending.metrics.num_cached_tokens
+            self.num_from_host += ending.metrics.num_host_tokens
             self.num_missed += ending.metrics.num_prompt_tokens - ending.metrics.num_cached_tokens
 
     def rates(self) -> tuple[float, float]:
@@ -167,6 +170,7 @@ def engine_stat(
         token_usage_percentage=100 * share,
         prefix_cache_hit_token=counters.num_hit,
         prefix_cache_miss_token=counters.num_missed,
+        prefix_cache_cpu_hit_token=counters.num_from_host,
         prefix_cache_hit_rate=counters.num_hit / seen if seen else 0.0,
         prefix_cache_miss_rate=counters.num_missed / seen if seen else 0.0,
     )

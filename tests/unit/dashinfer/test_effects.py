@@ -104,6 +104,7 @@ def test_prefixes_return_from_the_memory_of_the_host(
             found = results.Get()
         assert (found.prefix_len_gpu, found.prefix_len_cpu) == lengths
         assert found.prefix_cache_len == sum(lengths)
+        assert engine.get_as_engine_stat(name).prefix_cache_cpu_hit_token == lengths[1]
 
 
 # holds D18
