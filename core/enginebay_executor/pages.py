@@ -83,13 +83,6 @@ class PageMover:
         key = (*name, *runner.layouts.values())
         if key in self._programs:
             return self._programs[key]
-        # Checks also read and write pages, in any number, so these programs are never refused.
-        if runner.compilations.forbidden and name == (COPY,):
-            raise CompilationError(
-                "program not compiled: copy of a page",
-                "programs that warmup() compiled",
-                "Call warmup() first, or set forbid_compiling = false.",
-            )
         described = (jax.tree.map(_describe, arguments[0]), *arguments[1:])
         outputs = None
         if runner.placement.mesh is not None and returns is not None:
@@ -111,7 +104,15 @@ class PageMover:
         """Launch copies. Each launch copies one page in every group; a group without further pages
         copies page 0 onto itself.
         """
-        runner, program = self._runner, self._copier()
+        runner = self._runner
+        # Programs that read and write pages may be compiled: tools move pages in any number.
+        if runner.compilations.forbidden and (COPY, *runner.layouts.values()) not in self._programs:
+            raise CompilationError(
+                "program not compiled: copy of a page",
+                "programs that warmup() compiled",
+                "Call warmup() first, or set forbid_compiling = false.",
+            )
+        program = self._copier()
         lists = [command.pages.get(group, ()) for group in runner.layouts]
         for pairs in itertools.zip_longest(*lists, fillvalue=(0, 0)):
             state = runner.state

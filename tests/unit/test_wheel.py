@@ -160,6 +160,7 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
         "grouped_linear",
         "linear",
         "lora",
+        "panel_linear",
         "quantized_linear",
     ]
     made = [Path(path) for path in data["force_include"]]
