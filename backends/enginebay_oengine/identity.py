@@ -42,21 +42,23 @@ def engine_identity(parts: EngineParts, shapes: Shapes, executor: Executor) -> s
 
 
 def weights_digest(weights: Weights) -> str:
-    """Return a hash over the names, shapes, dtypes and values of all weights, without adapters.
+    """Return a hash over the names, shapes, dtypes and values of all weights, without adapters, and
+    over the forms of quantised ones, such as whether products round their inputs.
 
     The devices sum each array twice, multiplied by numbers that depend on the position, modulo
     2**32. A change of one value always changes the sums; of other changes, one in 2**64 leaves both
     equal. The sums do not protect from an attacker. Each weight is read once.
     """
     sums = [
-        (path, list(array.shape), str(array.dtype), _sums(array))
+        (path, str(form), [(list(one.shape), str(one.dtype), _sums(one)) for one in arrays])
         for path in sorted(weights)
         if not path.startswith(ADAPTER_WEIGHTS)
-        for array in jax.tree.leaves(weights[path])
+        for arrays, form in [jax.tree.flatten(weights[path])]
     ]
     digest = hashlib.sha256()
-    for path, shape, dtype, pair in sums:
-        digest.update(json.dumps([path, shape, dtype, np.asarray(pair).tolist()]).encode())
+    for path, form, arrays in sums:
+        values = [(shape, dtype, np.asarray(pair).tolist()) for shape, dtype, pair in arrays]
+        digest.update(json.dumps([path, form, values]).encode())
     return digest.hexdigest()
 
 

@@ -55,6 +55,8 @@ def test_any_value_shape_dtype_or_name_changes_the_digest_and_adapters_do_not() 
         {"b": jnp.asarray(b, jnp.float32)},
         {"c": QuantizedArray(jnp.asarray(codes), c.scales, None, "int4")},
         {"c": QuantizedArray(c.values, c.scales * 2, None, "int4")},
+        {"c": QuantizedArray(c.values, c.scales, None, "int4", activations="int8")},
+        {"c": QuantizedArray(c.values, c.scales, None, "mxfp4")},
         {"d": jnp.zeros(1)},
     ]
     others = {weights_digest(weights_of(**change)) for change in changes}
