@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import errno
 import hashlib
-import itertools
 import logging
+import math
 import os
+import secrets
 import stat
 import struct
 import threading
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, shown
 from enginebay_stepping.host_pages import PageKeeper
 
 log = logging.getLogger("enginebay.prefix_files")
@@ -74,22 +76,18 @@ class PageFiles(PageKeeper):
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` returns seconds since 1970. ConfigError when `folder` is a file."""
-        self.folder, self.max_bytes, self.ttl_s = Path(folder).expanduser(), max_bytes, ttl_s
-        if self.folder.exists() and not self.folder.is_dir():
-            todo = "Set prefix_disk_dir to a folder, or to one that can be made."
-            raise ConfigError(f"prefix_disk_dir = {str(folder)!r}, a file", "a folder", todo)
+        """`clock` returns seconds since 1970. ConfigError when `folder` is a file, or no path."""
+        self.folder, self.max_bytes, self.ttl_s = _folder(folder), max_bytes, ttl_s
         self.counts = FileCounts()
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "enginebay-prefix-files")
-        self._numbers = itertools.count()
         self._num_bytes: int | None = None
         """Bytes of all files, as far as known; None: unknown."""
         self._unseen_bytes = 0
         """Bytes written since the files were counted."""
-        self._retry_at_s = 0.0
+        self._retry_at_s = -math.inf
         self._closes_at_s: float | None = None
 
     def path(self, group: str, digest: bytes) -> Path:
@@ -134,22 +132,22 @@ class PageFiles(PageKeeper):
 
     def _touch(self, path: Path, used_s: float) -> None:
         try:
-            os.utime(path, (used_s, used_s))
+            os.utime(path, (used_s, used_s), follow_symlinks=False)
         except OSError:  # read-only, or removed by another process
             log.debug("the time of %s is not changed", path)
 
     def _write(self, group: str, digest: bytes, content: bytes, used_s: float) -> None:
         with self._lock:
             self._waiting_bytes -= len(content)
-        now_s, path = self._clock(), self.path(group, digest)
-        is_late = self._closes_at_s is not None and time.monotonic() > self._closes_at_s
+        now_s, path = time.monotonic(), self.path(group, digest)
+        is_late = self._closes_at_s is not None and now_s > self._closes_at_s
         size = HEAD.size + len(content)
         if is_late or now_s < self._retry_at_s or size > self.max_bytes * KEPT_SHARE:
             self.counts.dropped += 1
             return
         try:
             if path.exists():
-                if used_s > path.stat().st_mtime:
+                if used_s > path.lstat().st_mtime:
                     self._touch(path, used_s)
                 return
             self._make_room(size)
@@ -159,8 +157,9 @@ class PageFiles(PageKeeper):
             self._failed("write to", error)
 
     def _write_whole(self, path: Path, data: bytes, used_s: float) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}-{next(self._numbers)}{UNFINISHED}")
+        _make(path.parent)
+        # Not the process's number: in two containers it may be the same.
+        unfinished = path.with_suffix(f".{secrets.token_hex(8)}{UNFINISHED}")
         try:
             unfinished.write_bytes(data)
             os.utime(unfinished, (used_s, used_s))
@@ -218,6 +217,37 @@ class PageFiles(PageKeeper):
         self._thread.shutdown()
 
 
+def _folder(given: str | Path) -> Path:
+    """The folder, wherever the process goes later."""
+    why = "a file"
+    try:
+        folder = Path(given).expanduser().absolute()
+        if stat.S_ISDIR(_mode(folder)):
+            return folder
+    except (OSError, ValueError, RuntimeError) as error:
+        why = str(error)
+    raise ConfigError(
+        f"prefix_disk_dir = {shown(str(given))}: {why}",
+        "a folder, or a path where one can be made",
+        "Set prefix_disk_dir to such a path.",
+    )
+
+
+def _mode(folder: Path) -> int:
+    """The mode of a folder; that of a folder when there is nothing yet."""
+    try:
+        return folder.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return stat.S_IFDIR
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and the missing ones above it, open to their user only."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def _name(group: str, digest: bytes) -> bytes:
     return hashlib.blake2b(digest + group.encode(), digest_size=16).digest()
 
@@ -246,13 +276,20 @@ def _is_whole(data: bytes, name: bytes) -> bool:
 
 
 def _read(path: Path, size: int) -> tuple[bytes | None, float]:
-    """The bytes of a file (None unless it is a plain file of `size` bytes) and its last use."""
-    # O_NOFOLLOW refuses a link, and O_NONBLOCK does not wait for a pipe.
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """The bytes of a file, None unless it is a plain file of `size` bytes, and its time."""
+    try:
+        # A link is not followed, and a pipe not waited for.
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None, math.inf
+        raise
+    about = os.fstat(number)
+    if not stat.S_ISREG(about.st_mode) or about.st_size != size:
+        os.close(number)  # os.fdopen() would raise for a folder, and leave it open
+        return None, about.st_mtime
     with os.fdopen(number, "rb") as file:
-        about = os.fstat(number)
-        is_plain = stat.S_ISREG(about.st_mode) and about.st_size == size
-        return file.read(size) if is_plain else None, about.st_mtime
+        return file.read(size), about.st_mtime
 
 
 def _remove(path: Path) -> None:

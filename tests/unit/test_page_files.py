@@ -75,7 +75,33 @@ def test_pages_are_found_by_hash_and_group_also_by_another_reader(files: PageFil
     assert files.read("window", digest(1), SIZE) is None
     assert files.read("full", digest(1), SIZE - 1) is None
     assert (files.counts.written, files.counts.damaged) == (2, 1)
-    assert oct(files.path("full", digest(1)).parent.stat().st_mode)[-3:] == "700"
+
+
+def test_folders_that_are_made_are_open_to_their_user_only(tmp_path: Path) -> None:
+    files = PageFiles(tmp_path / "above" / "pages", 2**20)
+    keep(files, 1)
+    made = files.path("full", digest(1)).parents[:3]
+    assert [oct(one.stat().st_mode)[-3:] for one in made] == ["700"] * 3
+    files.close()
+
+
+def test_writers_of_one_page_do_not_share_an_unfinished_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes in two containers may have the same number, and write the same page first."""
+    written, replace = [], Path.replace
+
+    def noted(path: Path, target: Path) -> Path:
+        written.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    for _ in range(2):
+        files = PageFiles(tmp_path, 2**20)
+        keep(files, 1)
+        files.close()
+        files.path("full", digest(1)).unlink()
+    assert len(set(written)) == 2
 
 
 def damaged(data: bytes, rng: np.random.Generator, kind: int) -> bytes:
@@ -116,6 +142,8 @@ def test_things_that_are_no_files_are_not_read(files: PageFiles, tmp_path: Path)
     good = files.path("full", digest(1)).read_bytes()
     outside = tmp_path / "outside"
     outside.write_bytes(good)
+    os.utime(outside, (1.0, 1.0))
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
     for number, make in (
         (1, lambda path: path.symlink_to(outside)),
         (2, lambda path: path.mkdir()),
@@ -124,8 +152,12 @@ def test_things_that_are_no_files_are_not_read(files: PageFiles, tmp_path: Path)
         path = files.path("full", digest(number))
         path.unlink()
         make(path)
+        keep(files, number)
         assert read(files, number) is None
-    assert outside.read_bytes() == good
+    assert (outside.read_bytes(), outside.stat().st_mtime) == (good, 1.0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+    keep(files, 1, 3)
+    assert [read(files, number) for number in (1, 3)] == [page(1), page(3)], "they were removed"
 
 
 def test_unused_pages_are_too_old_after_the_time_to_live(files: PageFiles, now: Now) -> None:
@@ -213,7 +245,8 @@ def test_a_full_disk_is_counted_and_tried_again_later(
     assert not names(files)
     keep(files, 3)
     assert read(files, 3) is None, "it is too early to try again"
-    now.now_s += page_files.RETRY_S
+    now.now_s -= 3600.0  # the clock is set back, which does not matter
+    files._retry_at_s -= page_files.RETRY_S
     keep(files, 4)
     assert read(files, 4) == page(4)
 
@@ -238,6 +271,11 @@ def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="a file"):
         PageFiles(tmp_path / "file", 2**20)
+    for wrong in ("a\0b", "~nobody-here/pages", "a" * 300, str(tmp_path / "loop")):
+        (tmp_path / "loop").unlink(missing_ok=True)
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises(ConfigError, match="prefix_disk_dir"):
+            PageFiles(wrong, 2**20)
     files = PageFiles(tmp_path / "file" / "below", 2**20)
     keep(files, 1)
     assert read(files, 1) is None
