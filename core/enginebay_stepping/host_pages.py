@@ -127,10 +127,11 @@ class HostPages:
         pages = np.asarray([move.source for move in moves], np.int32)
         found = executor.run(PageOut({group: pages}))
         arrays = self._slots_of(group)
+        # Each page that waits has a slot of its own, so that all are counted.
+        slots = [(group, move.target) for move in moves]
+        concurrent.futures.wait([self._unread.pop(one) for one in slots if one in self._unread])
         future = self._thread.submit(_store, arrays, moves, found, self.keeper)
-        for move in moves:
-            self._unread.pop((group, move.target), None)
-            self._unread[group, move.target] = future
+        self._unread.update(dict.fromkeys(slots, future))
         while len(self._unread) > MAX_UNREAD:
             self._read(next(iter(self._unread)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +157,27 @@ def test_places_that_are_written_twice_have_the_last_page_and_files_have_each() 
         assert data == b"".join(array[number].tobytes() for array in before.values())
     for name, array in content(engine, [30]).items():
         assert array[0].tobytes() == before[name][-1].tobytes()
+    engine.close()
+
+
+def test_few_places_do_not_let_more_pages_wait_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, seen, waiting = made(), Seen(), list[int]()
+    engine.host.keeper = seen
+    engine.host._thread.submit(time.sleep, 0.2)  # the thread is slow
+    run = engine.executor.run
+
+    def counted(command: Any) -> Any:
+        waiting.append(len(waiting) - len(seen.pages))
+        return run(command)
+
+    monkeypatch.setattr(engine.executor, "run", counted)
+    moves = [PageMove("out", "full", 1, 1 + i % 2, b"digest") for i in range(3 * MAX_UNREAD)]
+    engine.host.run(moves, engine.executor)
+    engine.host.finish()
+    assert len(seen.pages) == 3 * MAX_UNREAD
+    assert max(waiting) <= MAX_UNREAD
     engine.close()
 
 
