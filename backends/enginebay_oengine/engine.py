@@ -9,6 +9,7 @@ from typing import TypeGuard
 from enginebay.cache import CacheGroup
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
+from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay_executor.local import runner_of
 from enginebay_oengine.held import GroupPages
@@ -37,7 +38,11 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     ledger = make_ledger(parts, options, sizes.whole, rows.page_tables, tiers)
     engine = StepEngine(parts, rows, ledger, sizes, tiers.pages, tiers.identify)
     if tiers.files is not None:
-        runner_of(engine)  # refuses an engine whose weights are in other processes
+        try:
+            runner_of(engine)  # an engine without its weights here is refused now, not in service
+        except UnsupportedError:
+            engine.close()
+            raise
     plan = engine.memory
     workspace_bytes = plan.workspace_bytes + moving_bytes(parts, options)
     engine.memory = dataclasses.replace(plan, workspace_bytes=workspace_bytes, tiers=tiers.plans())

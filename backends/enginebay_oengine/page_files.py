@@ -14,7 +14,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from enginebay.errors import ConfigError, shown
@@ -215,6 +215,11 @@ class PageFiles(PageKeeper):
         """Write the waiting pages, for CLOSE_S at most, and end the thread."""
         self._closes_at_s = time.monotonic() + CLOSE_S
         self._thread.shutdown()
+
+
+def file_bytes(pages: Iterable[int]) -> int:
+    """Return the smallest `max_bytes` for the files of pages of these numbers of bytes."""
+    return math.ceil(sum(HEAD.size + num_bytes for num_bytes in pages) / KEPT_SHARE)
 
 
 def _folder(given: str | Path) -> Path:

@@ -13,7 +13,7 @@ from enginebay.memory import TierPlan
 from enginebay_oengine.host_tier import HostTier, MoveLog
 from enginebay_oengine.identity import engine_identity
 from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.page_files import PageFiles
+from enginebay_oengine.page_files import PageFiles, file_bytes
 from enginebay_stepping.geometry import Shapes
 from enginebay_stepping.host_pages import HostPages, kind_bytes, page_kinds
 
@@ -84,6 +84,13 @@ def make_tiers(parts: EngineParts, options: PagedOptions, shapes: Shapes) -> Pre
         )
     files = None
     if options.prefix_disk_dir is not None:
+        least_bytes = file_bytes(page_bytes.values())
+        if options.prefix_disk_bytes < least_bytes:
+            raise ConfigError(
+                f"prefix_disk_bytes = {options.prefix_disk_bytes}",
+                f"at least {least_bytes}, which is a page of {options.page_size} tokens",
+                "Set at least this size.",
+            )
         files = PageFiles(options.prefix_disk_dir, options.prefix_disk_bytes, options.prefix_ttl_s)
     num_slots = most // each
     pages = HostPages(parts, shapes, dict.fromkeys(page_bytes, num_slots), files)

@@ -22,7 +22,7 @@ from enginebay_oengine.engine import is_paged
 from enginebay_oengine.identity import weights_digest
 from enginebay_stepping.engine import StepEngine
 from tests.brief import LEAST
-from tests.unit.test_executors import plan_of
+from tests.unit.test_executors import Listing, plan_of
 
 
 def weights_of(**changed: Any) -> Mapping[str, Any]:
@@ -109,7 +109,16 @@ def test_versions_are_alike_in_two_engines_and_change_with_weights_parts_and_dty
         one.close()
 
 
-def test_an_executor_without_the_weights_is_refused(tmp_path: Path) -> None:
+def test_an_executor_without_the_weights_is_refused_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Listing] = []
+
+    def close(self: Listing) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(Listing, "close", close)
     options = {"name": "oengine", "prefix_host_bytes": 2**24, "prefix_disk_dir": str(tmp_path)}
     with pytest.raises(UnsupportedError, match="the weights and programs of a Listing"):
         make_engine(plan_of(engine=options, executor="listing"))
+    assert len(closed) == 1

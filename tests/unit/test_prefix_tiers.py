@@ -5,6 +5,7 @@ how long.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,14 @@ def test_sizes_that_hold_no_page_are_refused() -> None:
         engine_of(LEAST, prefix_host_bytes=100)
     with pytest.raises(ConfigError, match="the memory of the host"):
         engine_of(LEAST, prefix_host_bytes=2**60)
+    disk: Any = {"prefix_host_bytes": 2**22, "prefix_disk_dir": "pages"}
+    with pytest.raises(ConfigError, match="prefix_disk_bytes = 100") as caught:
+        engine_of(LEAST, **disk, prefix_disk_bytes=100)
+    (least,) = re.findall(r"at least (\d+)", str(caught.value))
+    engine = engine_of(LEAST, **disk, prefix_disk_bytes=int(least))
+    assert engine.memory.tiers[1].num_tokens >= 16
+    with pytest.raises(ConfigError, match="which is a page of 16 tokens"):
+        engine_of(LEAST, **disk, prefix_disk_bytes=int(least) - 1)
 
 
 def test_the_plan_counts_the_tokens_of_each_tier(tmp_path: Path) -> None:
