@@ -117,16 +117,17 @@ class HostTier:
         self._needed.clear()
         self._reads_until_s = None
 
-    def save(self, gone: Evicted) -> None:
-        """Order the move to the host of a page that the device evicts, unless the host has the
-        page or every slot is needed.
+    def save(self, gone: Evicted, *, again: bool = False) -> None:
+        """Order a page that the device evicts to the host, unless the host has it or every slot is
+        needed. `again`: also if the host has it, because its file may be gone, or look unused.
         """
-        if gone.digest in self._pages:
+        found = self._pages.get(gone.digest)
+        if found is not None:
             self._use(gone.digest, gone.since_s)
-            return
-        slot = self._take()
-        if slot is not None:
+            slot = found.slot if again else None
+        elif (slot := self._take()) is not None:
             self._pages[gone.digest] = HostPage(slot, gone.since_s)
+        if slot is not None:
             self._log.out(self.group, gone, slot, self._clock() - gone.since_s)
 
     def bring(self, digest: bytes, page: int) -> PageSource:

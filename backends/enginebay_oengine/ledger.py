@@ -267,10 +267,9 @@ class PageLedger(Ledger):
         return self._log.take()
 
     def save_pages(self) -> None:
+        self._prefixes.settle()
         for group in self.groups.values():
-            index = group.store.index
-            while index is not None and index.num_resting:
-                group.store.evict(index)
+            group.store.save()
 
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         found = self._states.get(group) or self.groups[group]

@@ -110,13 +110,13 @@ class PrefixIndex:
         """Return whether the page has no holder."""
         return page in self._resting
 
-    def evict(self) -> Evicted:
-        """Remove the page that has rested longest, and return it. InternalError when no
-        page rests.
+    def evict(self, *, latest: bool = False) -> Evicted:
+        """Remove the page that has rested longest, or the latest one, and return it. InternalError
+        when no page rests.
         """
         if not self._resting:
             raise InternalError("evict() without a resting page")
-        page, since_s = self._resting.popitem(last=False)
+        page, since_s = self._resting.popitem(last=latest)
         digest = self._digests.pop(page)
         del self._pages[digest]
         return Evicted(page, digest, since_s)

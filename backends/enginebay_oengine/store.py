@@ -80,6 +80,14 @@ class PageStore:
         if self.host is not None:
             self.host.save(gone)
 
+    def save(self) -> None:
+        """Free all cached pages; the host tier gets their content, the most recently used first."""
+        while self.index is not None and self.index.num_resting:
+            gone = self.index.evict(latest=True)
+            self.pool.reclaim(gone.page)
+            if self.host is not None:
+                self.host.save(gone, again=True)
+
     def share(self, page: int) -> None:
         """Add a holder to a page."""
         if self.index is not None and self.index.is_resting(page):

@@ -355,8 +355,8 @@ class Ledger(ABC):
         return ()
 
     def save_pages(self) -> None:  # noqa: B027  # most ledgers have no host slots
-        """Order the move to the host of all cached pages that no row uses. An engine that is closed
-        calls this, so that files keep the pages.
+        """Order all cached pages that no row uses to the host, the most recently used first: the
+        engine is closed, and files keep them.
         """
 
     @property

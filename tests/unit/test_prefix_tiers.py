@@ -247,6 +247,21 @@ def test_forgetting_clears_the_host_and_what_is_ordered() -> None:
     ledger.check()
 
 
+def test_closing_saves_what_was_used_last_first_and_what_the_host_has_too() -> None:
+    ledger, clock = make_ledger(num_slots=7)
+    run(ledger, prompt(60, 1))
+    run(ledger, prompt(60))
+    run(ledger, prompt(60, 1))  # the host has it, but perhaps no file has any more
+    clock.now_s = 5.0
+    digests = list(page_digests(key_digest(NO_KEY), prompt(60, 1), PAGE))
+    ledger.save_pages()
+    moves = ledger.take_moves()
+    assert [move.digest for move in moves] == digests, "a page is found only after those before it"
+    assert {(move.kind, move.age_s) for move in moves} == {("out", 5.0)}
+    assert ledger.num_cached_tokens(prompt(60, 1)) == 56
+    ledger.check()
+
+
 class Hasty(PageLedger):
     """Writes to pages before it saves what they hold."""
 
