@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,6 +56,8 @@ from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
 from enginebay_stepping.host_pages import HostPages
 from enginebay_stepping.memory import plan_memory
 from enginebay_stepping.rows import RowTable
+
+log = logging.getLogger("enginebay.engine")
 
 NO_DEMAND = Demand()
 
@@ -146,6 +149,8 @@ class StepEngine(Engine):
                 self.ledger.save_pages()
                 self.host.run(self.ledger.take_moves(), self.executor)
                 self.host.finish()
+        except Exception:  # whoever closes an engine may have more to close
+            log.exception("cached pages were not saved, because the device or their keeper failed")
         finally:
             self.host.close()
             self.executor.close()

@@ -15,6 +15,7 @@ from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import InternalError
 from enginebay.executor.commands import PageIn, PageOut
+from enginebay_executor.local import runner_of
 from enginebay_oengine.engine import is_paged
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper
@@ -197,3 +198,17 @@ def test_a_page_that_cannot_be_read_fails_its_return_and_is_forgotten() -> None:
 
 def fail(*_: object) -> None:
     raise RuntimeError("the device is gone")
+
+
+def test_closing_frees_everything_when_pages_cannot_be_saved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, seen = made(), Seen()
+    seen.keep = fail  # type: ignore[method-assign]
+    engine.host.keeper = seen
+    engine.host.run([PageMove("out", "full", 1, 3, b"digest")], engine.executor)
+    engine.close()
+    assert seen.is_closed
+    assert "the device is gone" in caplog.text
+    assert not runner_of(engine).has_state
+    engine.close()
