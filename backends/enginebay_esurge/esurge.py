@@ -176,7 +176,7 @@ class eSurge:  # noqa: N801  # the name its users know
 
         initiate() starts again without compiling.
         """
-        self._service.stop()
+        self._service.end()
         self._profiler.stop()
         self._jobs.close()
 

@@ -101,6 +101,14 @@ class Service:
             if self._compiling is not None:
                 self._compiling.stop()
 
+    def end(self) -> None:
+        """Stop, and write the cached pages to files, if the engine has such. `stop` does not, as it
+        also runs when the interpreter ends, too late for threads.
+        """
+        with self.lock:
+            self.stop()
+            self.parts.engine.save_pages()
+
     def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> list[Ticket]:
         """Queue all requests or none; their events are passed to `takes`. NotRunningError unless
         running.

@@ -364,6 +364,11 @@ class Engine(ABC):
         engines of this process.
         """
 
+    def save_pages(self) -> None:  # noqa: B027  # most engines have no files
+        """Write the cached pages that no row uses to files, if the engine has such: serving ends.
+        Errors are logged, and never raised.
+        """
+
     def close(self) -> None:  # noqa: B027  # an engine may hold nothing
         """Free weights, cache and programs for good. Closing twice does nothing."""
 

@@ -143,14 +143,19 @@ class StepEngine(Engine):
             self.executor.run(Make(self._shapes))
             self._has_arrays = True
 
-    def close(self) -> None:
+    def save_pages(self) -> None:
+        if not self._has_arrays or self.host.keeper is None:
+            return
         try:
-            if self._has_arrays and self.host.keeper is not None:
-                self.ledger.save_pages()
-                self.host.run(self.ledger.take_moves(), self.executor)
-                self.host.finish()
+            self.ledger.save_pages()
+            self.host.run(self.ledger.take_moves(), self.executor)
+            self.host.finish()
         except Exception:  # whoever closes an engine may have more to close
             log.exception("cached pages were not saved, because the device or their keeper failed")
+
+    def close(self) -> None:
+        try:
+            self.save_pages()
         finally:
             self.host.close()
             self.executor.close()

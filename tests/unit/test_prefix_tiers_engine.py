@@ -19,14 +19,16 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.outputs import RequestMetrics
 from enginebay.prefix_key import PrefixKey
+from enginebay_esurge import eSurge
 from enginebay_executor.local import runner_of
 from enginebay_oengine.engine import is_paged
 from enginebay_oengine.page_files import PageFiles
 from enginebay_oengine.prefix import key_digest, page_digests
 from enginebay_stepping.engine import StepEngine
 from tests.adapters import write_adapter
-from tests.brief import TINY
+from tests.brief import BRIEF, TINY
 from tests.pool import few_sizes
+from tests.unit.esurge.small import OPTIONS
 
 pytestmark = pytest.mark.xdist_group("tiny")
 
@@ -194,6 +196,27 @@ def test_other_weights_and_dtypes_find_nothing(tmp_path: Path) -> None:
         assert tokens_of(llm, prompts[0])[1].num_cached_tokens == 0
     with opened(options=disk(tmp_path)) as llm:
         assert tokens_of(llm, prompts[0])[1].num_disk_tokens == 87
+
+
+@pytest.mark.slow
+def test_pages_are_in_files_after_an_esurge_was_terminated(tmp_path: Path) -> None:
+    options = {"engine_options": {"num_pages": 20, **disk(tmp_path)}, "compile_runner": False}
+    prompt, params = "Once upon a time there was a fox. " * 3, SamplingParams(max_tokens=2)
+    for num_read in (0, 1):
+        with few_sizes(), eSurge(BRIEF, **OPTIONS | options) as surge:
+            engine = surge._service.parts.engine
+            assert is_paged(engine)
+            keeper = engine.host.keeper
+            assert isinstance(keeper, PageFiles)
+            texts = [surge.generate(prompt, params)[0].outputs[0].text]
+            assert (keeper.counts.read, keeper.counts.written) == (num_read, 0)
+            surge.terminate()
+            keeper.finish()
+            assert len(files_of(tmp_path)) == 1
+            surge.initiate()  # the pages are on the host
+            texts.append(surge.generate(prompt, params)[0].outputs[0].text)
+            assert texts[0] == texts[1]
+            assert keeper.counts.read == num_read
 
 
 SERVING = """
