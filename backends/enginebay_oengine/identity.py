@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,14 @@ def _sums(array: jax.Array) -> jax.Array:
     for axis in range(array.ndim):  # no reshape, so that each device sums its own part
         stride = jnp.uint32(math.prod(array.shape[axis + 1 :]) % 2**32)
         place = place + stride * jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    return jnp.stack([jnp.sum(bits * _mixed(place, seed), dtype=jnp.uint32) for seed in SEEDS])
+    # One reduction of both: XLA computes the terms in its loop. Two would store them on a CPU.
+    terms, zero = [bits * _mixed(place, seed) for seed in SEEDS], jnp.uint32(0)
+    sums = jax.lax.reduce(terms, [zero] * len(SEEDS), _added, range(array.ndim))
+    return jnp.stack(sums)
+
+
+def _added(mine: Sequence[jax.Array], other: Sequence[jax.Array]) -> list[jax.Array]:
+    return [a + b for a, b in zip(mine, other, strict=True)]
 
 
 def _bits(array: jax.Array) -> jax.Array:

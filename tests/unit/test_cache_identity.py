@@ -19,7 +19,7 @@ from enginebay.errors import UnsupportedError
 from enginebay.weights import QuantizedArray
 from enginebay_executor.local import runner_of
 from enginebay_oengine.engine import is_paged
-from enginebay_oengine.identity import weights_digest
+from enginebay_oengine.identity import _sums, weights_digest
 from enginebay_stepping.engine import StepEngine
 from tests.brief import LEAST
 from tests.unit.test_executors import Listing, plan_of
@@ -68,6 +68,15 @@ def test_devices_that_share_an_array_give_its_digest() -> None:
     weights = weights_of()
     split = weights_of(a=jax.device_put(weights["a"], where))
     assert weights_digest(split) == weights_digest(weights)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_large_weight_is_summed_without_memory_of_its_size(num_devices: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("x",))
+    where = NamedSharding(mesh, PartitionSpec(None, "x"))
+    large = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16, sharding=where)
+    found = _sums.lower(large).compile().memory_analysis()
+    assert found.temp_size_in_bytes < 2**16
 
 
 def engine_of(tmp_path: Path, **choices: Any) -> StepEngine:
