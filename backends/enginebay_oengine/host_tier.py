@@ -150,10 +150,10 @@ class HostTier:
         now_s = self._clock()
         if self._reads_until_s is None:
             self._reads_until_s = now_s + MAX_READ_S
-        if now_s >= self._reads_until_s:
+        # The slot is written at once, so no ordered move may use it.
+        if now_s >= self._reads_until_s or self._next_slot(idle=True) is None:
             return False
         write = self._read_file(digest)
-        # The slot is written at once, so no ordered move may use it.
         slot = None if write is None else self._take(idle=True)
         if write is None or slot is None:
             return False
@@ -192,17 +192,27 @@ class HostTier:
         self._pages.move_to_end(digest)
 
     def _take(self, *, idle: bool = False) -> int | None:
-        """Take a free slot, or else the slot of the least recently used page that is not needed.
-        `idle`: no ordered move may use the slot. None when there is no such slot.
+        """Take the next slot. None when there is none."""
+        found = self._next_slot(idle=idle)
+        if found is None:
+            return None
+        slot, digest = found
+        if digest is None:
+            return self._free.pop()
+        del self._pages[digest]
+        return slot
+
+    def _next_slot(self, *, idle: bool) -> tuple[int, bytes | None] | None:
+        """The slot to take next, and the hash of the page there: the first one that is not needed,
+        if no slot is free. `idle`: no ordered move may use the slot. None when there is no slot.
         """
 
         def may_go(slot: int) -> bool:
             return not (idle and self._log.uses(self.group, slot))
 
         if self._free and may_go(self._free[-1]):
-            return self._free.pop()
+            return self._free[-1], None
         for digest, page in self._pages.items():
             if digest not in self._needed and may_go(page.slot):
-                del self._pages[digest]
-                return page.slot
+                return page.slot, digest
         return None

@@ -226,6 +226,18 @@ def test_looking_for_files_costs_the_host_no_pages() -> None:
     assert ledger.num_cached_tokens(prompt(60)) == 56
 
 
+def test_a_request_that_waits_reads_no_files_for_which_there_is_no_slot() -> None:
+    files = Files()
+    ledger, _ = make_ledger(num_slots=3, read_file=files)
+    files.keep(prompt(60, 1))
+    held = admit(ledger, prompt(40))
+    for _ in range(5):
+        assert ledger.admit(1, prompt(60, 1), 61) is None
+    assert files.num_read == 3
+    ledger.release(held)
+    assert run(ledger, prompt(60, 1))[0].num_from_disk == 24
+
+
 def test_an_admission_reads_files_for_a_limited_time() -> None:
     files = Files()
     ledger, clock = make_ledger(num_slots=16, read_file=files)
