@@ -71,6 +71,10 @@ class HostPage:
     used_s: float
     source: PageSource = "host"
 
+    def is_old(self, ttl_s: float | None, now_s: float) -> bool:
+        """Return whether it was not used for `ttl_s`."""
+        return ttl_s is not None and now_s - self.used_s >= ttl_s
+
 
 class HostTier:
     """The host slots of one cache group. A new page takes a free slot, or else the slot of the
@@ -104,7 +108,7 @@ class HostTier:
     def holds(self, digest: bytes) -> bool:
         """Return whether the host has the page with this hash."""
         found = self._pages.get(digest)
-        return found is not None and not self._is_old(found, self._clock())
+        return found is not None and not found.is_old(self.ttl_s, self._clock())
 
     def need(self, digest: bytes) -> None:
         """Keep the page with this hash until `settle`, if the host has the page or gets it."""
@@ -169,11 +173,8 @@ class HostTier:
         if self.ttl_s is None or now_s < self._next_expiry_s:
             return
         self._next_expiry_s = now_s + self.ttl_s / 100
-        for digest in [d for d, one in self._pages.items() if self._is_old(one, now_s)]:
+        for digest in [d for d, one in self._pages.items() if one.is_old(self.ttl_s, now_s)]:
             self._free.append(self._pages.pop(digest).slot)
-
-    def _is_old(self, page: HostPage, now_s: float) -> bool:
-        return self.ttl_s is not None and now_s - page.used_s >= self.ttl_s
 
     def forget(self) -> None:
         """Forget all pages."""

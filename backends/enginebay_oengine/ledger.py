@@ -269,7 +269,9 @@ class PageLedger(Ledger):
     def save_pages(self) -> None:
         self._prefixes.settle()
         for group in self.groups.values():
-            group.store.save()
+            index = group.store.index
+            while index is not None and index.num_resting:
+                group.store.evict(index, at_end=True)
 
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         found = self._states.get(group) or self.groups[group]

@@ -73,20 +73,14 @@ class PageStore:
             self.evict(self.index)
         return self.pool.take()
 
-    def evict(self, index: PrefixIndex) -> None:
-        """Free the least recently used cached page; the host tier gets its content."""
-        gone = index.evict()
+    def evict(self, index: PrefixIndex, *, at_end: bool = False) -> None:
+        """Free the cached page that was not used for longest; the host tier gets its content.
+        `at_end`: the page that was used last, which the host tier saves again if it has it.
+        """
+        gone = index.evict(latest=at_end)
         self.pool.reclaim(gone.page)
         if self.host is not None:
-            self.host.save(gone)
-
-    def save(self) -> None:
-        """Free all cached pages; the host tier gets their content, the most recently used first."""
-        while self.index is not None and self.index.num_resting:
-            gone = self.index.evict(latest=True)
-            self.pool.reclaim(gone.page)
-            if self.host is not None:
-                self.host.save(gone, again=True)
+            self.host.save(gone, again=at_end)
 
     def share(self, page: int) -> None:
         """Add a holder to a page."""

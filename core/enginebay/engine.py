@@ -365,9 +365,7 @@ class Engine(ABC):
         """
 
     def save_pages(self) -> None:  # noqa: B027  # most engines have no files
-        """Write the cached pages that no row uses to files, if the engine has such: serving ends.
-        Errors are logged, and never raised.
-        """
+        """Write cached pages that no row uses to files, if it has such. Errors are only logged."""
 
     def close(self) -> None:  # noqa: B027  # an engine may hold nothing
         """Free weights, cache and programs for good. Closing twice does nothing."""
