@@ -226,9 +226,9 @@ class StepEngine(Engine):
             longest = max([min(row.num_computed + steps, row.lease.capacity) for row in rows])
             key = self.geometry.decode_key(len(rows), longest)
         own = np.asarray([row.row for row in rows], np.int32)
-        key = dataclasses.replace(
-            key, full_vocab=wants_all(rows, table), adapts=bool(table.adapters[own].any())
-        )
+        full_vocab, adapts = wants_all(rows, table), bool(table.adapters[own].any())
+        if full_vocab or adapts:
+            key = dataclasses.replace(key, full_vocab=full_vocab, adapts=adapts)
         key = self.executor.choose(key, needs_of(table, own))
         updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.update)
         if updates:
