@@ -112,9 +112,9 @@ class Decision:
     """What runs next, in this order: `preempt`, then `prefill`, then `decode`.
 
     `prefill` has pairs (request id, number of prompt tokens to process now); naming a waiting
-    request admits it. Each request in `decode` gets up to `decode_steps` tokens. `preempt` lists
-    running requests that lose their rows and wait again. An empty decision means: wait until a
-    request arrives or a step ends.
+    request admits it. Each request in `decode` gets up to `decode_steps` tokens, and at most its
+    max_new_left. `preempt` lists running requests that lose their rows and wait again. An empty
+    decision means: wait until a request arrives or a step ends.
     """
 
     prefill: tuple[tuple[str, int], ...] = ()
@@ -135,8 +135,9 @@ class Scheduler(ABC):
       rows that it preempts. An admitted request needs its prompt and one more token; a decoding row
       needs the tokens by which it grows.
     - Every request id in the decision is in the view, and occurs once.
-    - A request decodes only when its num_left is 0. A prefill has at least 1 and at most num_left
-      tokens.
+    - A request decodes only when its num_left is 0 and its max_new_left is at least 1. The loop
+      leaves a row that has its last token out of the step, but the row has used up a token of the
+      budget. A prefill has at least 1 and at most num_left tokens.
     - The decision is not empty while a waiting or running request could run.
     - No request waits for ever, whichever requests arrive later.
     - The state is hashable, and has no record of requests that are gone.

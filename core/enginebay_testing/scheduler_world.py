@@ -10,6 +10,14 @@ import operator
 from typing import Any
 
 from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay_testing.scheduler_rules import (
+    Case,
+    check_decision,
+    check_state,
+    is_empty,
+    tokens,
+    who_could_run,
+)
 
 MAX_IDLE_DECISIONS = 50
 """Max number of consecutive decisions that process no token."""
@@ -73,6 +81,14 @@ class _Sequence:
         return self.num_left == 0 and self.max_new_left == 0
 
 
+@dataclasses.dataclass(slots=True)
+class _History:
+    """The numbers of the decisions in which a request was admitted and preempted."""
+
+    admitted: list[int] = dataclasses.field(default_factory=list)
+    preempted: list[int] = dataclasses.field(default_factory=list)
+
+
 class World:
     """The serving loop without an engine: requests arrive, decisions are checked and carried out,
     requests end.
@@ -95,7 +111,7 @@ class World:
         self.ended: dict[str, float] = {}
         self.num_decisions = 0
         self._num_idle = 0
-        self._num_added = 0
+        self._histories: dict[str, _History] = {}
 
     def add(
         self,
@@ -110,8 +126,8 @@ class World:
         most = self.setting.max_model_len
         prompt = min(num_prompt, most - 1)
         new = min(max_new, most - prompt)
-        name = f"request-{self._num_added}"
-        self._num_added += 1
+        name = f"request-{len(self._histories)}"
+        self._histories[name] = _History()
         view = WaitingView(name, prompt, new, self.now_s, priority, min(num_cached, prompt), tenant)
         self.waiting[name] = _Sequence(view)
         return name
@@ -131,6 +147,7 @@ class World:
         the prompt.
         """
         gone = self.running.pop(name)
+        self._histories[name].preempted.append(self.num_decisions)
         if gone.is_ending:
             self.ended[name] = self.now_s
             return
@@ -184,29 +201,33 @@ class World:
         before = repr(self.state)
         decision, state = self.scheduler.decide(view, self.state)
         again = self.scheduler.decide(_copied(view), copy.deepcopy(self.state))
-        case = _Case(view, before, decision)
+        case = Case(view, before, decision, self.num_decisions)
         assert repr(self.state) == before, (
             f"decide() changed the state in place to {self.state!r}{case}"
         )
         assert again == (decision, state), (
-            f"decide() returned {again[0]} for the same view and state{case}"
+            f"for the same view and state, decide() returned another decision or state the second "
+            f"time: {again[0]}, {again[1]!r}{case}"
         )
         check_state(state, case)
         check_decision(view, decision, case)
-        idle = is_empty(decision) and _something_could_run(view)
-        assert not idle, f"the decision is empty, although a request could run{case}"
+        left_out = who_could_run(view) if is_empty(decision) else None
+        assert left_out is None, (
+            f"the decision is empty, although a request could run: {left_out}{case}"
+        )
         ending = [name for name, one in self.running.items() if one.is_ending]
         self.state = state
+        self._num_idle = 0 if self._carry_out(decision) else self._num_idle + 1
         self.num_decisions += 1
         self.now_s += self.seconds_per_decision
-        self._num_idle = 0 if self._carry_out(decision) else self._num_idle + 1
         for name in ending:
             if name in self.running:
                 self.end(name)
         check_books(self, case)
         stuck = self._num_idle >= MAX_IDLE_DECISIONS and (self.running or self.waiting)
         assert not stuck, (
-            f"no token was processed in {self._num_idle} decisions; the last one:{case}"
+            f"no token was processed in {self._num_idle} decisions: the last one "
+            f"{self._why_idle(decision)}{case}"
         )
         return decision
 
@@ -218,17 +239,60 @@ class World:
             if not self.waiting and not self.running:
                 break
             self.act()
-        left = [*self.running.values(), *self.waiting.values()]
+        left = [*self.running, *self.waiting]
         assert not left, (
-            f"after {max_decisions} decisions, these requests have not ended: {left[:4]} "
-            f"(view: {self.view()})"
+            f"after {max_decisions} decisions, {len(left)} requests have not ended: "
+            f"{'; '.join(map(self.story, left[:4]))} (view: {self.view()})"
         )
         last = self.act()
         assert is_empty(last), f"no request waits or runs, but the decision is {last}"
         remembered = repr(self.state)
-        kept = [f"request-{i}" for i in range(self._num_added) if f"'request-{i}'" in remembered]
+        kept = [name for name in self._histories if f"'{name}'" in remembered]
         assert not kept, (
             f"the state still holds requests that have ended: {kept[:4]} in {self.state!r}"
+        )
+
+    def num_preempted(self, name: str) -> int:
+        """Return how often a request lost its row."""
+        return len(self._histories[name].preempted)
+
+    def has_decoded(self, name: str) -> bool:
+        """Return whether a request has a row and its first token, and is not ending."""
+        one = self.running.get(name)
+        return one is not None and one.num_left == 0 and not one.is_ending
+
+    def story(self, name: str) -> str:
+        """Return what has become of a request that has not ended, for messages."""
+        history, one = self._histories[name], self.running.get(name)
+        times, was = len(history.preempted), ""
+        if times:
+            often = "once" if times == 1 else f"{times} times, last"
+            was = f"was preempted {often} in decision {history.preempted[-1]}"
+        if one is None:
+            return f"{name} {was or 'was never admitted'}" + (
+                ", and has not been admitted since" if times else ""
+            )
+        left = (
+            f"{tokens(one.num_left)} of its prompt"
+            if one.num_left
+            else f"{tokens(one.max_new_left)} to decode"
+        )
+        admitted = f"was {'last ' if times else ''}admitted in decision {history.admitted[-1]}"
+        return f"{name} {', '.join(part for part in (was, admitted) if part)}, and has {left} left"
+
+    def _why_idle(self, decision: Decision) -> str:
+        """Return how it came that a decision that was carried out processed no token."""
+        if decision.preempt:
+            return f"preempts {', '.join(decision.preempt)}"
+        if decision.decode:
+            rows = ", ".join(decision.decode[:4])
+            return f"decodes {rows}, for whose next tokens no page is free"
+        if decision.prefill:
+            return f"admits {decision.prefill[0][0]}, for which too few pages are free"
+        rows = ", ".join(list(self.running)[:4]) or "no row"
+        return (
+            f"is empty: with {tokens(self.free_tokens)} of free cache {rows} cannot go on, and "
+            "none is preempted"
         )
 
     def _carry_out(self, decision: Decision) -> bool:
@@ -277,6 +341,7 @@ class World:
             return False
         del self.waiting[name]
         self.running[name] = one
+        self._histories[name].admitted.append(self.num_decisions)
         return True
 
     def _promise(self, one: _Sequence, num_tokens: int) -> bool:
@@ -286,18 +351,6 @@ class World:
             return False
         one.num_promised = max(one.num_promised, wanted)
         return True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Case:
-    """The end of a message: formatted only when a check fails, because views are long."""
-
-    view: SchedulerView
-    state: str
-    decision: Decision
-
-    def __str__(self) -> str:
-        return f"\nview: {self.view}\nstate: {self.state}\ndecision: {self.decision}"
 
 
 _WAITING = operator.attrgetter(*(field.name for field in dataclasses.fields(WaitingView)))
@@ -322,71 +375,3 @@ def check_books(world: World, case: object) -> None:
     )
     assert world.free_tokens >= 0, f"more cache is reserved than there is{case}"
     assert not world.running.keys() & world.waiting.keys(), f"a request both waits and runs{case}"
-
-
-def is_empty(decision: Decision) -> bool:
-    """Return whether a decision does nothing, so that the loop waits for new requests."""
-    return not decision.prefill and not decision.decode and not decision.preempt
-
-
-def check_state(state: Any, case: object) -> None:
-    """Raise AssertionError with `case` when a state cannot be hashed, as immutable values can."""
-    try:
-        hash(state)
-    except TypeError as error:
-        raise AssertionError(f"the state is mutable: {error}{case}") from None
-
-
-def check_decision(view: SchedulerView, decision: Decision, case: object) -> None:
-    """Raise AssertionError with `case` when a decision breaks a rule of the contract."""
-    waiting = {one.request_id: one for one in view.waiting}
-    running = {row.request_id: row for row in view.running}
-    prefilled = [name for name, _ in decision.prefill]
-    names = [*prefilled, *decision.decode, *decision.preempt]
-    assert len(set(names)) == len(names), f"a request occurs twice in the decision{case}"
-    assert set(names) <= waiting.keys() | running.keys(), (
-        f"the decision names a request that is not in the view{case}"
-    )
-    assert set(decision.preempt) <= running.keys(), (
-        f"the decision preempts a request that does not run{case}"
-    )
-    assert 1 <= decision.decode_steps <= view.limits.max_decode_steps, (
-        f"decode_steps is not between 1 and {view.limits.max_decode_steps}{case}"
-    )
-    used = sum(num for _, num in decision.prefill) + len(decision.decode)
-    assert used <= view.limits.max_num_batched_tokens, (
-        f"{used} tokens exceed the budget of {view.limits.max_num_batched_tokens}{case}"
-    )
-    for name, num in decision.prefill:
-        left = (running.get(name) or waiting[name]).num_left
-        assert 1 <= num <= left, f"{name} is to prefill {num} tokens, but has {left} left{case}"
-    for name in decision.decode:
-        ready = name in running and running[name].num_left == 0
-        assert ready, f"{name} decodes before its prompt is prefilled{case}"
-    admitted = [waiting[name] for name in prefilled if name in waiting]
-    assert len(admitted) <= view.limits.free_rows + len(decision.preempt), (
-        f"more requests are admitted than there are free rows{case}"
-    )
-    given_back = [running[name].num_promised for name in decision.preempt]
-    if None not in given_back:
-        free = view.limits.free_tokens + sum(num or 0 for num in given_back)
-        wanted = sum(one.num_prompt_tokens + 1 - one.num_shared_tokens for one in admitted)
-        wanted += sum(running[name].growth(decision.decode_steps) for name in decision.decode)
-        assert wanted <= free, (
-            f"the decision needs {wanted} tokens of cache, but {free} are free{case}"
-        )
-
-
-def _something_could_run(view: SchedulerView) -> bool:
-    """Return whether a running row can continue, or, when none runs, the first waiting request can
-    be admitted.
-    """
-    for row in view.running:
-        fits = (
-            row.num_promised is None or row.num_tokens - row.num_promised <= view.limits.free_tokens
-        )
-        if row.num_left > 0 or (row.max_new_left > 0 and fits):
-            return True
-    if view.running or not view.waiting or view.limits.free_rows < 1:
-        return False
-    return view.waiting[0].num_prompt_tokens + 1 <= view.limits.free_tokens
