@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hypothesis
@@ -37,11 +37,13 @@ Each function takes a request's place in the queue and its view. Ties may go eit
 class Flood:
     """Requests that keep arriving while another one waits; `one(i)` returns the fields of the i-th.
 
-    They are short and the waiting request is long; with `are_long` it is the other way round.
+    They are short and the waiting request is long; with `are_long` it is the other way round. With
+    `preempts`, the request loses its row once, after its first token, as the loop may do.
     """
 
     one: Callable[[int], dict[str, Any]] = lambda _: {}
     are_long: bool = False
+    preempts: bool = False
 
 
 FLOODS: dict[str, Flood] = {
@@ -52,6 +54,7 @@ FLOODS: dict[str, Flood] = {
     "cached": Flood(lambda _: {"num_cached": 5}),
     "tenants": Flood(lambda i: {"tenant": f"tenant-{i}"}),
     "one_tenant": Flood(lambda _: {"tenant": "another"}),
+    "preempted": Flood(preempts=True),
 }
 """Floods that might make a request wait forever."""
 
@@ -69,8 +72,11 @@ def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Chec
     """
     checks: list[Check] = [
         ("nothing_to_do_gives_an_empty_decision", functools.partial(_nothing_to_do, make)),
-        ("a_run_can_be_replayed", functools.partial(_a_run_can_be_replayed, make)),
     ]
+    for name in ("rows", "pool", "pages"):  # first: the other checks would fail in these rules, too
+        rules = functools.partial(_decisions_keep_the_rules, make, SETTINGS[name])
+        checks.append((f"decisions_keep_the_rules[{name}]", rules))
+    checks.append(("a_run_can_be_replayed", functools.partial(_a_run_can_be_replayed, make)))
     for name in FLOODS:
         checks.append(
             (
@@ -137,6 +143,14 @@ def _busy_world(make: MakeScheduler, setting: SchedulerLimits, seed: int) -> tup
     return world, 50 + 8 * total
 
 
+def _decisions_keep_the_rules(make: MakeScheduler, setting: SchedulerLimits) -> None:
+    """Check each decision of some runs, whatever becomes of their requests."""
+    for seed in range(4):
+        world, _ = _busy_world(make, setting, seed)
+        for _ in range(20):
+            world.act()
+
+
 def _everything_ends(make: MakeScheduler, setting: SchedulerLimits) -> None:
     for seed in range(6):
         world, max_decisions = _busy_world(make, setting, seed)
@@ -168,29 +182,40 @@ def _order_is_kept(make: MakeScheduler, setting: SchedulerLimits, order: str) ->
 
 
 def _no_request_starves(make: MakeScheduler, flood: str) -> None:
-    """Check that a request ends although more requests keep arriving than can be served. A decision
-    takes half a second.
+    """Check that a request ends, and those that were there before it, although more requests keep
+    arriving than can be served. A decision takes half a second.
     """
     kind = FLOODS[flood]
     for setting in (ROWS, POOL):
         short, long = (5, 10), (setting.max_model_len * 3 // 4, setting.max_model_len // 4)
         others, mine = (long, short) if kind.are_long else (short, long)
         world = World(make(), setting, seconds_per_decision=0.5)
-        for i in range(setting.max_num_seqs):
-            world.add(*others, **kind.one(i))
+        watched = [world.add(*others, **kind.one(i)) for i in range(setting.max_num_seqs)]
         world.act()
         one = world.add(*mine, tenant=WAITING_TENANT)
+        watched.append(one)
         for i in range(MAX_FLOODED_DECISIONS):
             world.now_s += 0.1  # so that the new requests arrive later
+            if kind.preempts and world.num_preempted(one) == 0 and world.has_decoded(one):
+                world.preempt(one)
             while len(world.waiting) < 2 * setting.max_num_seqs:
                 world.add(*others, **kind.one(i + len(world.waiting)))
             world.act()
-            if one in world.ended:
+            if world.ended.keys() >= set(watched):
                 break
-        assert one in world.ended, (
-            f"a request of {mine} tokens has not ended after {MAX_FLOODED_DECISIONS} decisions of "
-            f"half a second while others of {others} kept coming ({setting})"
-        )
+        for name in watched:
+            rest = _told(others, kind.one(0))
+            which = _told(mine, {"tenant": WAITING_TENANT}) if name == one else rest
+            assert name in world.ended, (
+                f"a request of {which} has not ended after {MAX_FLOODED_DECISIONS} decisions of "
+                f"half a second while others of {rest} kept coming: {world.story(name)} ({setting})"
+            )
+
+
+def _told(lengths: tuple[int, int], fields: Mapping[str, Any]) -> str:
+    """Return the lengths and other fields of a request, for messages."""
+    named = "".join(f", {name} {value!r}" for name, value in fields.items())
+    return f"{lengths[0]} + {lengths[1]} tokens{named}{',' if named else ''}"
 
 
 def _invariants_hold(make: MakeScheduler, setting: SchedulerLimits) -> None:
