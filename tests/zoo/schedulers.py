@@ -133,6 +133,136 @@ def one_step(view: SchedulerView, decision: Decision) -> Decision:
     return dataclasses.replace(decision, decode_steps=view.limits.max_decode_steps + 1)
 
 
+def decodes_a_finished_row(view: SchedulerView, decision: Decision) -> Decision:
+    """Every row whose prompt is done decodes, also one that has its last token."""
+    kept = [row for row in view.running if row.request_id not in decision.preempt]
+    done = tuple(row.request_id for row in kept if row.num_left == 0)
+    room = view.limits.max_num_batched_tokens - sum(num for _, num in decision.prefill)
+    return dataclasses.replace(decision, decode=done[:room])
+
+
+def prefills_nothing(view: SchedulerView, decision: Decision) -> Decision:
+    """The last prompt of a decision gets no token."""
+    pairs = [*decision.prefill[:-1], *((name, 0) for name, _ in decision.prefill[-1:])]
+    return dataclasses.replace(decision, prefill=tuple(pairs))
+
+
+def preempts_what_it_decodes(view: SchedulerView, decision: Decision) -> Decision:
+    """The last of several decoding rows is preempted, too."""
+    gone = decision.decode[-1:] if len(decision.decode) > 1 else ()
+    return dataclasses.replace(decision, preempt=(*decision.preempt, *gone))
+
+
+def preempts_who_waits(view: SchedulerView, decision: Decision) -> Decision:
+    """The last waiting request is preempted."""
+    named = {name for name, _ in decision.prefill}
+    last = [one.request_id for one in view.waiting[-1:] if one.request_id not in named]
+    return dataclasses.replace(decision, preempt=(*decision.preempt, *last))
+
+
+def decodes_who_waits(view: SchedulerView, decision: Decision) -> Decision:
+    """The requests that are admitted decode, and are not prefilled."""
+    waiting = {one.request_id for one in view.waiting}
+    new = tuple(name for name, _ in decision.prefill if name in waiting)
+    kept = tuple(pair for pair in decision.prefill if pair[0] not in waiting)
+    return dataclasses.replace(decision, prefill=kept, decode=(*decision.decode, *new))
+
+
+def decodes_twice(view: SchedulerView, decision: Decision) -> Decision:
+    """The first decoding row decodes twice."""
+    return dataclasses.replace(decision, decode=(*decision.decode, *decision.decode[:1]))
+
+
+def decodes_who_is_gone(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+    """Rows that have ended since the decision before decode."""
+    decision = run_batch(view, everybody(view), 4)
+    present = {row.request_id for row in view.running}
+    gone = [name for name in state if name not in present]
+    return dataclasses.replace(decision, decode=(*decision.decode, *gone)), tuple(present)
+
+
+def no_steps(view: SchedulerView, decision: Decision) -> Decision:
+    """A decode of no step."""
+    return dataclasses.replace(decision, decode_steps=0)
+
+
+def decodes_beside_the_budget(view: SchedulerView, decision: Decision) -> Decision:
+    """Prompts get the whole budget, as if decoding rows took none of it."""
+    more = view.limits.max_num_batched_tokens + len(decision.decode)
+    limits = dataclasses.replace(view.limits, max_num_batched_tokens=more)
+    return run_batch(dataclasses.replace(view, limits=limits), everybody(view), 4)
+
+
+def every_step(view: SchedulerView, decision: Decision) -> Decision:
+    """As many steps as the engine allows, whatever they need of the cache."""
+    return dataclasses.replace(decision, decode_steps=view.limits.max_decode_steps)
+
+
+def every_step_that_fits(view: SchedulerView, decision: Decision) -> Decision:
+    """More steps than rows have tokens left, where no row grows: right."""
+    is_fixed = all(row.num_promised is None for row in view.running)
+    return every_step(view, decision) if is_fixed else decision
+
+
+def cached_prompts_are_free(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+    """Tokens that are cached need no room, as if they were shared."""
+    cheap = [
+        dataclasses.replace(one, num_shared_tokens=one.num_cached_tokens) for one in view.waiting
+    ]
+    return run_batch(view, [*view.running, *cheap], 4), state
+
+
+def never_preempts(view: SchedulerView, decision: Decision) -> Decision:
+    """Rows decode, whether the cache has room or not."""
+    return dataclasses.replace(decision, preempt=())
+
+
+def waits_for_cache(view: SchedulerView, decision: Decision) -> Decision:
+    """Nothing runs while the cache is short."""
+    return Decision() if decision.preempt else decision
+
+
+def drops_the_last_row(view: SchedulerView, decision: Decision) -> Decision:
+    """The last decoding row does not decode."""
+    return dataclasses.replace(decision, decode=decision.decode[:-1])
+
+
+def preempts_long_prompts(view: SchedulerView, decision: Decision) -> Decision:
+    """A prompt that was not prefilled in one decision loses its row."""
+    gone = tuple(row.request_id for row in view.running if row.num_left > 0)
+    if not gone:
+        return decision
+    return dataclasses.replace(decision, prefill=(), preempt=gone)
+
+
+def preempted_last(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+    """Requests that have had a row go behind all others."""
+    present = {one.request_id for one in everybody(view)}
+    had_rows = {name for name in state if name in present}
+    had_rows |= {row.request_id for row in view.running}
+    line = sorted(view.waiting, key=lambda one: one.request_id in had_rows)
+    return run_batch(view, [*oldest_first(view.running), *line], 4), frozenset(had_rows)
+
+
+def newest_row_alone(view: SchedulerView, decision: Decision) -> Decision:
+    """Only the row that was admitted last decodes."""
+    return dataclasses.replace(decision, decode=decision.decode[-1:])
+
+
+def keeps_its_turn(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+    """The tenant that was served last is served first, while it has requests."""
+    line = sorted(view.waiting, key=lambda one: one.tenant != state)
+    decision = run_batch(view, [*oldest_first(view.running), *line], 4)
+    admitted = dict(decision.prefill).keys()
+    served = [one.tenant for one in line if one.request_id in admitted]
+    return decision, served[0] if served else state
+
+
+def new_object(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+    """The state is an object that equals no other."""
+    return run_batch(view, everybody(view), 4), object()
+
+
 def running_only(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
     """Admits nobody while anything runs, so that the rest of the rows are idle: right, but starves
     no one.
@@ -178,11 +308,31 @@ FAULTS: dict[str, Callable[[], Scheduler]] = {
     "remembers who is gone": lambda: Faulty(remembers, frozenset()),
     "changes its state": lambda: Faulty(keeps_a_list, []),
     "decides by a counter": lambda: Faulty(counting()),
+    "decodes a row that has its last token": lambda: Faulty(changed(decodes_a_finished_row)),
+    "prefills no token": lambda: Faulty(changed(prefills_nothing)),
+    "preempts and decodes a row": lambda: Faulty(changed(preempts_what_it_decodes)),
+    "preempts who waits": lambda: Faulty(changed(preempts_who_waits)),
+    "decodes who waits": lambda: Faulty(changed(decodes_who_waits)),
+    "decodes a row twice": lambda: Faulty(changed(decodes_twice)),
+    "decodes who is gone": lambda: Faulty(decodes_who_is_gone),
+    "no decode step": lambda: Faulty(changed(no_steps)),
+    "decodes beside the budget": lambda: Faulty(changed(decodes_beside_the_budget)),
+    "every decode step": lambda: Faulty(changed(every_step)),
+    "cached prompts need no cache": lambda: Faulty(cached_prompts_are_free),
+    "never preempts": lambda: Faulty(changed(never_preempts)),
+    "waits for cache": lambda: Faulty(changed(waits_for_cache)),
+    "drops the last row": lambda: Faulty(changed(drops_the_last_row)),
+    "preempts long prompts": lambda: Faulty(changed(preempts_long_prompts)),
+    "preempted requests last": lambda: Faulty(preempted_last, frozenset()),
+    "newest row alone": lambda: Faulty(changed(newest_row_alone)),
+    "a tenant keeps its turn": lambda: Faulty(keeps_its_turn, ""),
+    "a new object for a state": lambda: Faulty(new_object),
 }
 
 RIGHT: dict[str, Callable[[], Scheduler]] = {
     "fcfs": Fcfs,
     "one batch after another": lambda: Faulty(running_only),
+    "every decode step that fits": lambda: Faulty(changed(every_step_that_fits)),
 }
 
 
