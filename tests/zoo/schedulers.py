@@ -33,7 +33,8 @@ def ordered(key: Callable[[WaitingView], Any]) -> Decide:
     """Continuous batching that admits waiting requests by a key."""
 
     def decide(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
-        order = [*oldest_first(view.running), *sorted(view.waiting, key=key)]
+        line = sorted(view.waiting, key=key)
+        order: list[RunningView | WaitingView] = [*oldest_first(view.running), *line]
         return run_batch(view, order, 4), state
 
     return decide
