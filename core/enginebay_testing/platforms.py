@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import unittest
 
 import jax
 import jax.numpy as jnp
 
-from enginebay.compose.ops import ATTENTION
 from enginebay.platform import Platform
-from enginebay.registry import Entry, Registry
+from enginebay.registry import Registry
+from enginebay_testing.platform_kernels import kernel_checks
 from enginebay_testing.verdicts import Check
 
 MAX_CLAIMED = 1.5
@@ -23,64 +24,35 @@ def platform_checks(platform: Platform, registry: Registry) -> list[Check]:
     """
     checks = (
         devices_or_a_reason,
-        defaults_are_served,
         min_rows_are_positive,
         devices_are_there,
         facts_are_sound,
         memory_is_there,
         options_compile,
     )
-    return [(check.__name__, lambda check=check: check(platform, registry)) for check in checks]  # type: ignore[misc]
+    first, *others = [
+        (check.__name__, functools.partial(check, platform, registry)) for check in checks
+    ]
+    return [first, *kernel_checks(platform, registry), *others]
 
 
 def _needs_device(platform: Platform) -> None:
     reason = platform.why_not()
     if reason is not None:
         raise unittest.SkipTest(reason)
+    if not platform.devices():
+        raise unittest.SkipTest("devices() is empty, as devices_or_a_reason says")
 
 
 def devices_or_a_reason(platform: Platform, registry: Registry) -> None:
     """devices() returns devices, or why_not() gives a reason, never both."""
     reason, devices = platform.why_not(), platform.devices()
-    assert (reason is None) == bool(devices), "why_not() and devices() disagree"
+    assert (reason is None) == bool(devices), (
+        f"why_not() returns {reason!r}, but devices() returns {len(devices)} devices; it returns a "
+        "reason exactly when there is no device"
+    )
     assert reason is None or reason.strip(), (
         "why_not() returns an empty text; it must say what is missing"
-    )
-
-
-def defaults_are_served(platform: Platform, registry: Registry) -> None:
-    """The default layout is registered, and for every op a registered kernel serves the
-    defaults.
-    """
-    assert platform.default_layout in registry.names("layout"), (
-        f"layout {platform.default_layout!r} is not registered"
-    )
-    assert platform.default_dtype in ("float32", "bfloat16", "float16")
-    kernels = [e for e in registry.entries if e.kind == "kernel" and e.state == "ready"]
-    assert any(e.op == ATTENTION for e in kernels), "no attention kernel is registered"
-    for op in sorted({e.op for e in kernels}):
-        able = [e.name for e in kernels if e.op == op and _serves_defaults(platform, registry, e)]
-        assert able, (
-            f"no {op} kernel serves layout {platform.default_layout} in "
-            f"{platform.default_dtype} on {platform.name}"
-        )
-
-
-def _serves_defaults(platform: Platform, registry: Registry, entry: Entry) -> bool:
-    """Return whether a kernel serves the defaults, by its declaration and, for
-    attention, its Caps.
-    """
-    if entry.declaration is None:
-        return False
-    if entry.declaration.platforms and platform.name not in entry.declaration.platforms:
-        return False
-    if entry.op != ATTENTION:
-        return True
-    caps = registry.load(entry).caps
-    return (
-        platform.name in caps.platforms
-        and platform.default_layout in caps.layouts
-        and platform.default_dtype in caps.q_dtypes & caps.kv_dtypes
     )
 
 
@@ -119,8 +91,9 @@ def facts_are_sound(platform: Platform, registry: Registry) -> None:
     """The figures of hardware() are positive, and env() has the platform's name."""
     _needs_device(platform)
     hardware = platform.hardware()
-    assert hardware.bytes_per_s > 0
-    assert hardware.memory_bytes > 0
+    for figure in ("bytes_per_s", "memory_bytes"):
+        value = getattr(hardware, figure)
+        assert value > 0, f"hardware().{figure} is {value}, expected more than 0"
     for dtype in {platform.default_dtype, "float32"}:
         rate = hardware.flops_per_s.get(dtype, 0.0)
         assert rate > 0, f"hardware() says {rate} operations per second in {dtype}"

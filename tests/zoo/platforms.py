@@ -1,4 +1,4 @@
-"""Faulty platforms: they claim devices, memory, kernels and options that are not there."""
+"""Faulty platforms: they claim devices, memory and options that are not there, or lack kernels."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
+from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
 from enginebay.platform import Hardware, Platform
-from enginebay.registry import load_registry
 from enginebay_testing.platforms import platform_checks
 from enginebay_xla.platforms import CpuPlatform
+from tests.zoo import platform_registries as registries
 
 Check = tuple[str, Callable[[], None]]
 
@@ -93,14 +94,14 @@ class Unlaid(CpuPlatform):
     default_layout = "blocks"
 
 
-class Unserved(CpuPlatform):
-    """No attention kernel serves its default layout on it."""
+class Npu(CpuPlatform):
+    """The platform of another distribution."""
 
-    default_layout = "tpu_rpa"
     name = "npu"
+    default_dtype = "float32"
 
     def env(self) -> Env:
-        return Env("npu")
+        return Env("npu", "npu_1")
 
 
 class Untyped(CpuPlatform):
@@ -123,17 +124,55 @@ class Optioned(CpuPlatform):
         return {"xla_cpu_run_twice_as_fast": True}
 
 
-FAULTS: dict[str, type[Platform]] = {
-    kind.__name__: kind
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A platform, and the kernels and ops that are registered for it."""
+
+    kind: type[Platform]
+    change: registries.Change = registries.unchanged
+    more: tuple[Declaration, ...] = ()
+
+
+KERNELS: dict[str, Part] = {
+    "no linear": Part(Npu, registries.without("linear")),
+    "no embedding": Part(Npu, registries.without("embedding")),
+    "no rms_norm, but a fused one": Part(Npu, registries.without("rms_norm")),
+    "no rope and no kv_write, but a fused one": Part(Npu, registries.without("rope", "kv_write")),
+    "no sample": Part(Npu, registries.without("sample")),
+    "no attention": Part(Npu, registries.without("attention")),
+    "linear for another platform": Part(Npu, registries.for_platform("linear", "tpu")),
+    "attention declared for another platform": Part(Npu, registries.for_platform("attention", "x")),
+    "Caps for another platform": Part(Npu, registries.with_attention("OTHER_PLATFORM")),
+    "attention for another layout": Part(Npu, registries.with_attention("OTHER_LAYOUT")),
+    "attention for another dtype": Part(Npu, registries.with_attention("OTHER_DTYPE")),
+    "attention for another device": Part(Npu, registries.with_attention("OTHER_ARCH")),
+    "no attention of prefills": Part(Npu, registries.with_attention("NO_PREFILL")),
+    "no attention of mixed steps": Part(Npu, registries.with_attention("NO_MIXED")),
+    "kv_write for another layout": Part(Npu, registries.with_layouts("kv_write", "nhd")),
+    "no kernel at all": Part(Npu, lambda _: None),
+}
+"""Faulty kernels of a right platform."""
+
+FAULTS: dict[str, Part] = {
+    kind.__name__: Part(kind)
     for kind in (
         *(Absent, Shy, Repeated, Named, Backwards, Foreign, Roomy),
-        *(Idle, Slow, Unlaid, Unserved, Untyped, Rowless, Optioned),
+        *(Idle, Slow, Unlaid, Untyped, Rowless, Optioned),
     )
+} | KERNELS
+
+FUSED = ("add_rms_norm", "rope_kv_write")
+
+RIGHT: dict[str, Part] = {
+    "cpu": Part(CpuPlatform),
+    "npu": Part(Npu),
+    "an op of a stranger without a kernel": Part(Npu, more=registries.STRANGERS_OP),
+    "no fused kernels": Part(Npu, registries.without(*FUSED)),
+    "plain weights and caches alone": Part(Npu, registries.without_capabilities),
+    "plain caches alone": Part(Npu, registries.with_attention("PLAIN_CACHE")),
 }
 
-RIGHT: dict[str, type[Platform]] = {"cpu": CpuPlatform}
 
-
-def checks(part: type[Platform]) -> list[Check]:
+def checks(part: Part) -> list[Check]:
     """The kit's suite."""
-    return platform_checks(part(), load_registry())
+    return platform_checks(part.kind(), registries.registry_of(part.change, part.more))
