@@ -28,13 +28,8 @@ from enginebay_server.parsing.message import MessageParser
 from enginebay_server.parsing.template import template
 from enginebay_server.parsing.thinking import think
 from enginebay_server.parsing.xml_calls import qwen3_coder
-from enginebay_testing.output_formats import (
-    REQUEST,
-    RESPONSE_TEMPLATE,
-    TOOLS,
-    joined,
-    parsed,
-)
+from enginebay_testing.output_parses import joined, parsed
+from enginebay_testing.output_texts import REQUEST, RESPONSE_TEMPLATE, TOOLS
 
 NUMBERS = {"properties": {"n": {"type": ["integer", "null"]}, "text": {"type": "string"}}}
 ASKED = dataclasses.replace(REQUEST, tools=[*TOOLS, {"name": "set", "parameters": NUMBERS}])
@@ -96,6 +91,25 @@ CASES: list[tuple[OutputFormat, str, Found]] = [
         [*call(0, "other", {"a": 1}), *call(1, "now", {})],
     ),
     (llama3, '{"name": "now", "parameters": {}}', call(0, "now", {})),
+    # separators of calls are content when no call follows
+    (
+        llama3,
+        f"{WEATHER}; that, {{then}}",
+        [*call(0, "get_weather", PARIS), (C, None, "; that, {then}")],
+    ),
+    (
+        llama3,
+        f'{WEATHER}; {{"name": "now", "parameters": {{"a": }}}}',
+        [
+            *call(0, "get_weather", PARIS),
+            (C, None, '; {"name": "now", "parameters": {"a": }}'),
+        ],
+    ),
+    (
+        llama3,
+        f"{WEATHER}, <|python_tag|> and so on",
+        [*call(0, "get_weather", PARIS), (C, None, ", <|python_tag|> and so on")],
+    ),
     (llama3, *content('{"name": "other", "parameters": {}}')),
     (
         llama3,
@@ -156,7 +170,9 @@ CASES: list[tuple[OutputFormat, str, Found]] = [
         f"<think>\nHm.\n</think>\nYes.\n<tool_call>{WEATHER}</tool_call>",
         [(R, None, "Hm."), (C, None, "Yes."), *call(0, "get_weather", PARIS)],
     ),
-    (template, "<tool_call>{oops}</tool_call>", [(C, None, "{oops}")]),
+    (template, *content("<tool_call>{oops}</tool_call>")),
+    (template, *content(f"Hm. <tool_call>\n{WEATHER[:30]}")),
+    (template, *content("\n Two words,\n\n\nand a line. \n")),
 ]  # fmt: skip
 
 
@@ -255,3 +271,71 @@ def test_ids_are_those_of_the_format() -> None:
     assert given_id == "abcdef123"
     [made] = ids(hermes, f"<tool_call>{WEATHER}</tool_call>")
     assert re.fullmatch("call_[0-9a-f]{24}", made)
+
+
+def test_an_id_that_a_model_writes_twice_is_given_to_one_call() -> None:
+    text = "[TOOL_CALLS]now[CALL_ID]abcdef123[ARGS]{}" * 2
+    deltas = parsed(mistral.make_parser(REQUEST), text)
+    first, second = [delta.id for delta in deltas if isinstance(delta, ToolCallStart)]
+    assert first == "abcdef123"
+    assert re.fullmatch("[a-zA-Z0-9]{9}", second)
+    assert second != first
+
+
+def declared(tool_calls: dict[str, Any], **others: Any) -> ParseRequest:
+    """A request to a model that declares its tool calls, and other regions."""
+    fields = {"tool_calls": {"repeats": True, **tool_calls}, **others}
+    return ParseRequest(ModelChat("", {"start_anchor": "<a>", "fields": fields}), TOOLS)
+
+
+PYTHON_CALLS = {
+    "open": "<call>",
+    "close": "</call>",
+    "content": "python-call-list",
+    "transform": {"function": {"name": "{name}", "arguments": "{arguments}"}},
+    "transform_each": True,
+}
+TAGGED_CALLS = {
+    "open_pattern": r"<call (?P<name>\w+)>",
+    "close": "</call>",
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</(?P=key)>"},
+    "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "expected"),
+    [
+        # the library refuses the second call; the others are found, however the text is cut
+        (
+            PYTHON_CALLS,
+            "A. <call>[now()]</call> B. <call>[oops</call> C. <call>[now(a=1)]</call>",
+            [
+                (C, None, "A."),
+                *call(0, "now", {}),
+                (C, None, "B. <call>[oops</call> C."),
+                *call(1, "now", {"a": 1}),
+            ],
+        ),
+        (PYTHON_CALLS, *content("<call>[now()")),
+        (PYTHON_CALLS, *content("<call>[now()]</ca")),
+        (TAGGED_CALLS, "<call now><a>b</a></call>", call(0, "now", {"a": "b"})),
+        # a call that is cut off has lost arguments
+        (TAGGED_CALLS, *content("Hm. <call now><a>b</a><c>d")),
+    ],
+)
+def test_calls_of_a_declaration_are_whole_or_content_with_marks(
+    calls: dict[str, Any], text: str, expected: Found
+) -> None:
+    for pieces in ([text], text):
+        parser = template.make_parser(declared(calls, content={}))
+        assert joined(parsed(parser, pieces)) == expected
+
+
+def test_text_without_marks_is_content_where_a_declaration_has_no_region_for_it() -> None:
+    request = declared(PYTHON_CALLS, content={"open": "<say>", "close": "</say>"})
+    for text in ("Hello,\n\nyou. ", "<sa"):
+        assert joined(parsed(template.make_parser(request), text)) == content(text)[1]
+    found = joined(parsed(template.make_parser(request), "<say>Hello.</say><call>[now()]</call>"))
+    assert found == [(C, None, "Hello."), *call(0, "now", {})]

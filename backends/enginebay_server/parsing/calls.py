@@ -37,10 +37,23 @@ def mistral_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-def call_deltas(call: Call, index: int, make_id: Callable[[], str]) -> list[Delta]:
-    """Return a whole call as deltas."""
-    start = ToolCallStart(index, call.id or make_id(), call.name)
-    return [start, ToolArgumentsDelta(index, call.arguments)]
+class CallWriter:
+    """Numbers the calls of one completion, and gives each an id of its own."""
+
+    def __init__(self, make_id: Callable[[], str] = new_id) -> None:
+        self._make_id = make_id
+        self._ids: set[str] = set()
+
+    def deltas(self, call: Call) -> list[Delta]:
+        """Return a whole call as deltas. An id that the model wrote twice is replaced."""
+        index, given_id = len(self._ids), call.id
+        if given_id is None or given_id in self._ids:
+            given_id = self._make_id()
+        self._ids.add(given_id)
+        return [
+            ToolCallStart(index, given_id, call.name),
+            ToolArgumentsDelta(index, call.arguments),
+        ]
 
 
 def loads(text: str) -> Any:

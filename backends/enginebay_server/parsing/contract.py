@@ -26,7 +26,9 @@ class ReasoningDelta:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The start of a tool call. The calls of one completion are numbered from 0."""
+    """The start of a tool call. The calls of one completion are numbered from 0, and their ids
+    differ.
+    """
 
     index: int
     id: str
@@ -49,7 +51,9 @@ class Parser(ABC):
 
     Invariants (held by `enginebay_testing.output_formats`): joined, the deltas do not depend on how
     the text is cut into pieces; a text without marks of the format is content, unchanged; a call
-    that is incomplete or not JSON is content, with its marks; no text raises an error.
+    that is incomplete or not JSON is content, with its marks; reasoning that is cut off is
+    reasoning; white space next to a mark may be left out, but no other text is lost; arguments have
+    the values that the model wrote, in its order; no text raises an error.
     """
 
     @abstractmethod
@@ -75,7 +79,7 @@ class ModelChat:
 class ParseRequest:
     """A request whose output is parsed."""
 
-    chat: ModelChat
+    chat: ModelChat = ModelChat()
     tools: Sequence[Mapping[str, Any]] = ()
     """The functions that may be called, each with "name" and optionally a schema "parameters"."""
     prompt_end: Callable[[int], str] = lambda _: ""
@@ -85,6 +89,46 @@ class ParseRequest:
     def names(self) -> frozenset[str]:
         """The names of the tools."""
         return frozenset(str(tool["name"]) for tool in self.tools)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExampleCall:
+    """A call in an example; `arguments` is the JSON text that its deltas make."""
+
+    name: str
+    arguments: str = "{}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of an example's text: content, or else reasoning or calls with their marks."""
+
+    text: str
+    """The text as a model writes it, with marks and white space."""
+    content: str | None = None
+    """The content that is found in it; None: the text, unchanged."""
+    reasoning: str | None = None
+    """The reasoning that is found in it, if it is reasoning."""
+    calls: Sequence[ExampleCall] = ()
+    """The calls that are found in it, if it is calls."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """A text of a format, as real models write it, and what a parser finds in it."""
+
+    pieces: Sequence[Piece]
+    request: ParseRequest = dataclasses.field(default_factory=ParseRequest)
+    """The request whose answer it is. Without tools, it gets the tools that the example calls."""
+    at_start: bool = False
+    """Whether the format's marks count at the beginning of a completion only. If so, the example
+    is content behind other text. If not, text may surround it.
+    """
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(piece.text for piece in self.pieces)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,3 +145,7 @@ class OutputFormat:
     """Whether marks of the format are special tokens. If so, the text is decoded with them."""
     has_reasoning: bool = False
     """Whether a parser of tool calls also finds reasoning. If so, no reasoning parser is used."""
+    examples: Sequence[Example] = ()
+    """Texts of the format, with which `enginebay_testing.output_formats` checks its parser. A part
+    without them serves, but fails the check.
+    """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from enginebay_server.parsing.calls import (
     CALL_KEYS,
     Call,
-    call_deltas,
+    CallWriter,
     calls_of,
     loads,
     mistral_id,
@@ -18,12 +18,14 @@ from enginebay_server.parsing.calls import (
 from enginebay_server.parsing.contract import (
     ContentDelta,
     Delta,
+    Example,
     ModelChat,
     OutputFormat,
     Parser,
     ParseRequest,
 )
 from enginebay_server.parsing.json_end import JsonEnd, NotJsonError
+from enginebay_server.parsing.json_examples import BARE, HERMES, LLAMA3, MISTRAL
 from enginebay_server.parsing.marks import TextBeforeMarks
 
 _FIRST_KEY = re.compile(r'[\s\[]*\{\s*"([^"\\]*)"')
@@ -54,7 +56,7 @@ class JsonCallParser(Parser):
         self._style = style
         self._names = names
         self._marks = () if style.mark is None else (style.mark,)
-        self._num_calls = 0
+        self._writer = CallWriter(style.make_id)
         self._content = TextBeforeMarks(self._marks)
         self._json = JsonEnd()
         self._raw = ""
@@ -135,12 +137,8 @@ class JsonCallParser(Parser):
             calls, end = [], 0
         if not calls:
             return self._give_up()
-        deltas: list[Delta] = []
-        for call in calls:
-            deltas += call_deltas(call, self._num_calls, self._style.make_id)
-            self._num_calls += 1
         self._raw, self._mark, self._header, self._step = self._raw[end:], "", None, self._after
-        return deltas
+        return [delta for call in calls for delta in self._writer.deltas(call)]
 
     def _calls(self, text: str) -> list[Call]:
         value = loads(text)
@@ -154,11 +152,17 @@ class JsonCallParser(Parser):
         close, mark = self._style.close or "", self._style.mark or ""
         if not rest or self._is_partial(rest):
             return None
-        if close and rest.startswith(close):
-            self._raw = rest[len(close) :]
-        elif rest[0] in "{[" and not (mark and rest.startswith(mark)):
-            self._raw = rest
+        between = self._raw[: len(self._raw) - len(rest)]
+        between = between if between.strip() else ""
+        if mark and rest.startswith(mark):
+            self._mark, self._raw, self._step = between + mark, rest[len(mark) :], self._begin
+            self._is_marked = True
+            return []
+        if rest[0] in "{[":
+            self._mark, self._raw = between, rest
             return self._expect_value()
+        if close and rest.startswith(close) and not between:
+            self._raw = rest[len(close) :]
         self._content = TextBeforeMarks(self._marks, strips=True)
         self._is_marked, self._step = False, self._text
         return []
@@ -193,7 +197,11 @@ class JsonCallParser(Parser):
 
 
 def _format(
-    style: CallStyle, serves: Callable[[str], bool], *, keeps_special_tokens: bool = False
+    style: CallStyle,
+    serves: Callable[[str], bool],
+    examples: Sequence[Example],
+    *,
+    keeps_special_tokens: bool = False,
 ) -> OutputFormat:
     def make_parser(request: ParseRequest) -> Parser:
         return JsonCallParser(style, request.names)
@@ -201,19 +209,23 @@ def _format(
     def serves_chat(chat: ModelChat) -> bool:
         return serves(chat.chat_template)
 
-    return OutputFormat(make_parser, serves_chat, keeps_special_tokens)
+    return OutputFormat(make_parser, serves_chat, keeps_special_tokens, examples=examples)
 
 
 hermes = _format(
     CallStyle(mark="<tool_call>", close="</tool_call>"),
     lambda template: "<tool_call>" in template and "<function=" not in template,
+    HERMES,
 )
 llama3 = _format(
-    CallStyle(mark="<|python_tag|>", is_bare=True), lambda template: "<|python_tag|>" in template
+    CallStyle(mark="<|python_tag|>", is_bare=True),
+    lambda template: "<|python_tag|>" in template,
+    LLAMA3,
 )
 mistral = _format(
     CallStyle(mark="[TOOL_CALLS]", has_header=True, make_id=mistral_id),
     lambda template: "[TOOL_CALLS]" in template,
+    MISTRAL,
     keeps_special_tokens=True,
 )
-bare_json = _format(CallStyle(is_bare=True), lambda template: "tools" in template)
+bare_json = _format(CallStyle(is_bare=True), lambda template: "tools" in template, BARE)

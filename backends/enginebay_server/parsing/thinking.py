@@ -5,10 +5,12 @@ from __future__ import annotations
 from enginebay_server.parsing.contract import (
     ContentDelta,
     Delta,
+    Example,
     ModelChat,
     OutputFormat,
     Parser,
     ParseRequest,
+    Piece,
     ReasoningDelta,
 )
 from enginebay_server.parsing.marks import TextBeforeMarks
@@ -72,4 +74,37 @@ def _serves(chat: ModelChat) -> bool:
     return CLOSE in chat.chat_template
 
 
-think = OutputFormat(_make, _serves)
+_BEGUN = ParseRequest(prompt_end=lambda _: "<|im_start|>assistant\n<think>\n")
+_EXAMPLES = (
+    Example(
+        (
+            Piece("<think>\nThe capital, then.\n</think>\n\n", reasoning="The capital, then."),
+            Piece("It is Paris."),
+        ),
+        at_start=True,
+    ),
+    Example(
+        (
+            Piece("<think>\n\n</think>\n\n", reasoning=""),
+            Piece("Paris. The tag <think> begins no reasoning here, and </think> ends none."),
+        ),
+        at_start=True,
+    ),
+    Example(
+        (
+            Piece(
+                "First:\n\n1. a < b\n2. so b > a\n</think>",
+                reasoning="First:\n\n1. a < b\n2. so b > a",
+            ),
+            Piece("b is larger."),
+        ),
+        _BEGUN,
+        at_start=True,
+    ),
+    Example(
+        (Piece("<think>Is it Paris, or is it", reasoning="Is it Paris, or is it"),), at_start=True
+    ),
+    Example((Piece("It is Paris, I think."),)),
+)
+
+think = OutputFormat(_make, _serves, examples=_EXAMPLES)

@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from enginebay_server.parsing.calls import Call, arguments_of, call_deltas, is_name, loads, new_id
+from enginebay_server.parsing.calls import Call, CallWriter, arguments_of, is_name, loads
 from enginebay_server.parsing.contract import (
     ContentDelta,
     Delta,
+    Example,
+    ExampleCall,
     ModelChat,
     OutputFormat,
     Parser,
     ParseRequest,
+    Piece,
 )
 from enginebay_server.parsing.marks import TextBeforeMarks
 
@@ -37,7 +40,7 @@ class XmlCallParser(Parser):
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._properties = {str(tool["name"]): _properties(tool) for tool in tools}
-        self._num_calls = 0
+        self._writer = CallWriter()
         self._content = TextBeforeMarks((OPEN, FUNCTION))
         self._mark = ""
         """The mark before the call, with white space."""
@@ -132,10 +135,8 @@ class XmlCallParser(Parser):
         arguments = arguments_of(self._arguments)
         if arguments is None:
             return self._give_up()
-        deltas = call_deltas(Call(self._name, arguments), self._num_calls, new_id)
-        self._num_calls += 1
         self._raw, self._at, self._mark, self._step = rest, 0, "", self._after
-        return deltas
+        return self._writer.deltas(Call(self._name, arguments))
 
     def _after(self) -> list[Delta] | None:
         """After a call, read the closing mark, or text."""
@@ -196,4 +197,55 @@ def _serves(chat: ModelChat) -> bool:
     return FUNCTION in chat.chat_template and ARGUMENT in chat.chat_template
 
 
-qwen3_coder = OutputFormat(_make, _serves)
+_SCHEMA = {"city": {"type": "string"}, "days": {"type": "integer"}, "parts": {"type": "array"}}
+_REQUEST = ParseRequest(
+    tools=(
+        {"name": "get_weather", "parameters": {"type": "object", "properties": _SCHEMA}},
+        {"name": "now"},
+    )
+)
+_WEATHER = """<tool_call>
+<function=get_weather>
+<parameter=city>
+Paris
+</parameter>
+<parameter=days>
+3
+</parameter>
+<parameter=parts>
+["rain", {"wind": "m/s"}]
+</parameter>
+</function>
+</tool_call>"""
+_CALL = ExampleCall(
+    "get_weather", '{"city": "Paris", "days": 3, "parts": ["rain", {"wind": "m/s"}]}'
+)
+_NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+_CODE = (
+    "<function=run><parameter=code>\nif a < b:\n\n    print('x')  # </b>\n</parameter></function>"
+)
+_EXAMPLES = (
+    Example((Piece(_WEATHER, calls=(_CALL,)),), _REQUEST),
+    Example(
+        (
+            Piece("I look it up.\n\n", content="I look it up."),
+            Piece(_WEATHER, calls=(_CALL,)),
+            Piece("\n" + _NOW, calls=(ExampleCall("now"),)),
+        ),
+        _REQUEST,
+    ),
+    Example(
+        (
+            Piece(_NOW, calls=(ExampleCall("now"),)),
+            Piece("\nAnd then:\n", content="And then:"),
+            Piece(
+                _CODE,
+                calls=(ExampleCall("run", '{"code": "if a < b:\\n\\n    print(\'x\')  # </b>"}'),),
+            ),
+            Piece("\nDone.", content="Done."),
+        )
+    ),
+    Example((Piece("A call begins with <tool_call>, then <function= and its name follow."),)),
+)
+
+qwen3_coder = OutputFormat(_make, _serves, examples=_EXAMPLES)
