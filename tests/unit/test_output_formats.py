@@ -22,9 +22,12 @@ from enginebay_server.parsing.constrained import (
 )
 from enginebay_server.parsing.contract import (
     ContentDelta,
+    Example,
+    ExampleCall,
     ModelChat,
     OutputFormat,
     Parser,
+    Piece,
     ToolArgumentsDelta,
     ToolCallStart,
 )
@@ -32,13 +35,10 @@ from enginebay_server.parsing.json_calls import bare_json, hermes, llama3, mistr
 from enginebay_server.parsing.template import template
 from enginebay_server.parsing.thinking import think
 from enginebay_server.parsing.xml_calls import qwen3_coder
-from enginebay_testing.output_formats import (
-    REQUEST,
-    RESPONSE_TEMPLATE,
-    joined,
-    output_format_checks,
-    parsed,
-)
+from enginebay_testing.output_formats import output_format_checks
+from enginebay_testing.output_parses import joined, parsed
+from enginebay_testing.output_texts import RESPONSE_TEMPLATE, splits
+from tests.zoo.output_formats import FAULTS, RIGHT
 
 C, S, A = ContentDelta, ToolCallStart, ToolArgumentsDelta
 Found = list[tuple[Any, ...]]
@@ -166,51 +166,111 @@ def test_a_strangers_parser_is_chosen_like_ours(
         choose_formats(both, chat, tools="wrong")
 
 
-class Faulty(Parser):
-    """A parser of Hermes' format with one fault."""
+@pytest.mark.parametrize(
+    ("fault", "check", "told"),
+    [
+        ("a parser, and no format", "it_is_an_output_format", "no OutputFormat"),
+        ("no examples", "it_brings_examples", r"no examples.*OutputFormat\(examples="),
+        ("declares reasoning", "it_brings_examples", "has_reasoning is True"),
+        ("serves any model", "it_serves_chats_that_show_it", "for any model"),
+        ("raises on NUL", "text_without_marks_is_content", "raised ValueError: embedded null"),
+        ("raises on half of a pair", "text_without_marks_is_content", "raised UnicodeEncodeError"),
+        ("raises on long text", "text_without_marks_is_content", "raised MemoryError"),
+        ("collapses blank lines", "text_without_marks_is_content", "was parsed to"),
+        ("strips content", "text_that_is_cut_anywhere_can_be_finished", "'Two ' was parsed to"),
+        ("finds no call", "examples_are_parsed_as_they_say", "and should be"),
+        ("ignores the prompt", "examples_are_parsed_as_they_say", "and should be"),
+        ("one id for all calls", "examples_are_parsed_as_they_say", "share an id"),
+        ("drops text before calls", "text_around_an_example_is_kept", "and not to"),
+        ("drops text after calls", "text_around_an_example_is_kept", "and not to"),
+        ("finds quoted calls", "text_around_an_example_is_kept", "and not to"),
+        ("finds reasoning in the answer", "text_around_an_example_is_kept", "and not to"),
+        ("drops text between calls", "an_example_may_come_twice", "and not to"),
+        ("finds one call", "an_example_may_come_twice", "and not to"),
+        ("drops calls of unknown tools", "calls_of_unknown_tools_lose_no_text", "and not to"),
+        ("sorts keys", "arguments_keep_their_values", "and not to"),
+        ("halves of pairs in arguments", "arguments_keep_their_values", "cannot be sent as UTF-8"),
+        ("arguments that are not JSON", "a_call_that_is_no_json_is_content", "no JSON object"),
+        ("empties bad calls", "a_call_that_is_no_json_is_content", "and not to"),
+        ("drops the marks of bad calls", "a_call_that_is_no_json_is_content", "and not to"),
+        ("drops parts of marks in reasoning", "reasoning_may_be_any_text", "and not to"),
+        ("drops incomplete calls", "text_that_is_cut_anywhere_can_be_finished", "and not to"),
+        ("repairs incomplete calls", "text_that_is_cut_anywhere_can_be_finished", "and not to"),
+        ("sends incomplete arguments", "text_that_is_cut_anywhere_can_be_finished", "no JSON"),
+        ("drops reasoning cut off", "text_that_is_cut_anywhere_can_be_finished", "and not to"),
+        ("each piece alone", "any_split_gives_the_same_parse", "in the pieces"),
+        ("numbers calls by piece", "any_split_gives_the_same_parse", "in the pieces"),
+        ("an empty piece ends the text", "any_split_gives_the_same_parse", "in the pieces"),
+        ("parsers share their state", "parsers_do_not_know_of_each_other", "by turns"),
+    ],
+)
+def test_the_suite_finds_a_faulty_format(fault: str, check: str, told: str) -> None:
+    checks = dict(output_format_checks(FAULTS[fault]))
+    with pytest.raises(AssertionError, match=told):
+        checks[check]()
 
-    def __init__(self, fault: str) -> None:
-        self._fault, self._inner = fault, hermes.make_parser(REQUEST)
 
-    def feed(self, text: str) -> list[Any]:
-        if self._fault == "by piece":  # each piece is parsed alone
-            return parsed(hermes.make_parser(REQUEST), [text])
-        if self._fault == "refuses" and "Well" in text:
-            raise ValueError("a text that this parser does not expect")
-        return self._changed(self._inner.feed(text))
-
-    def finish(self) -> list[Any]:
-        return [] if self._fault in ("drops", "by piece") else self._changed(self._inner.finish())
-
-    def _changed(self, deltas: list[Any]) -> list[Any]:
-        for place, delta in enumerate(deltas):
-            if isinstance(delta, ToolCallStart) and self._fault == "counts from 1":
-                deltas[place] = dataclasses.replace(delta, index=delta.index + 1)
-            if isinstance(delta, ToolArgumentsDelta) and self._fault == "no object":
-                deltas[place] = dataclasses.replace(delta, text=f"[{delta.text}]")
-            if isinstance(delta, ContentDelta) and self._fault == "strips":
-                deltas[place] = ContentDelta(delta.text.replace("\n", ""))
-        return deltas
+@pytest.mark.parametrize("name", ["lines", "brackets", "no opening mark"])
+def test_the_suite_accepts_a_right_format(name: str) -> None:
+    for check_name, check in output_format_checks(RIGHT[name]):
+        try:
+            check()
+        except AssertionError as error:
+            pytest.fail(f"{check_name}: {error}")
 
 
 @pytest.mark.parametrize(
     ("fault", "check"),
     [
-        ("by piece", "any_split_gives_the_same_parse"),
-        ("drops", "text_that_is_cut_anywhere_can_be_finished"),
-        ("strips", "text_without_marks_is_content"),
-        ("counts from 1", "calls_are_numbered_and_have_objects_for_arguments"),
-        ("no object", "calls_are_numbered_and_have_objects_for_arguments"),
-        ("refuses", "text_that_is_cut_anywhere_can_be_finished"),
+        ("drops text between calls", "an_example_may_come_twice"),
+        ("numbers calls by piece", "any_split_gives_the_same_parse"),
+        ("ASCII in arguments", "arguments_keep_their_values"),
+        ("finds reasoning in the answer", "text_around_an_example_is_kept"),
+        ("reasoning cut off is the answer", "text_that_is_cut_anywhere_can_be_finished"),
     ],
 )
-def test_the_suite_finds_a_faulty_format(fault: str, check: str) -> None:
-    faulty = OutputFormat(lambda _: Faulty(fault), lambda _: False)
-    checks = dict(output_format_checks(faulty))
-    with pytest.raises((AssertionError, ValueError)):
-        checks[check]()
-    for right in dict(output_format_checks(hermes)).values():
-        right()
+def test_one_example_is_enough_to_find_a_fault(fault: str, check: str) -> None:
+    poor = dataclasses.replace(FAULTS[fault], examples=FAULTS[fault].examples[:1])
+    with pytest.raises(AssertionError):
+        dict(output_format_checks(poor))[check]()
+
+
+NOW = ExampleCall("now")
+
+
+@pytest.mark.parametrize(
+    ("examples", "told"),
+    [
+        ([()], "is no Example"),
+        ([Example(())], "has no pieces"),
+        ([Example(("now",))], "is no Piece"),  # type: ignore[arg-type]
+        ([Example((Piece(""),))], "has no text"),
+        ([Example((Piece("Hello."),))], "no example has a call or reasoning"),
+        ([Example((Piece("now()", calls=[NOW]),))], "argument of letters alone"),
+        ([Example((Piece("x", content="x", calls=[NOW]),))], "has two of"),
+        ([Example((Piece("x", reasoning="y"),))], "the reasoning 'y' is not in the text"),
+        ([Example((Piece("x", calls=[ExampleCall("x", "[1]")]),))], "no JSON object"),
+    ],
+)
+def test_examples_that_say_too_little_are_refused(examples: list[Example], told: str) -> None:
+    checks = dict(output_format_checks(dataclasses.replace(hermes, examples=examples)))
+    with pytest.raises(AssertionError, match=told):
+        checks["it_brings_examples"]()
+
+
+def test_every_format_of_ours_has_several_examples(registry: Registry) -> None:
+    entries = [one for kind in ("tool_parser", "reasoning_parser") for one in registry.ready(kind)]
+    assert len(entries) >= 7
+    for entry in entries:
+        assert len(registry.load(entry).examples) >= 3, entry.name
+
+
+def test_a_text_is_cut_in_all_pairs_of_places() -> None:
+    pieces = [tuple(one) for one in splits("abcde", in_pairs=True)]
+    assert {"".join(one) for one in pieces} == {"abcde"}
+    assert tuple("abcde") in pieces
+    assert ("ab", "c", "de") in pieces
+    assert len({one for one in pieces if len(one) == 3 and all(one)}) == 6
 
 
 @pytest.mark.parametrize(
