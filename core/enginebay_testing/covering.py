@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -20,12 +20,19 @@ Combination = Mapping[str, Value]
 class OpAxes:
     """The axes of one op by name, and the pairs of values that no problem has.
 
-    `never` lists (axis, value, other axis, other value).
+    `never` lists (axis, value, other axis, other value). `more` has further values of axes, which
+    are checked with --all. `blocks` names the axes of sizes that kernels cut into blocks.
     """
 
     op: str
     values: Mapping[str, tuple[Value, ...]]
     never: tuple[tuple[str, Value, str, Value], ...] = ()
+    more: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+
+    def known(self, axis: str) -> tuple[Value, ...]:
+        """Return all values of an axis."""
+        return (*self.values[axis], *self.more.get(axis, ()))
 
     def within(self, claims: Mapping[str, Callable[[Value], bool]]) -> OpAxes:
         """Return the axes with only those values that `claims` allows; axes without a claim stay
@@ -35,15 +42,40 @@ class OpAxes:
             axis: tuple(v for v in values if axis not in claims or claims[axis](v))
             for axis, values in self.values.items()
         }
-        return dataclasses.replace(self, values=kept)
+        more = {
+            axis: tuple(v for v in values if axis not in claims or claims[axis](v))
+            for axis, values in self.more.items()
+        }
+        return dataclasses.replace(self, values=kept, more=more)
 
     def having(self, **values: tuple[Value, ...]) -> OpAxes:
-        """Return the axes with other values of some axes."""
-        return dataclasses.replace(self, values={**self.values, **values})
+        """Return the axes with other values of some axes, which then have no more values."""
+        more = {axis: others for axis, others in self.more.items() if axis not in values}
+        return dataclasses.replace(self, values={**self.values, **values}, more=more)
 
 
 DTYPES = ("float32", "bfloat16", "float16")
 PAIRS, TRIPLES = 2, 3
+
+SHORT = 3
+"""An axis with at most this many values is short: `added_rows` have all pairs with its values."""
+
+
+def all_rows(axes: OpAxes, *, triples: bool) -> Iterator[tuple[Combination, bool]]:
+    """Yield the rows of a check, and whether the default check has them: all pairs of values; with
+    `triples` also rows with the values in `axes.more`, and all triples of the other values.
+    """
+    yield from ((row, True) for row in covering_rows(axes))
+    if triples:
+        yield from ((row, False) for row in added_rows(axes))
+        yield from ((row, False) for row in covering_rows(axes, TRIPLES))
+
+
+def added_rows(axes: OpAxes) -> list[Combination]:
+    """Return rows that have every value in `axes.more`, with each value of each short axis."""
+    known = {axis: axes.known(axis) for axis in axes.values}
+    added = frozenset((axis, v) for axis, values in axes.more.items() for v in values)
+    return _in_order(axes, known, PAIRS, added) if added else []
 
 
 def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Combination]:
@@ -53,12 +85,22 @@ def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Combination]:
     Greedy: each row starts with a missing combination, and then takes, axis by axis, the value that
     covers most. The first rows cover most. An axis without values is left out.
     """
-    by_size = sorted(axes.values.items(), key=lambda item: -len(item[1]))
-    known = tuple((axis, values) for axis, values in by_size if values)
-    there = {(axis, value) for axis, values in known for value in values}
+    return _in_order(axes, axes.values, strength, frozenset())
+
+
+def _in_order(
+    axes: OpAxes,
+    values: Mapping[str, tuple[Value, ...]],
+    strength: int,
+    added: frozenset[tuple[str, Value]],
+) -> list[Combination]:
+    """Return rows of `values` whose axes are in the order of `axes`."""
+    by_size = sorted(values.items(), key=lambda item: -len(item[1]))
+    known = tuple((axis, each) for axis, each in by_size if each)
+    there = {(axis, value) for axis, each in known for value in each}
     never = tuple(n for n in axes.never if {(n[0], n[1]), (n[2], n[3])} <= there)
-    names = [axis for axis in axes.values if axes.values[axis]]
-    return [{axis: row[axis] for axis in names} for row in _rows(known, never, strength)]
+    names = [axis for axis in axes.values if values[axis]]
+    return [{axis: row[axis] for axis in names} for row in _rows(known, never, strength, added)]
 
 
 @functools.lru_cache(maxsize=32)
@@ -66,9 +108,12 @@ def _rows(
     known: tuple[tuple[str, tuple[Value, ...]], ...],
     never: tuple[tuple[str, Value, str, Value], ...],
     strength: int,
+    added: frozenset[tuple[str, Value]],
 ) -> tuple[Mapping[str, Value], ...]:
     table = _Table(known, never)
     missing = table.combinations(strength)
+    if added:
+        missing &= table.pairs_of_added(added)
     rows = []
     while missing.any():
         first = tuple(int(i) for i in np.argwhere(missing)[0])
@@ -113,6 +158,14 @@ class _Table:
         if strength == PAIRS:
             return two.copy()
         return two[:, :, None] & two[:, None, :] & two[None]
+
+    def pairs_of_added(self, added: frozenset[tuple[str, Value]]) -> np.ndarray:
+        """Return bool [values, values]: pairs of an added value and a value of a short axis."""
+        axes = [self.axis_names[axis] for axis in self._axis.tolist()]
+        is_added = np.array([pair in added for pair in zip(axes, self._values, strict=True)])
+        is_short = np.bincount(self._axis)[self._axis] <= SHORT
+        pairs = is_added[:, None] & is_short[None]
+        return np.asarray(pairs | pairs.T)
 
     def row_with(self, first: tuple[int, ...], missing: np.ndarray) -> list[int] | None:
         """Return a row with the values `first` and, axis by axis, the other values that cover most;

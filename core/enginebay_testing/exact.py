@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from enginebay.ops.op import Op
 from enginebay.registry import import_target
 from enginebay_byhand.quick import row_errors
-from enginebay_testing.op_kit import PlainCase, configured
+from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.verdicts import InexactError
 
 
@@ -28,17 +28,23 @@ class OpCall:
     keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None = None) -> None:
+def hold(
+    error: np.ndarray,
+    allowed: np.ndarray,
+    what: str,
+    *,
+    rms: float | None = None,
+    axes: Sequence[str] = (),
+) -> None:
     """Raise InexactError where an error exceeds its bound, or where the root mean square of error /
-    allowed exceeds `rms`.
+    allowed exceeds `rms`. The message names the place by `axes`, such as ("row", "output").
     """
     error, allowed = np.broadcast_arrays(error, allowed)
     bad = ~(error <= allowed)
     if bad.any():
         at = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise InexactError(
-            f"{what}: place {tuple(map(int, at))} is off by {error[at]:.3g}, "
-            f"allowed {allowed[at]:.3g}",
+            f"{what}: {_place(at, axes)} is off by {error[at]:.3g}, allowed {allowed[at]:.3g}",
             float(error[at]),
             float(allowed[at]),
         )
@@ -52,6 +58,13 @@ def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None
             f"be, allowed {bound:.3g}"
         )
         raise InexactError(text, share, bound)
+
+
+def _place(at: tuple[np.intp, ...], axes: Sequence[str]) -> str:
+    """Return the name of a place, such as "row 3, output 7"."""
+    if len(at) != len(axes):
+        return f"place {tuple(map(int, at))}"
+    return ", ".join(f"{axis} {int(i)}" for axis, i in zip(axes, at, strict=True))
 
 
 def exact_results(op: Op[Any], call: OpCall) -> list[np.ndarray]:
@@ -99,7 +112,7 @@ def within_tolerance(
 
     def check(kernel: Any, case: PlainCase) -> None:
         call = call_of(case)
-        chosen = configured(kernel, str(case.row.get("config", "default")))
+        chosen = case.configured(kernel)
         got = case.run(functools.partial(chosen, **call.keywords), *call.arguments)
         for error, allowed in errors(op, call, got):
             hold(error, allowed, op.name)

@@ -4,12 +4,12 @@ without phases make them from their axes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,12 +23,16 @@ from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay.registry import Entry, Registry, import_target
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
-from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
+from enginebay_testing.case_runs import CaseRuns
+from enginebay_testing.covering import Combination, OpAxes, all_rows, covering_rows
 from enginebay_testing.oracle import EPS
-from enginebay_testing.quantized import FORMS, ROUNDINGS
+from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 
 REPEATS = 20
 """How often a step runs; each run must give the same bits."""
+
+NUM_SEEDS = 2
+"""How many sets of inputs the program of a case receives."""
 
 LayoutTypes = Sequence[type[KVLayout]]
 
@@ -54,13 +58,15 @@ class Extent:
 
     Each case runs with `num_seeds` sets of arrays. `quantizations` and `activation_quantizations`:
     the methods of quantised weights and the roundings of inputs that the kernel declares.
+    `storages`: the quantised caches that it writes.
     """
 
     triples: bool = True
     interpreted: bool = False
-    num_seeds: int = 1
+    num_seeds: int = NUM_SEEDS
     quantizations: tuple[str, ...] = ()
     activation_quantizations: tuple[str, ...] = ()
+    storages: tuple[str, ...] = ()
 
     def of(self, entry: Entry) -> Extent:
         """Return the extent for a kernel, with what its declaration says about quantisation."""
@@ -73,6 +79,7 @@ class Extent:
             self,
             quantizations=declared("quantizations", FORMS),
             activation_quantizations=declared("activation_quantizations", ROUNDINGS),
+            storages=declared("storages", STORAGES),
         )
 
 
@@ -146,6 +153,7 @@ class PlainCase:
     seed: int = 0
     repeats: int = 1
     layouts: Mapping[str, type[KVLayout]] = dataclasses.field(default_factory=dict)
+    runs: CaseRuns = dataclasses.field(default_factory=CaseRuns)
 
     def rng(self) -> np.random.Generator:
         """Return the random generator of the arrays."""
@@ -166,17 +174,18 @@ class PlainCase:
         return EPS[str(self.row["dtype"])]
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the results as NumPy arrays; AssertionError if another run gives other bits."""
-        step = jax.jit(call)
-        first = jax.tree.map(np.asarray, step(*arguments))
-        for turn in range(1, self.repeats):
-            again = jax.tree.map(np.asarray, step(*arguments))
-            same = [
-                a.tobytes() == b.tobytes()
-                for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True)
-            ]
-            assert all(same), f"run {turn + 1} of the same step returned other bits than run 1"
-        return first
+        """Return the results of a call as NumPy arrays; AssertionError if another run gives other
+        bits. The program runs with other inputs first.
+
+        The sets of inputs of a case share a program if `call` is a functools.partial of the same
+        function with equal arguments, so pass arrays as `arguments`.
+        """
+        return self.runs(call, arguments, self.repeats)
+
+    def configured(self, kernel: Any) -> Any:
+        """Return the kernel with the configurations that the axis `config` names."""
+        config = str(self.row.get("config", "default"))
+        return self.runs.once(config, lambda: configured(kernel, config))
 
 
 def covering_cases(
@@ -185,7 +194,9 @@ def covering_cases(
     named: Callable[[Any], Iterable[tuple[str, Callable[[], None]]]] = lambda _: (),
 ) -> Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]:
     """Return the cases of an op without phases: the checks in `named`, then `check`
-    (implementation, case) for every row of a covering array of `axes`.
+    (implementation, case) for every row of a covering array of `axes`, with NUM_SEEDS sets of
+    inputs or more. With --all, axes in `axes.blocks` also get the block sizes of the kernel's
+    configurations, and one more than each.
 
     The axis `layout` gets the names of the layouts. The axis `config` ("default", "small", "large",
     see `configured`) is used where the implementation has configurations.
@@ -195,15 +206,16 @@ def covering_cases(
         yield from (OpCase(name, run) for name, run in named(kernel))
         kinds = {kind.__name__: kind for kind in layouts}
         claimed = _claimed(axes, kernel, tuple(kinds))
+        if extent.triples:
+            claimed = _with_blocks(claimed, kernel, check, kinds)
         found = set()
-        for strength in (PAIRS, TRIPLES) if extent.triples else (PAIRS,):
-            for row in covering_rows(claimed, strength):
-                name = f"{axes.op}[{_name(claimed, row)}]"
-                if name not in found:
-                    found.add(name)
-                    run = functools.partial(_run, check, kernel, row, kinds, extent)
-                    traits = {"dtype": str(row["dtype"])} if "dtype" in row else {}
-                    yield OpCase(name, run, strength == PAIRS, traits)
+        for row, representative in all_rows(claimed, triples=extent.triples):
+            name = f"{axes.op}[{_name(claimed, row)}]"
+            if name not in found:
+                found.add(name)
+                run = functools.partial(_run, check, kernel, row, kinds, extent)
+                traits = {"dtype": str(row["dtype"])} if "dtype" in row else {}
+                yield OpCase(name, run, representative, traits)
 
     return cases
 
@@ -232,6 +244,46 @@ def _name(axes: OpAxes, row: Combination) -> str:
     return "-".join([*always, *others]) or "ordinary"
 
 
+def _with_blocks(
+    axes: OpAxes,
+    kernel: Any,
+    check: Callable[[Any, PlainCase], None],
+    layouts: Mapping[str, type[KVLayout]],
+) -> OpAxes:
+    """Return the axes with the numbers of a kernel's configurations, and one more than each, as
+    additional values of the axes that blocks divide.
+    """
+    if not axes.blocks or not isinstance(kernel, TunableOp):
+        return axes
+    numbers: set[int] = set()
+
+    def choose(problem: OpProblem) -> Any:
+        env = Env("cpu")
+        for config in (kernel.default_config(env, problem), *kernel.candidates(env, problem)):
+            numbers.update(numbers_of(config))
+        raise _FoundError
+
+    first = covering_rows(axes)[0]
+    with contextlib.suppress(
+        Exception
+    ):  # the cases call the kernel again and report what it raises
+        check(kernel.tuned(choose), PlainCase({**first, "config": "default"}, layouts=layouts))
+    sizes = sorted({size for n in numbers if 1 < n <= LARGEST_BLOCK for size in (n, n + 1)})
+    more = {
+        axis: (*axes.more.get(axis, ()), *(n for n in sizes if n not in axes.known(axis)))
+        for axis in axes.blocks
+    }
+    return dataclasses.replace(axes, more={**axes.more, **more})
+
+
+class _FoundError(Exception):
+    """Ends a call when the numbers of its configurations are known."""
+
+
+LARGEST_BLOCK = 1024
+"""Numbers above this are no sizes of blocks along an axis."""
+
+
 def _run(
     check: Callable[[Any, PlainCase], None],
     kernel: Any,
@@ -239,9 +291,16 @@ def _run(
     layouts: Mapping[str, type[KVLayout]],
     extent: Extent,
 ) -> None:
+    runs = CaseRuns()
     for seed in range(extent.num_seeds):
         repeats = 1 if extent.interpreted or seed else REPEATS
-        check(kernel, PlainCase(row, seed, repeats, layouts))
+        runs.begin()
+        try:
+            check(kernel, PlainCase(row, seed, repeats, layouts, runs))
+        except AssertionError as wrong:
+            if runs.returned_an_earlier_result:
+                wrong.args = (f"{wrong}; the result is that of an earlier call, with other inputs",)
+            raise
 
 
 def configured(kernel: Any, config: str) -> Any:

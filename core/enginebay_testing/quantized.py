@@ -22,6 +22,9 @@ FORMS: Mapping[str, str] = {
 ROUNDINGS = ("int8",)
 """Roundings of inputs that kernels may do."""
 
+STORAGES = ("int8", "uint4", "fp8")
+"""Storages of quantised caches."""
+
 ONE_SCALE = ("int8", "fp8")
 """Methods with one f32 scale for each output."""
 

@@ -17,7 +17,7 @@ from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.exact import hold
 from enginebay_testing.kernels import ROPE_SPECS
-from enginebay_testing.op_kit import PlainCase, configured
+from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.verdicts import expect
 
 EPS_F32 = oracle.EPS["float32"]
@@ -65,7 +65,7 @@ def check_linear_case(kernel: Any, case: PlainCase) -> None:
     if row["bias"] == "cancelling" and x.shape[0]:
         bias = -oracle.linear(x[:1], weight)[0].astype(case.dtype)
     out_dtype = row["out_dtype"]
-    call = functools.partial(configured(kernel, str(row["config"])), out_dtype=out_dtype)
+    call = functools.partial(case.configured(kernel), out_dtype=out_dtype)
     got = case.run(call, x, weight, bias)
     expected = oracle.linear(x, weight, bias)
     wanted = str(out_dtype or row["dtype"])

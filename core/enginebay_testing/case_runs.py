@@ -1,0 +1,148 @@
+"""Runs the programs of one case: first with other inputs, then several times with the inputs that
+are checked. Results are poisoned between the runs, so that no old result passes for a new one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+QUICK_COMPILING = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+"""Options with which XLA compiles several times as fast for a CPU, and optimizes little."""
+
+
+def kit_jit(
+    function: Callable[..., Any],
+    *,
+    static_argnums: tuple[int, ...] = (),
+    donate_argnums: tuple[int, ...] = (),
+) -> Callable[..., Any]:
+    """Return a jitted function of the kit itself. It runs a few times, so that on a CPU quick
+    compiling matters more than quick running. Programs with kernels are compiled as users' are.
+    """
+
+    @functools.cache
+    def made() -> Callable[..., Any]:  # not before JAX has chosen its platform
+        return jax.jit(
+            function,
+            static_argnums=static_argnums,
+            donate_argnums=donate_argnums,
+            compiler_options=dict(QUICK_COMPILING) if jax.default_backend() == "cpu" else None,
+        )
+
+    def run(*arguments: Any) -> Any:
+        return made()(*arguments)
+
+    return run
+
+
+def _filled(arrays: Any) -> Any:
+    def fill(array: jax.Array) -> jax.Array:
+        is_real = jnp.issubdtype(array.dtype, jnp.floating)
+        return jnp.full_like(array, jnp.nan if is_real else 85)
+
+    return jax.tree.map(fill, arrays)
+
+
+_poisoned = kit_jit(_filled, donate_argnums=(0,))
+
+
+def taken(results: Any) -> Any:
+    """Return results as NumPy arrays of their own, and overwrite their memory on the device."""
+    copies = jax.tree.map(lambda array: np.array(array, copy=True), results)
+    jax.block_until_ready(_poisoned([x for x in jax.tree.leaves(results) if x.size]))
+    return copies
+
+
+def other_inputs(arguments: Any) -> Any:
+    """Return arguments of the same shapes with all arrays of floats reversed in every dimension.
+    Whole numbers stay, because they are ids, places and lengths.
+    """
+
+    def other(array: np.ndarray) -> np.ndarray:
+        is_real = jnp.issubdtype(array.dtype, jnp.floating)
+        return np.ascontiguousarray(np.flip(array)) if is_real and array.ndim else array
+
+    return jax.tree.map(other, arguments)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two calls do the same with equal arrays. Two functions that were defined in
+    the body of a check may hold different arrays, and are not the same.
+    """
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        parts = ((x.func, x.args, tuple(sorted(x.keywords.items()))) for x in (one, other))
+        try:
+            return bool(next(parts) == next(parts))
+        except (TypeError, ValueError):  # arrays are neither equal nor sorted
+            return False
+    return one is other
+
+
+class CaseRuns:
+    """The programs of one case, which all its sets of inputs share."""
+
+    def __init__(self) -> None:
+        self._programs: list[tuple[Any, Callable[..., Any]]] = []
+        self._configured: dict[str, Any] = {}
+        self._next = 0
+        self._results: list[tuple[bytes, ...]] = []
+
+    def begin(self) -> None:
+        """Start a check with a new set of inputs: its first call uses the first program."""
+        self._next = 0
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned for a name the first time."""
+        if name not in self._configured:
+            self._configured[name] = make()
+        return self._configured[name]
+
+    def __call__(self, call: Callable[..., Any], arguments: Sequence[Any], repeats: int) -> Any:
+        """Run `call` with other inputs, and then `repeats` times with `arguments`; return the
+        results as NumPy arrays. AssertionError if two of these runs return different bits.
+        """
+        step = self._program(call)
+        arguments = jax.tree.map(np.asarray, tuple(arguments))
+        self._remember(taken(step(*other_inputs(arguments))))
+        first = taken(step(*arguments))
+        wanted = _bits(first)
+        self._remember(first)
+        for turn in range(1, repeats):
+            assert _bits(taken(step(*arguments))) == wanted, (
+                f"run {turn + 1} of the same step returned other bits than run 1"
+            )
+        return first
+
+    @property
+    def returned_an_earlier_result(self) -> bool:
+        """Whether a result of the last run is, bit by bit, one of an earlier run."""
+        *earlier, last = self._results or [()]
+        large = {array for array in last if len(array) >= MIN_TELLING_BYTES}
+        return any(array in before for array in large for before in earlier)
+
+    def _remember(self, result: Any) -> None:
+        self._results = [*self._results[-3:], _bits(result)]
+
+    def _program(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        at, self._next = self._next, self._next + 1
+        if at < len(self._programs) and _is_same(self._programs[at][0], call):
+            return self._programs[at][1]
+        self._programs[at:] = [(call, jax.jit(call))]
+        return self._programs[at][1]
+
+
+MIN_TELLING_BYTES = 16
+"""Shorter results may be equal by chance."""
+
+
+def _bits(results: Any) -> tuple[bytes, ...]:
+    return tuple(array.tobytes() for array in jax.tree.leaves(results))
