@@ -26,6 +26,11 @@ Kind = Literal[
     "size",
     "feature",
 ]
+More = Literal["storage", "stale", "value"]
+"""Kinds that half B alone has: quantised caches, results of earlier calls, and numbers that few
+inputs have.
+"""
+
 Half = Literal["A", "B"]
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +58,7 @@ class Fault:
 
     name: str
     op: str
-    kind: Kind
+    kind: Kind | More
     kernel: str
     source: str
     old: str
