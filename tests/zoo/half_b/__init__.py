@@ -3,6 +3,24 @@ cases.
 """
 
 from tests.zoo.faults import Fault
-from tests.zoo.half_b import attention, ops
+from tests.zoo.half_b import (
+    attention,
+    attention_more,
+    ops,
+    sampling,
+    sizes,
+    states,
+    storages,
+    values,
+)
 
-FAULTS: tuple[Fault, ...] = (*attention.FAULTS, *ops.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *attention.FAULTS,
+    *ops.FAULTS,
+    *attention_more.FAULTS,
+    *sampling.FAULTS,
+    *sizes.FAULTS,
+    *states.FAULTS,
+    *storages.FAULTS,
+    *values.FAULTS,
+)
