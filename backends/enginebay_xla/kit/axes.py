@@ -8,26 +8,68 @@ from __future__ import annotations
 
 import dataclasses
 
-from enginebay_testing.covering import DTYPES, OpAxes
+from enginebay_testing.covering import DTYPES, OpAxes, Value
+
+BORDERS = (16, 31, 32, 33, 64, 65, 127, 128, 255, 256, 257, 511, 512, 513, 1024, 1025, 2048, 2049)
+"""Powers of two, at which blocks end, and numbers beside them."""
+
+
+def further(values: tuple[Value, ...], *sizes: int) -> tuple[int, ...]:
+    """Return the sizes that an axis with `values` does not have yet."""
+    return tuple(size for size in sizes if size not in values)
+
+
+def never_both(
+    one: str, sizes: tuple[int, ...], other: str, others: tuple[int, ...]
+) -> tuple[tuple[str, Value, str, Value], ...]:
+    """Return the pairs of values of two axes that would take too long together."""
+    return tuple((one, size, other, second) for size in sizes for second in others)
+
+
+MIDDLE, LARGE = (511, 512, 513, 1024, 1025), (2048, 2049, 4096, 4097, 8193)
 
 LINEAR = OpAxes(
     "linear",
     {
         "dtype": DTYPES,
-        "rows": (3, 1, 2, 8, 17, 129, 5, 0),
-        "inputs": (40, 64, 129, 1025, 300, 7),
-        "outputs": (48, 1, 65, 257, 1030, 30),
+        "rows": (3, 1, 2, 8, 17, 129, 513, 0),
+        "inputs": (40, 64, 129, 1025, 4097, 7),
+        "outputs": (48, 1, 65, 257, 1025, 30),
         "in_dims": (1, 2),
         "out_dims": (1, 2),
         "bias": ("none", "plain", "cancelling"),
         "out_dtype": (None, "float32"),
-        "data": ("plain", "one_sign", "outlier", "rows_apart", "nan_row"),
+        "data": (
+            "plain",
+            "one_sign",
+            "outlier",
+            "rows_apart",
+            "nan_row",
+            "special_rows",
+            "largest",
+        ),
         "config": ("default", "small", "large"),
     },
+    never=(
+        *never_both("rows", MIDDLE, "inputs", LARGE),
+        *never_both("rows", MIDDLE, "outputs", LARGE),
+        *never_both("rows", LARGE, "inputs", (*MIDDLE, *LARGE)),
+        *never_both("rows", LARGE, "outputs", (*MIDDLE, *LARGE)),
+        *never_both("inputs", LARGE, "outputs", (*MIDDLE, *LARGE)),
+        *never_both("inputs", MIDDLE, "outputs", LARGE),
+    ),
+    more={
+        "rows": further((8, 513), *BORDERS, 4097),
+        "inputs": further((64, 1025, 4097), *BORDERS, 4096, 8193),
+        "outputs": further((65, 257, 1025), *BORDERS, 4096, 8193),
+    },
+    blocks=("rows", "inputs", "outputs"),
 )
 """in_dims, out_dims: numbers of contracted dimensions and of dimensions of the result. bias
 "cancelling": the sum of large terms is small. data "rows_apart": rows of very different magnitude;
-"nan_row": one row is NaN and must not change the others.
+"nan_row": one row is NaN, another has an infinity, and they must not change the others;
+"special_rows": rows of zeros, of equal or very small numbers, or with their largest number last;
+"largest": one number of each row is close to the largest of the dtype.
 """
 
 GROUPED_LINEAR = OpAxes(
@@ -37,15 +79,28 @@ GROUPED_LINEAR = OpAxes(
         "groups": (4, 1, 2, 9, 33),
         "sizes": ("mixed", "one_each", "one_has_all", "empty_ends", "even", "none"),
         "past": (2, 0, 40),
-        "inputs": (40, 64, 129, 300, 7),
-        "outputs": (48, 1, 65, 257, 30),
+        "inputs": (40, 129, 1025, 7),
+        "outputs": (48, 1, 65, 257),
         "out_dtype": (None, "float32"),
-        "data": ("plain", "one_sign", "outlier", "rows_apart", "nan_row"),
+        "data": ("plain", "one_sign", "outlier", "rows_apart", "nan_row", "special_rows"),
         "unused": ("plain", "nan"),
     },
+    never=(
+        *never_both("groups", (33, 60, 64, 128), "inputs", (*MIDDLE, *LARGE)),
+        *never_both("groups", (33, 60, 64, 128), "outputs", (*MIDDLE, *LARGE)),
+        *never_both("inputs", (*MIDDLE, *LARGE), "outputs", (*MIDDLE, *LARGE)),
+    ),
+    more={
+        "groups": (8, 16, 60, 64, 128),
+        "inputs": further((1025,), *BORDERS, 300),
+        "outputs": further((65, 257), *BORDERS, 30),
+        "past": (300,),
+    },
+    blocks=("inputs", "outputs"),
 )
-"""sizes: how the rows are divided into groups; "empty_ends": the first and the last group have
-none. past: rows after the last group. unused: values of the weights of groups without rows.
+"""sizes: how the rows are divided into groups; "one_has_all": over 512 rows; "empty_ends": the
+first and the last group have none. past: rows after the last group. unused: values of the weights
+of groups without rows.
 """
 
 SHORT_CONV = OpAxes(
@@ -68,19 +123,33 @@ RMS_NORM = OpAxes(
     "rms_norm",
     {
         "dtype": DTYPES,
-        "rows": (5, 1, 2, 17, 129, 8),
-        "features": (64, 40, 128, 1, 257, 1025, 4096),
+        "rows": (5, 1, 2, 17, 129, 513, 0),
+        "features": (64, 40, 1, 257, 1025, 4097),
         "dims": (2, 3),
         "eps": (1e-5, 1e-6, 1e-2),
-        "size": ("plain", "tiny", "large", "zero", "outlier", "nan_row"),
+        "size": ("plain", "tiny", "large", "zero", "outlier", "nan_row", "special_rows"),
         "weight": ("plain", "signed_and_zero"),
     },
+    never=(
+        *never_both("rows", (511, 512, 513, 1024, 1025), "features", LARGE),
+        *never_both("rows", LARGE, "features", (*MIDDLE, *LARGE)),
+    ),
+    more={
+        "rows": further((513,), 8, *BORDERS, 4097),
+        "features": further((64, 257, 1025), 128, *BORDERS, 4096, 8193),
+    },
+    blocks=("rows", "features"),
 )
 """size: entries so small that eps matters, so large that their squares overflow float16, rows of
-zeros, and one large entry.
+zeros, one large entry, and rows such as those of linear.
 """
 
-ADD_RMS_NORM = dataclasses.replace(RMS_NORM, op="add_rms_norm")
+ADD_RMS_NORM = dataclasses.replace(
+    RMS_NORM,
+    op="add_rms_norm",
+    values={**RMS_NORM.values, "size": (*RMS_NORM.values["size"], "halves")},
+)
+"""size "halves": sums half-way between two numbers of the dtype, whose rounding moves the norm."""
 
 ROPE = OpAxes(
     "rope",
@@ -103,19 +172,28 @@ ROPE = OpAxes(
     },
 )
 
+LARGE_VOCAB = (65_536, 65_537, 70_000, 131_073)
+
 EMBEDDING = OpAxes(
     "embedding",
     {
         "dtype": DTYPES,
         "vocab": (11, 1, 257, 1000, 70_000),
-        "features": (8, 1, 64, 129),
-        "tokens": (4, 1, 17, 129),
+        "features": (8, 1, 64, 129, 4097),
+        "tokens": (4, 1, 17, 129, 513, 0),
         "ids": ("mixed", "last", "equal", "all"),
     },
     never=(
-        ("vocab", 70_000, "features", 64),
-        ("vocab", 70_000, "features", 129),
+        *never_both("vocab", LARGE_VOCAB, "features", (64, 129, *BORDERS, 4096, 4097, 8193)),
+        *never_both("vocab", (1000, 1024, 2048), "features", (4096, 4097, 8193)),
+        *never_both("tokens", (513, *LARGE), "features", LARGE),
     ),
+    more={
+        "vocab": (*further((257,), *BORDERS), 65_536, 65_537, 131_073),
+        "features": further((64,), *BORDERS, 4096, 8193),
+        "tokens": further((513,), *BORDERS, 4097),
+    },
+    blocks=("features", "tokens"),
 )
 """vocab: ids of the largest one do not fit 16 bits; its rows are short."""
 

@@ -181,7 +181,7 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
 def check_quantized_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     """Check each row against the product with its group's quantised weight; other rows are 0."""
     rng, in_dims = case.rng(), _inputs(case)
-    sizes = group_sizes(str(case.row["sizes"]), case.int("experts"), rng)
+    sizes = group_sizes(str(case.row["sizes"]), case.int("experts"), case.seed)
     count = int(sizes.sum())
     shape = (count + case.int("past"), *in_dims)
     x = spread_entries(rng, shape, str(case.row["data"])).astype(case.dtype)
