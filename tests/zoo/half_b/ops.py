@@ -65,7 +65,7 @@ FAULTS = (
         "norm",
         "sum_is_wider_than_its_input",
         "dtype",
-        "total = x + residual",
+        "total = _rounded(x + residual)",
         "total = x.astype(jnp.float32) + residual.astype(jnp.float32)",
     ),
     _fault(

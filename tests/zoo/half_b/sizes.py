@@ -233,16 +233,16 @@ OTHERS = (
         "add_rms_norm",
         "norm",
         "adds_whole_eights_of_features",
-        "total = x + residual",
-        "total = jnp.where(jnp.arange(x.shape[-1]) < max(8, x.shape[-1] // 8 * 8), x + residual, "
-        "x)",
+        "total = _rounded(x + residual)",
+        "total = _rounded(jnp.where(jnp.arange(x.shape[-1]) < max(8, x.shape[-1] // 8 * 8), "
+        "x + residual, x))",
     ),
     _size(
         "add_rms_norm",
         "norm",
         "rows_past_512_get_other_residuals",
-        "total = x + residual",
-        "total = x + residual[jnp.arange(len(x)) % 512]",
+        "total = _rounded(x + residual)",
+        "total = _rounded(x + residual[jnp.arange(len(x)) % 512])",
     ),
     _size(
         "add_rms_norm",

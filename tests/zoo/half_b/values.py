@@ -189,8 +189,8 @@ OTHERS = (
         "norm",
         "sum_of_large_numbers_is_cut",
         "value",
-        "total = x + residual",
-        "total = (x + residual).clip(-30000, 30000)",
+        "total = _rounded(x + residual)",
+        "total = _rounded(x + residual).clip(-30000, 30000)",
     ),
     plain(
         "short_conv",
