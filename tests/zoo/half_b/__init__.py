@@ -6,6 +6,7 @@ from tests.zoo.faults import Fault
 from tests.zoo.half_b import (
     attention,
     attention_more,
+    attention_ways,
     ops,
     sampling,
     sizes,
@@ -18,6 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     *attention.FAULTS,
     *ops.FAULTS,
     *attention_more.FAULTS,
+    *attention_ways.FAULTS,
     *sampling.FAULTS,
     *sizes.FAULTS,
     *states.FAULTS,
