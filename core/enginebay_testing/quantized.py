@@ -19,6 +19,9 @@ FORMS: Mapping[str, str] = {
 }
 """Method of the built-in forms of weights -> dtype of the values; docs/quantization.md."""
 
+NUMBERS = ("plain", "scales_apart", "one_sign", "zeros")
+"""Kinds of numbers of random weights."""
+
 ROUNDINGS = ("int8",)
 """Roundings of inputs that kernels may do."""
 
@@ -41,16 +44,20 @@ def random_weight(
     activations: str = FLOAT,
     scale_dtype: str = "float32",
     seed: int = 0,
+    numbers: str = "plain",
 ) -> QuantizedArray:
     """Return a weight of random numbers, as NumPy arrays. Numbers of every size occur, with both
     ends of the range of a method. `groups` and `scale_dtype` are for methods with groups.
+
+    `numbers` is one of NUMBERS: "scales_apart": scales that differ by 1e4; "one_sign": no number is
+    negative; "zeros": the numbers of every second output are 0, and every third scale is 0.
     """
     rng = np.random.default_rng([seed, 11, *shape])
     low, high = {"uint4": (0, 15), "int4": (-8, 7)}.get(method, (-128, 127))
     values = rng.integers(low, high + 1, shape)
     if method == "fp8":
-        numbers = rng.normal(size=shape) * np.exp2(rng.integers(-6, 6, shape))
-        values = numbers.clip(-448, 448)
+        spread = rng.normal(size=shape) * np.exp2(rng.integers(-6, 6, shape))
+        values = spread.clip(-448, 448)
     outputs = shape[: len(shape) - num_inputs]
     if method in ONE_SCALE:
         groups, scale_dtype = 1, "float32"
@@ -59,6 +66,18 @@ def random_weight(
     points = None
     if method in ("uint4", "int8_group"):
         points = rng.uniform(low, high, scales.shape).astype(dtype)
+    if numbers == "scales_apart":
+        scales = (scales * 10.0 ** rng.uniform(-2, 2, scales.shape)).astype(dtype)
+    elif numbers == "one_sign":
+        values = np.abs(values) if points is None else values
+        values = values.clip(None, high) if method != "fp8" else values
+        points = None if points is None else np.full_like(points, low)
+    elif numbers == "zeros" and scales.size:
+        flat = values.reshape(-1, math.prod(shape[len(outputs) :]))
+        flat[::2] = 0 if points is None else high
+        if points is not None:
+            points.reshape(len(flat), -1)[::2] = high
+        scales.reshape(-1)[::3] = 0
     return QuantizedArray(
         values.astype(jnp.dtype(FORMS[method])), scales, points, method, activations
     )

@@ -77,12 +77,12 @@ GROUPED_LINEAR = OpAxes(
     {
         "dtype": DTYPES,
         "groups": (4, 1, 2, 9, 33),
-        "sizes": ("mixed", "one_each", "one_has_all", "empty_ends", "even", "none"),
+        "sizes": ("mixed", "one_each", "one_has_all", "empty_ends", "none"),
         "past": (2, 0, 40),
         "inputs": (40, 129, 1025, 7),
         "outputs": (48, 1, 65, 257),
         "out_dtype": (None, "float32"),
-        "data": ("plain", "one_sign", "outlier", "rows_apart", "nan_row", "special_rows"),
+        "data": ("plain", "one_sign", "rows_apart", "nan_row", "special_rows"),
         "unused": ("plain", "nan"),
     },
     never=(
@@ -95,6 +95,8 @@ GROUPED_LINEAR = OpAxes(
         "inputs": further((1025,), *BORDERS, 300),
         "outputs": further((65, 257), *BORDERS, 30),
         "past": (300,),
+        "sizes": ("even",),
+        "data": ("outlier", "largest"),
     },
     blocks=("inputs", "outputs"),
 )
@@ -155,8 +157,8 @@ ROPE = OpAxes(
     "rope",
     {
         "dtype": DTYPES,
-        "tokens": (6, 1, 17, 129, 2),
-        "heads": (3, 1, 8),
+        "tokens": (6, 1, 17, 129, 2, 513),
+        "heads": (3, 1, 8, 12, 32),
         "head_dim": (64, 128, 80, 16),
         "rotary": ("whole", "half"),
         "rule": (
@@ -170,6 +172,17 @@ ROPE = OpAxes(
         ),
         "positions": ("mixed", "far", "descending", "equal"),
     },
+    never=(
+        *never_both("tokens", (513, 1024, 1025, 2048, 2049), "heads", (33, 64)),
+        *never_both("heads", (32, 33, 64), "head_dim", (256, 576)),
+        *never_both("tokens", (511, 512, 513, 1024, 1025, 2048, 2049), "head_dim", (256, 576)),
+    ),
+    more={
+        "tokens": further((513,), *BORDERS),
+        "heads": (2, 4, 5, 6, 7, 9, 16, 33, 64),
+        "head_dim": (8, 32, 96, 256, 576),
+    },
+    blocks=("tokens", "heads"),
 )
 
 LARGE_VOCAB = (65_536, 65_537, 70_000, 131_073)
@@ -202,29 +215,65 @@ KV_WRITE = OpAxes(
     {
         "dtype": DTYPES,
         "layout": (),
-        "tokens": (4, 1, 17, 65, 2),
-        "kv_heads": (2, 1, 3, 8),
+        "storage": (None,),
+        "tokens": (4, 1, 17, 65, 2, 300),
+        "kv_heads": (2, 1, 3, 8, 5, 12, 16),
         "head_dim": (16, 64, 128, 80),
         "page": (8, 16, 64, 24),
+        "pages": ("few", "many"),
         "slots": ("mixed", "dropped", "run", "last", "some_dropped"),
         "latent": (False, True),
+        "donated": (False, True),
     },
-    never=tuple(("kv_heads", heads, "latent", True) for heads in (2, 3, 8)),
+    never=(
+        *(("kv_heads", n, "latent", True) for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 32, 64)),
+        *(("pages", "many", "page", n) for n in (24, 31, 32, 33, 64, 128, 256)),
+        *(("pages", "many", "kv_heads", n) for n in (9, 10, 12, 16, 32, 64)),
+        *(("pages", "many", "head_dim", n) for n in (256, 576)),
+        *never_both("tokens", (300, 511, 512, 513, 1025, 2049), "kv_heads", (32, 64)),
+        *never_both("tokens", (511, 512, 513, 1025, 2049), "head_dim", (256, 576)),
+        *never_both("page", (64, 128, 256), "kv_heads", (16, 32, 64)),
+        *never_both("page", (128, 256), "head_dim", (256, 576)),
+        *never_both("kv_heads", (16, 32, 64), "head_dim", (256, 576)),
+    ),
+    more={
+        "tokens": (16, 31, 32, 33, 64, 127, 128, 255, 256, 257, 511, 512, 513, 1025, 2049),
+        "kv_heads": (4, 6, 7, 9, 10, 32, 64),
+        "head_dim": (8, 40, 96, 256, 576),
+        "page": (1, 31, 32, 33, 128, 256),
+    },
+    blocks=("tokens", "kv_heads"),
 )
-"""slots: scattered, all dropped, consecutive over the border of a page, the last slot of the last
-page, half of them dropped. latent: values are a prefix of the keys, in layouts that support it.
+"""storage: None, and the quantised caches that the kernel declares. pages: with "many", more ids
+than 8 bits hold. slots: scattered, all dropped, consecutive over the border of a page, the last
+slot of the last page, half of them dropped. latent: values are a prefix of the keys, in layouts
+that support it. donated: the call takes the memory of the cache, as in serving.
 """
 
 ROPE_KV_WRITE = OpAxes(
     "rope_kv_write",
     {
         **KV_WRITE.values,
+        "tokens": (4, 1, 17, 65, 300),
+        "kv_heads": (2, 1, 3, 8, 5),
         "latent": (False,),
-        "group": (3, 1, 4),
+        "group": (3, 1, 4, 5, 6, 12),
         "rotary": ROPE.values["rotary"],
         "rule": ROPE.values["rule"],
         "positions": ROPE.values["positions"],
     },
+    never=(
+        *KV_WRITE.never,
+        *never_both("kv_heads", (12, 16, 32), "group", (6, 7, 8, 12, 16)),
+        *never_both("tokens", (511, 512, 513, 1025, 2049), "group", (7, 8, 12, 16)),
+    ),
+    more={
+        **KV_WRITE.more,
+        "tokens": (2, *KV_WRITE.more["tokens"]),
+        "kv_heads": (4, 6, 7, 12, 16, 32),
+        "group": (2, 7, 8, 16),
+    },
+    blocks=KV_WRITE.blocks,
 )
 
 SAMPLE = OpAxes(

@@ -75,14 +75,14 @@ def spread_entries(
     return x
 
 
-def entries(case: PlainCase, shape: tuple[int, ...]) -> np.ndarray:
-    """Return x for the axis `data`. The entries of "largest" go up to an eighth of the largest
-    finite number, so that no sum with weights of ordinary size overflows.
+def entries(case: PlainCase, shape: tuple[int, ...], largest: float = 1 / 16) -> np.ndarray:
+    """Return x for the axis `data`. The entries of "largest" go up to a share of the largest finite
+    number, so that no sum with weights of ordinary size overflows.
     """
     kind = str(case.row["data"])
     x = spread_entries(case.rng(), shape, kind, case.seed)
     if kind == "largest":
-        x *= float(jnp.finfo(case.dtype).max) / 16 / 2000.0
+        x *= float(jnp.finfo(case.dtype).max) * (largest / 2000.0)
     return x.astype(case.dtype)
 
 

@@ -7,9 +7,10 @@ one step where a number is half-way between two steps.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,46 +23,66 @@ from enginebay_testing import oracle
 from enginebay_testing.covering import OpAxes
 from enginebay_testing.exact import hold
 from enginebay_testing.op_kit import Extent, LayoutTypes, OpCase, PlainCase, covering_cases
-from enginebay_testing.quantized import ONE_SCALE, random_weight, rounded_inputs
+from enginebay_testing.quantized import NUMBERS, ONE_SCALE, random_weight, rounded_inputs
 from enginebay_testing.verdicts import expect
-from enginebay_xla.kit.axes import EMBEDDING, GROUPED_LINEAR, LINEAR
+from enginebay_xla.kit.axes import EMBEDDING, GROUPED_LINEAR, LINEAR, never_both
 from enginebay_xla.kit.grouped import check_grouped_linear_case, group_sizes
+from enginebay_xla.kit.places import causes_of, hold_rows
 from enginebay_xla.kit.plain import (
     EPS_F32,
     check_embedding_case,
     check_linear_case,
+    embedding_ids,
+    entries,
     same_type,
-    spread_entries,
 )
 
 FORM: dict[str, tuple[str | int, ...]] = {
     "weights": (),
     "activations": (FLOAT,),
     "group_size": (32, 16, 64),
-    "groups": (2, 1, 5),
+    "groups": (2, 1, 5, 65),
     "scale_dtype": ("float32", "float16"),
+    "numbers": NUMBERS,
 }
 """weights: the methods that the kernel declares. group_size, groups: inputs of a group, and groups
-of an output. activations: the roundings of inputs that the kernel declares.
+of an output. activations: the roundings of inputs that the kernel declares. numbers: as in
+random_weight.
 """
 
-NEVER = (("weights", "fp8", "activations", "int8"),)
-"""Inputs are rounded to whole numbers for weights of whole numbers only."""
+NEVER = (
+    ("weights", "fp8", "activations", "int8"),
+    *never_both("groups", (64, 65, 129), "outputs", (1024, 1025, 1700, 2049, 4097)),
+    *never_both("groups", (64, 65, 129), "experts", (16, 60, 64, 128)),
+    *never_both("rows", (512, 513, 1025), "outputs", (1024, 1025, 2049, 4097)),
+    *never_both("rows", (2049,), "outputs", (1024, 1025, 1700, 2049, 4097)),
+    *never_both("rows", (2049,), "groups", (64, 65, 129)),
+)
+"""Inputs are rounded to whole numbers for weights of whole numbers only; some sizes would take too
+long together.
+"""
 
 QUANTIZED_LINEAR = OpAxes(
     "quantized_linear",
     {
         "dtype": LINEAR.values["dtype"],
         **FORM,
-        "rows": (3, 1, 17, 129),
+        "rows": (3, 1, 17, 513),
         "outputs": (48, 1, 65, 1700),
         "in_dims": (1, 2),
         "out_dims": (1, 2),
         "bias": ("none", "plain"),
         "out_dtype": (None, "float32"),
-        "data": ("plain", "outlier", "rows_apart", "nan_row"),
+        "data": ("plain", "one_sign", "rows_apart", "nan_row", "special_rows", "largest"),
     },
     never=NEVER,
+    more={
+        "group_size": (128,),
+        "groups": (3, 4, 8, 16, 17, 33, 64, 129),
+        "rows": (2, 8, 16, 31, 32, 33, 64, 127, 128, 129, 255, 256, 257, 512, 1025, 2049),
+        "outputs": (16, 33, 64, 127, 128, 129, 255, 256, 257, 512, 1025, 2049, 4097),
+    },
+    blocks=("rows", "outputs"),
 )
 QUANTIZED_GROUPED_LINEAR = OpAxes(
     "quantized_grouped_linear",
@@ -69,21 +90,41 @@ QUANTIZED_GROUPED_LINEAR = OpAxes(
         "dtype": GROUPED_LINEAR.values["dtype"],
         **FORM,
         "experts": (4, 1, 9),
-        "sizes": GROUPED_LINEAR.values["sizes"],
+        "sizes": ("mixed", "one_each", "one_has_all", "none"),
         "past": (2, 0),
         "outputs": (48, 1, 65),
         "out_dtype": (None, "float32"),
-        "data": ("plain", "rows_apart"),
+        "data": ("plain", "one_sign", "special_rows", "nan_row"),
     },
     never=NEVER,
+    more={
+        "group_size": (128,),
+        "groups": (3, 8, 17, 33, 64),
+        "experts": (8, 16, 60, 64, 128),
+        "sizes": ("empty_ends", "even"),
+        "data": ("rows_apart",),
+        "past": (300,),
+        "outputs": (16, 31, 33, 64, 127, 128, 129, 256, 257, 513),
+    },
+    blocks=("outputs",),
 )
 QUANTIZED_EMBEDDING = OpAxes(
     "quantized_embedding",
     {
         **{axis: values for axis, values in FORM.items() if axis != "activations"},
-        "vocab": (11, 1, 257),
-        "tokens": (4, 1, 17),
+        "vocab": (11, 1, 257, 65_537),
+        "tokens": (4, 1, 17, 513),
         "ids": EMBEDDING.values["ids"],
+    },
+    never=(
+        *never_both("vocab", (65_537, 131_073), "groups", (4, 5, 16, 17, 64, 65)),
+        *never_both("vocab", (131_073,), "group_size", (32, 64, 128)),
+    ),
+    more={
+        "group_size": (128,),
+        "groups": (4, 16, 17, 64),
+        "vocab": (255, 256, 1025, 131_073),
+        "tokens": (31, 32, 33, 128, 129, 256, 257, 512, 1025, 2049),
     },
 )
 
@@ -113,6 +154,7 @@ def _weight(case: PlainCase, outputs: tuple[int, ...], inputs: tuple[int, ...]) 
         activations=str(case.row.get("activations", FLOAT)),
         scale_dtype=str(case.row["scale_dtype"]),
         seed=case.seed,
+        numbers=str(case.row["numbers"]),
     )
 
 
@@ -138,13 +180,23 @@ def _magnitudes(weight: QuantizedArray) -> np.ndarray:
     return np.asarray((large * scales[..., None]).reshape(weight.shape))
 
 
-def _rounding(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
-    """Return numbers like x whose product with the magnitudes bounds the error of a sum."""
+def _sum_errors(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
+    """Return bounds f64 [T, *outputs] on the errors of the sums of x [T, *inputs] and a weight.
+
+    A kernel may round each number of a weight to the dtype of x. Within a group such errors may
+    have one sign; those of the groups of an output are independent.
+    """
     wide, num_in = np.abs(x.astype(np.float64)), math.prod(x.shape[1:])
-    if weight.activations != FLOAT:
-        return wide * 8 * EPS_F32
-    narrow = 0.0 if x.dtype == np.float32 else oracle.EPS[str(x.dtype)]
-    return wide * (max(4.0, math.sqrt(num_in)) * EPS_F32 + narrow)
+    large = _magnitudes(weight)
+    outputs, groups = weight.scales.shape[:-1], weight.scales.shape[-1]
+    rows = wide.reshape(len(x), groups, num_in // groups).transpose(1, 0, 2)
+    columns = large.reshape(math.prod(outputs), groups, num_in // groups).transpose(1, 2, 0)
+    parts = rows @ columns  # [groups, T, outputs]
+    is_rounded = weight.activations != FLOAT
+    errors = parts.sum(axis=0) * EPS_F32 * (8.0 if is_rounded else max(4.0, math.sqrt(num_in)))
+    if not is_rounded and x.dtype != np.float32:
+        errors = errors + oracle.EPS[str(x.dtype)] * np.sqrt((parts**2).sum(axis=0))
+    return np.asarray(errors.reshape(len(x), *outputs))
 
 
 def _flips(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
@@ -161,30 +213,46 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
     """Check a product with the numbers of a quantised weight, then a bias, then one rounding."""
     rng, number, in_dims = case.rng(), case.int("outputs"), _inputs(case)
     out_dims = (number,) if case.int("out_dims") == 1 else (max(1, number // 4), 4)
-    x = spread_entries(rng, (case.int("rows"), *in_dims), str(case.row["data"])).astype(case.dtype)
+    # Zero points may be subtracted after the product, whose terms must not overflow.
+    x = entries(case, (case.int("rows"), *in_dims), 1 / 512)
     weight = _weight(case, out_dims, in_dims)
     bias = None if case.row["bias"] == "none" else rng.normal(size=out_dims).astype(case.dtype)
     out_dtype = case.row["out_dtype"]
     call = functools.partial(kernel, out_dtype=out_dtype)
     got = case.run(call, x, jax.device_put(weight), bias)
     finite = np.isfinite(x.astype(np.float64)).all(axis=tuple(range(1, x.ndim)))
-    x = x[finite]
-    expected = oracle.linear(_multiplied(x, weight), oracle.quantized_weight(weight), bias)
+    x, rows = x[finite], np.flatnonzero(finite)
+    exact = oracle.quantized_weight(weight)
     wanted = str(out_dtype or case.row["dtype"])
     same_type(got, (case.int("rows"), *out_dims), wanted)
-    sums = oracle.linear(_rounding(x, weight), _magnitudes(weight))
-    outputs = np.abs(oracle.quantized_weight(weight)).reshape(*out_dims, -1).max(axis=-1)
+    sums = _sum_errors(x, weight)
+    outputs = np.abs(exact).reshape(*out_dims, -1).max(axis=-1)
     sums = sums + _flips(x, weight).reshape(-1, *(1,) * len(out_dims)) * outputs
-    _hold(got[finite], expected, sums, wanted, "quantized linear")
+    product = functools.partial(oracle.linear, _multiplied(x, weight), bias=bias)
+    others = {name: (lambda one=one: product(one)) for name, one in mistaken(weight).items()}
+    others["the bias is missing"] = lambda: product(exact, bias=None)
+    _hold(got[finite], product(exact), sums, "quantized linear", rows, others)
+
+
+def mistaken(weight: QuantizedArray) -> dict[str, np.ndarray]:
+    """Return what a weight is for kernels that make likely mistakes, f64."""
+    found, scales = {}, np.asarray(weight.scales)
+    if weight.zero_points is not None:
+        plain = dataclasses.replace(weight, zero_points=None)
+        found["the zero points are missing"] = oracle.quantized_weight(plain)
+    if scales.shape[-1] > 1:
+        one = dataclasses.replace(weight, scales=np.broadcast_to(scales[..., :1], scales.shape))
+        found["all groups have the scale of the first"] = oracle.quantized_weight(one)
+    return found
 
 
 def check_quantized_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     """Check each row against the product with its group's quantised weight; other rows are 0."""
-    rng, in_dims = case.rng(), _inputs(case)
+    in_dims = _inputs(case)
     sizes = group_sizes(str(case.row["sizes"]), case.int("experts"), case.seed)
     count = int(sizes.sum())
     shape = (count + case.int("past"), *in_dims)
-    x = spread_entries(rng, shape, str(case.row["data"])).astype(case.dtype)
+    x = entries(case, shape)
     weight = _weight(case, (len(sizes), case.int("outputs")), in_dims)
     out_dtype = case.row["out_dtype"]
     call = functools.partial(kernel, out_dtype=out_dtype)
@@ -192,37 +260,64 @@ def check_quantized_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     wanted = str(out_dtype or case.row["dtype"])
     same_type(got, (shape[0], case.int("outputs")), wanted)
     expect(not got[count:].astype(np.float64).any(), "rows after the last group are not 0")
-    x = x[:count]
+    finite = np.isfinite(x[:count].astype(np.float64)).all(axis=1)
+    x = np.where(finite[:, None], x[:count], 0)
     exact = oracle.quantized_weight(weight)
-    expected = oracle.grouped_linear(_multiplied(x, weight), exact, sizes)
-    sums = oracle.grouped_linear(_rounding(x, weight), _magnitudes(weight), sizes)
-    outputs = np.abs(exact).max(axis=-1)[np.repeat(np.arange(len(sizes)), sizes)]
-    sums = sums + _flips(x, weight) * outputs
-    _hold(got[:count], expected, sums, wanted, "quantized grouped_linear")
+    product = functools.partial(oracle.grouped_linear, group_sizes=sizes)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    sums = np.zeros((count, case.int("outputs")))
+    for group in np.unique(groups):
+        one = jax.tree.map(lambda array, group=group: array[group], weight)
+        sums[groups == group] = _sum_errors(x[groups == group], one)
+    sums = sums + _flips(x, weight) * np.abs(exact).max(axis=-1)[groups]
+    wide = _multiplied(x, weight)
+    others = {
+        name: (lambda one=one: product(wide, one)[finite]) for name, one in mistaken(weight).items()
+    }
+    expected = product(wide, exact)[finite]
+    what, rows = "quantized grouped_linear", np.flatnonzero(finite)
+    _hold(got[:count][finite], expected, sums[finite], what, rows, others)
 
 
-def _hold(got: np.ndarray, expected: np.ndarray, sums: np.ndarray, dtype: str, what: str) -> None:
-    smallest = float(jnp.finfo(dtype).smallest_subnormal)
-    allowed = oracle.EPS[dtype] * np.abs(expected) + sums + smallest
-    hold(np.abs(got.astype(np.float64) - expected), allowed, what)
+def _hold(
+    got: np.ndarray,
+    expected: np.ndarray,
+    sums: np.ndarray,
+    what: str,
+    rows: np.ndarray,
+    others: Mapping[str, Callable[[], np.ndarray]],
+) -> None:
+    """Hold the finite rows `rows`. `others` are the results of likely mistakes by their words."""
+    dtype = str(got.dtype)
+    allowed = oracle.EPS[dtype] * np.abs(expected) + sums + SMALLEST[dtype]
+    wide = got.astype(np.float64)
+    cause = ""
+    if not (np.abs(wide - expected) <= allowed).all():
+        bound = allowed + oracle.EPS[dtype] * np.abs(wide)
+        likely = (name for name, make in others.items() if (abs(wide - make()) <= bound).all())
+        name = next(likely, None)
+        cause = f" ({name})" if name else causes_of(wide, expected, allowed, None)
+    hold_rows(np.abs(wide - expected), allowed, what, rows, rms=0.36, causes=cause)
+
+
+SMALLEST = {
+    "float32": float(jnp.finfo("float32").smallest_normal),
+    "bfloat16": float(jnp.finfo("bfloat16").smallest_normal),
+    "float16": float(jnp.finfo("float16").smallest_subnormal),
+}
+"""Smaller numbers may be 0: a CPU or a GPU may take subnormal numbers of 8 exponent bits for 0."""
 
 
 def check_quantized_embedding_case(kernel: Any, case: PlainCase) -> None:
     """Check that each row has the numbers of the table's row in f32, within two roundings."""
-    vocab, tokens, rng = case.int("vocab"), case.int("tokens"), case.rng()
+    vocab = case.int("vocab")
     table = _weight(case, (vocab,), _inputs(case))
-    kinds = {
-        "mixed": rng.integers(0, vocab, tokens),
-        "last": np.full(tokens, vocab - 1),
-        "equal": np.full(tokens, vocab // 2),
-        "all": np.arange(tokens) % vocab,
-    }
-    ids = kinds[str(case.row["ids"])].astype(np.int32)
+    ids = embedding_ids(case, vocab)
     got = case.run(kernel, jax.device_put(table), ids)
     rows = jax.tree.map(lambda array: array[ids], table)
     same_type(got, rows.shape, "float32")
     error = np.abs(got.astype(np.float64) - oracle.quantized_weight(rows))
-    hold(error, 2 * EPS_F32 * _magnitudes(rows), "quantized embedding")
+    hold(error, 2 * EPS_F32 * _magnitudes(rows), "quantized embedding", axes=("row", "feature"))
 
 
 linear_cases = with_quantized(
