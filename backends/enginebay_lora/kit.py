@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from enginebay.ops.caps import Env
 from enginebay_byhand.cases import CheckSetting, QuickCase
-from enginebay_lora.ops import lora_oracle
+from enginebay_lora.ops import part_slices
 from enginebay_testing import oracle
 from enginebay_testing.covering import DTYPES, OpAxes
 from enginebay_testing.exact import hold
@@ -23,28 +24,56 @@ LORA_AXES = OpAxes(
     "lora",
     {
         "dtype": DTYPES,
-        "tokens": (5, 1, 33, 300, 0),
+        "y_dtype": ("same", "float32"),
+        "tokens": (5, 1, 33, 513, 0),
         "slots": (4, 1, 9, 40),
-        "rank": (8, 1, 3),
-        "inputs": (40, 129, 7),
+        "rank": (8, 1, 3, 16, 64),
+        "inputs": (40, 129, 7, 1025),
         "outputs": (48, 1, 257),
         "in_dims": (1, 2),
         "out_dims": (1, 3),
         "parts": (1, 3),
         "used": ("mixed", "none", "one_has_all", "last_only"),
-        "data": ("plain", "rows_apart", "nan_row"),
+        "data": ("plain", "one_sign", "rows_apart", "nan_row", "special_rows"),
     },
+    never=tuple(
+        (one, size, other, second)
+        for one, sizes, other, others in (
+            ("slots", (40, 64, 65, 128), "inputs", (1025, 2049, 4097)),
+            ("slots", (64, 65, 128), "rank", (64, 65, 128)),
+            ("tokens", (513, 1025, 2049), "inputs", (2049, 4097)),
+            ("tokens", (1025, 2049), "outputs", (1025, 4097)),
+            ("inputs", (1025, 2049, 4097), "outputs", (1025, 4097)),
+        )
+        for size in sizes
+        for second in others
+    ),
+    more={
+        "tokens": (2, 16, 31, 32, 64, 65, 127, 128, 129, 255, 256, 257, 300, 512, 1025, 2049),
+        "slots": (2, 8, 16, 17, 33, 64, 65, 128),
+        "rank": (2, 4, 5, 12, 15, 17, 31, 32, 33, 65, 128),
+        "inputs": (16, 32, 33, 64, 127, 128, 255, 256, 257, 512, 513, 2049, 4097),
+        "outputs": (16, 32, 33, 64, 127, 128, 129, 256, 512, 513, 1025, 4097),
+    },
+    blocks=("tokens", "rank", "inputs", "outputs"),
 )
 """parts: q, k and v of one weight, along the last but one of its dimensions if it has several.
+y_dtype: y may be wider than x.
 
 used: which adapter each token has; "mixed": any, and the second token has none; "none": no token
-has one; "last_only": only the last token, that of the last slot. data "rows_apart": rows of very
-different magnitude; "nan_row": one row is NaN and must not change the others.
+has one; "last_only": only the last token, that of the last slot (of the first, in a second set of
+inputs). data "one_sign": no number is negative, so that sums grow; "rows_apart": rows of very
+different magnitude; "nan_row": one row is NaN and must not change the others; "special_rows": rows
+of zeros, of equal numbers, and with the largest number last.
 """
 
 
-def adapter_places(used: str, tokens: int, slots: int, rng: np.random.Generator) -> np.ndarray:
-    """Return int32 [tokens] for a value of the axis `used`."""
+def adapter_places(
+    used: str, tokens: int, slots: int, rng: np.random.Generator, turn: int = 0
+) -> np.ndarray:
+    """Return int32 [tokens] for a value of the axis `used`. `turn` is the number of the set of
+    inputs.
+    """
     places = rng.integers(0, slots + 1, tokens)
     places[1:2] = 0
     if used == "none":
@@ -52,7 +81,7 @@ def adapter_places(used: str, tokens: int, slots: int, rng: np.random.Generator)
     elif used == "one_has_all":
         places = np.full(tokens, rng.integers(1, slots + 1))
     elif used == "last_only":
-        places = np.where(np.arange(tokens) == tokens - 1, slots, 0)
+        places = np.where(np.arange(tokens) == tokens - 1, 1 if turn % 2 else slots, 0)
     return places.astype(np.int32)
 
 
@@ -69,42 +98,106 @@ def part_ends(parts: int, outputs: int) -> tuple[int, ...]:
     return (*rest[:-1], outputs)
 
 
+def _arrays(case: PlainCase, in_dims: tuple[int, ...], out_dims: tuple[int, ...]) -> list[Any]:
+    """Return y, x, a and b."""
+    row, rng, tokens, slots = case.row, case.rng(), case.int("tokens"), case.int("slots")
+    x, y = rng.normal(size=(tokens, *in_dims)), rng.normal(size=(tokens, *out_dims))
+    rank, kind = case.int("rank"), row["data"]
+    a = rng.normal(size=(slots, case.int("parts"), rank, *in_dims))
+    b = rng.normal(size=(slots, rank, *out_dims))
+    each = x.reshape(tokens, math.prod(in_dims))
+    if kind == "one_sign":
+        y, x, a, b = (np.abs(array) for array in (y, x, a, b))
+    elif kind == "rows_apart":
+        each *= 10.0 ** rng.integers(-2, 2, (tokens, 1))
+    elif kind == "nan_row" and tokens > 1:
+        x[-1] = np.nan
+    elif kind == "special_rows":
+        kinds = (np.arange(tokens) + case.seed) % 4
+        each[kinds == 0] = 0.0
+        each[kinds == 1, -1] = 30.0
+        each[kinds == 2] = each[kinds == 2, :1]
+    y_dtype = case.dtype if row["y_dtype"] == "same" else np.float32
+    return [y.astype(y_dtype), *(array.astype(case.dtype) for array in (x, a, b))]
+
+
+def _exact_and_errors(
+    x: np.ndarray, a: np.ndarray, b: np.ndarray, slot: int, how: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return x a b of the rows of one slot, f64 [T, *outputs], and bounds on its error.
+
+    Sums are f32, whose errors grow with the root of their number. x a may be rounded to x's dtype;
+    the errors of its numbers are independent of each other.
+    """
+    rows = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)
+    exact, errors = (np.zeros((len(x), *b.shape[2:])) for _ in range(2))
+    rank = b.shape[1]
+    unit = oracle.EPS["float32"]
+    narrow = 0.0 if x.dtype == np.float32 else oracle.EPS[str(x.dtype)]
+    smallest = float(jnp.finfo(x.dtype).smallest_subnormal)
+    for part, where in part_slices(b.shape[2:], how["axis"], how["ends"]):
+        down = a[slot, part].reshape(rank, rows.shape[1]).astype(np.float64).T
+        up = b[(slot, slice(None), *where)].astype(np.float64)
+        flat = up.reshape(rank, math.prod(up.shape[1:]))
+        shrunk, sums = rows @ down, np.abs(rows) @ np.abs(down)
+        lost = sums * max(4.0, math.sqrt(rows.shape[1])) * unit + smallest
+        lost = lost + np.abs(shrunk) * max(4.0, math.sqrt(rank)) * unit
+        all_of = lost @ np.abs(flat) + narrow * np.minimum(
+            np.abs(shrunk) @ np.abs(flat) / 2, 1.5 * np.sqrt(shrunk**2 @ flat**2)
+        )
+        shape = (len(x), *up.shape[1:])
+        exact[(slice(None), *where)] = (shrunk @ flat).reshape(shape)
+        errors[(slice(None), *where)] = all_of.reshape(shape)
+    return exact, errors
+
+
 def check_lora_case(kernel: Any, case: PlainCase) -> None:
     """Check each token against float64, within an f32 sum and two roundings.
 
     Tokens without an adapter must be unchanged, bit by bit.
     """
-    row, rng, tokens, slots = case.row, case.rng(), case.int("tokens"), case.int("slots")
+    tokens, slots = case.int("tokens"), case.int("slots")
     in_dims = _split(case.int("inputs"), case.int("in_dims"))
     out_dims = _split(case.int("outputs"), case.int("out_dims"))
     axis = max(0, len(out_dims) - 2)
     how: Any = {"axis": axis, "ends": part_ends(case.int("parts"), out_dims[axis])}
-    x, y = rng.normal(size=(tokens, *in_dims)), rng.normal(size=(tokens, *out_dims))
-    rank = case.int("rank")
-    a = rng.normal(size=(slots, case.int("parts"), rank, *in_dims))
-    b = rng.normal(size=(slots, rank, *out_dims))
-    if row["data"] == "rows_apart":
-        x = x * (10.0 ** rng.integers(-2, 2, tokens)).reshape(-1, *[1] * len(in_dims))
-    elif row["data"] == "nan_row" and tokens > 1:
-        x[-1] = np.nan
-    y, x, a, b = (each.astype(case.dtype) for each in (y, x, a, b))
-    places = adapter_places(str(row["used"]), tokens, slots, rng)
-    got = case.run(functools.partial(kernel, **how), y, x, a, b, places)
+    y, x, a, b = _arrays(case, in_dims, out_dims)
+    rng = np.random.default_rng([case.seed, 10])
+    places = adapter_places(str(case.row["used"]), tokens, slots, rng, case.seed)
+    got = case.run(functools.partial(case.configured(kernel), **how), y, x, a, b, places)
     expect(got.shape == y.shape, f"shape {got.shape}, where y has {y.shape}")
     expect(got.dtype == y.dtype, f"dtype {got.dtype}, where y has {y.dtype}")
     expect((got[places == 0] == y[places == 0]).all(), "tokens without an adapter have changed")
     real = np.isfinite(x.astype(np.float64)).all(axis=tuple(range(1, x.ndim)))
-    few = (y[real], x[real], a, b, places[real])
-    expected = lora_oracle(*few, **how)
-    sums = lora_oracle(*(np.abs(each) for each in few), **how)
-    # The error of x a counts in the product with b, and errors of an f32 sum grow with the root of
-    # their number.
-    count = max(4.0, float(np.sqrt(np.prod(in_dims))))
-    small = float(jnp.finfo(case.dtype).smallest_subnormal)
-    allowed = case.eps * np.abs(expected) + sums * (count * oracle.EPS["float32"] + small) + small
-    if case.dtype != np.dtype("float32"):
-        allowed = allowed + case.eps * sums
-    hold(np.abs(got[real].astype(np.float64) - expected), allowed, "lora", rms=None)
+    dtype = str(y.dtype)
+    for place in np.unique(places[real & (places > 0)]):
+        mine = np.flatnonzero(real & (places == place))
+        exact, errors = _exact_and_errors(x[mine], a, b, int(place) - 1, how)
+        base = y[mine].astype(np.float64)
+        expected = base + exact
+        unit = 4 * oracle.EPS["float32"]
+        allowed = oracle.EPS[dtype] * np.abs(expected) + errors + unit * (np.abs(base) + 1e-30)
+        wide = got[mine].astype(np.float64)
+        error = np.abs(wide - expected)
+        hold(error, allowed, _named(wide, base, error, allowed, mine, int(place)), rms=0.4)
+
+
+def _named(
+    wide: np.ndarray,
+    base: np.ndarray,
+    error: np.ndarray,
+    allowed: np.ndarray,
+    tokens: np.ndarray,
+    place: int,
+) -> str:
+    """Return "lora", with the first wrong token and output, and the likely cause."""
+    bad = np.argwhere(~(error <= allowed).reshape(len(error), math.prod(error.shape[1:])))
+    if not bad.size:
+        return f"lora, tokens of slot {place - 1}"
+    row = int(bad[0, 0])
+    is_base = (np.abs(wide[row] - base[row]) <= allowed[row]).all()
+    cause = " (y without the adapter's product)" if is_base else ""
+    return f"lora, token {tokens[row]} of slot {place - 1}, output {int(bad[0, 1])}{cause}"
 
 
 def lora_programs(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iterator[OpProgram]:
