@@ -24,7 +24,7 @@ from enginebay.registry import Entry, Registry, import_target
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_testing.case_runs import CaseRuns
-from enginebay_testing.covering import Combination, OpAxes, all_rows, covering_rows
+from enginebay_testing.covering import Combination, OpAxes, Value, all_rows, covering_rows
 from enginebay_testing.oracle import EPS
 from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 
@@ -205,7 +205,7 @@ def covering_cases(
     def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent) -> Iterator[OpCase]:
         yield from (OpCase(name, run) for name, run in named(kernel))
         kinds = {kind.__name__: kind for kind in layouts}
-        claimed = _claimed(axes, kernel, tuple(kinds))
+        claimed = _claimed(axes, kernel, kinds, extent)
         if extent.triples:
             claimed = _with_blocks(claimed, kernel, check, kinds)
         found = set()
@@ -220,15 +220,36 @@ def covering_cases(
     return cases
 
 
-def _claimed(axes: OpAxes, kernel: Any, layouts: tuple[str, ...]) -> OpAxes:
-    """Return the axes with the kernel's layouts, and with its other configurations if
-    it has any.
+def _claimed(
+    axes: OpAxes, kernel: Any, layouts: Mapping[str, type[KVLayout]], extent: Extent
+) -> OpAxes:
+    """Return the axes with the kernel's layouts, the storages that it declares, and its other
+    configurations if it has any.
     """
     if "layout" in axes.values:
-        axes = axes.having(layout=layouts)
+        axes = _with_layouts(axes, layouts, extent)
     if "config" in axes.values and not isinstance(kernel, TunableOp):
         axes = axes.having(config=("default",))
     return axes
+
+
+def _with_layouts(axes: OpAxes, layouts: Mapping[str, type[KVLayout]], extent: Extent) -> OpAxes:
+    """Return the axes with layouts, each with the storages and the latent caches that it has."""
+    axes = axes.having(layout=tuple(layouts))
+    never: list[tuple[str, Value, str, Value]] = [
+        ("layout", name, "latent", True)
+        for name, kind in layouts.items()
+        if "latent" in axes.values and not kind.serves_v_prefix
+    ]
+    if "storage" in axes.values:
+        axes = axes.having(storage=(None, *extent.storages))
+        never += [
+            ("layout", name, "storage", storage)
+            for name, kind in layouts.items()
+            for storage in extent.storages
+            if storage not in kind.storages
+        ]
+    return dataclasses.replace(axes, never=(*axes.never, *never))
 
 
 def _name(axes: OpAxes, row: Combination) -> str:
