@@ -29,12 +29,15 @@ CRASHES = {
 """What a kernel's own crash ends a process with."""
 
 
-def main() -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.zoo", description=__doc__.partition("\n")[0]
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="faults by name; all of them without one"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="faults, or right kernels, by name; all of them without one",
     )
     parser.add_argument("--half", choices=("A", "B"), help="the faults of one half")
     parser.add_argument("--sample", action="store_true", help="the sixteen that CI runs")
@@ -44,29 +47,41 @@ def main() -> int:
         help="the default check only, without --all for what it misses",
     )
     parser.add_argument(
-        "--right", action="store_true", help="right kernels in 20 seeds instead of faulty ones"
+        "--right", action="store_true", help="right kernels in many seeds instead of faulty ones"
     )
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="with --right: seeds (5)")
+    parser.add_argument("--all", action="store_true", help="with --right: every triple too")
+    parser.add_argument("--op", metavar="NAME", help="with --right: kernels of this op alone")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument(
         "--found",
         type=Path,
         metavar="FILE",
-        help="the findings of an earlier run instead of a new one",
+        help="the findings of earlier runs instead of a new one",
     )
     parser.add_argument(
-        "--docs", type=Path, metavar="FILE", help="put the table between this page's zoo marks"
+        "--docs", type=Path, metavar="FILE", help="put the table between this page's marks"
     )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parser.add_argument("--one-right", nargs=2, help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> int:
+    args = parser().parse_args()
     if args.one:
         from tests.zoo.one import run_one
 
         return run_one(args.one, triples=not args.pairs)
-    if args.right:
-        from tests.zoo.one import run_right
+    if args.one_right:
+        from tests.zoo.one import run_one_right
 
-        return run_right()
+        return run_one_right(*args.one_right, seeds=args.seeds, triples=args.all)
+    if args.right:
+        from tests.zoo.rights import run_rights
+
+        return run_rights(args)
     from tests.zoo.table import put_into, summary
 
     if args.found:

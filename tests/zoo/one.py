@@ -1,4 +1,4 @@
-"""What one process of the zoo does: a fault until its first failing case, or right kernels in many
+"""What one process of the zoo does: a fault until its first failing case, or a right kernel in many
 seeds.
 """
 
@@ -7,10 +7,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from tests.zoo.runs import find, wrong_verdicts
-from tests.zoo.zoo import FAULTS, RIGHT
-
-SEEDS = 20
+from tests.zoo.runs import check_right, find
+from tests.zoo.zoo import FAULTS
 
 
 def run_one(name: str, *, triples: bool) -> int:
@@ -19,16 +17,7 @@ def run_one(name: str, *, triples: bool) -> int:
     return 0
 
 
-def run_right() -> int:
-    """1 when a right kernel fails a case in some seed."""
-    failed = 0
-    for op, kernel in RIGHT:
-        wrong, count = wrong_verdicts(op, kernel, num_seeds=SEEDS)
-        failed += len(wrong)
-        print(
-            f"{op} {kernel}: {count} cases pass in {SEEDS} seeds, {len(wrong)} fail",
-            *wrong,
-            sep="\n  ",
-            flush=True,
-        )
-    return int(failed > 0)
+def run_one_right(op: str, kernel: str, *, seeds: int, triples: bool) -> int:
+    found = check_right(op, kernel, num_seeds=seeds, triples=triples)
+    print(json.dumps(dataclasses.asdict(found)))
+    return 0

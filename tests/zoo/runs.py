@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import Any, cast
 
 from enginebay.compose.ops import usable_ops
 from enginebay.ops.caps import Env
@@ -40,19 +40,30 @@ def entry_of(op: str, package: str) -> Entry | None:
     return found[-1] if found else None
 
 
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What stands in place of a registered kernel for one that is not registered: the capabilities
+    that the kernel's own attribute `capabilities` lists.
+    """
+
+    kernel: Any
+
+    def capability(self, name: str, default: Any = None) -> Any:
+        """As `Entry.capability`."""
+        return getattr(self.kernel, "capabilities", {}).get(name, default)
+
+
+def declared(op: str, kernel: Any, package: str) -> Entry:
+    """What says which capabilities a kernel has: its registration, or the kernel itself."""
+    return entry_of(op, package) or cast("Entry", Told(kernel))
+
+
 def layouts_of(op: str, kernel: Any, package: str) -> list[Any]:
     """The layouts that a kernel is checked in."""
     if op == "attention":
         return [BUILTIN_LAYOUTS[name] for name in kernel.caps.layouts]
-    entry = entry_of(op, package)
-    declared = () if entry is None else tuple(entry.capability("layouts", ()))
-    return [BUILTIN_LAYOUTS[name] for name in declared or BUILTIN_LAYOUTS]
-
-
-def declared_extent(op: str, package: str, extent: Extent) -> Extent:
-    """The extent with the forms of weights that the kernel of a package declares."""
-    entry = entry_of(op, package)
-    return extent if entry is None else extent.of(entry)
+    names = tuple(declared(op, kernel, package).capability("layouts", ()))
+    return [BUILTIN_LAYOUTS[name] for name in names or BUILTIN_LAYOUTS]
 
 
 def find(fault: Fault, *, triples: bool = True) -> Finding:
@@ -68,7 +79,7 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
         kernel,
         Env("cpu"),
         layouts_of(fault.op, kernel, package),
-        declared_extent(fault.op, package, extent),
+        extent.of(declared(fault.op, kernel, package)),
     ):
         outcome = judge(case.run)
         if outcome.verdict in FAULTS:
@@ -85,24 +96,39 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
     )
 
 
-def wrong_verdicts(op: str, kernel: str, *, num_seeds: int) -> tuple[list[str], int]:
-    """Cases that a right kernel fails in some of so many seeds, each with what it says, and how
-    many cases there are.
+@dataclasses.dataclass(frozen=True)
+class RightFinding:
+    """What came of a right kernel: cases that passed, cases that it does not claim, and those that
+    failed in some of the seeds, each with what it says. `seconds` are of the CPU.
     """
+
+    op: str
+    kernel: str
+    seeds: int
+    passed: int
+    unsupported: int
+    failed: tuple[str, ...]
+    seconds: float
+
+
+def check_right(op: str, kernel: str, *, num_seeds: int, triples: bool = False) -> RightFinding:
+    """Run the cases of a right kernel, with `triples` all of them."""
     package = kernel.partition(".")[0]
-    made = right_kernel(kernel)
-    extent = Extent(triples=False, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)
-    found, count = [], 0
+    made, start = right_kernel(kernel), time.process_time()
+    extent = Extent(triples=triples, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)
     layouts = layouts_of(op, made, _entry_point(package))
-    extent = declared_extent(op, _entry_point(package), extent)
+    extent = extent.of(declared(op, made, _entry_point(package)))
+    failed, passed, unsupported = [], 0, 0
     for case in kit_of(REGISTRY, op).cases(made, Env("cpu"), layouts, extent):
-        if not case.representative:
+        if not (case.representative or triples):
             continue
         outcome = judge(case.run)
-        count += outcome.verdict == "PASS"
+        passed += outcome.verdict == "PASS"
+        unsupported += outcome.verdict == "UNSUPPORTED"
         if outcome.verdict in FAULTS:
-            found.append(f"{case.name}: {outcome.verdict} {outcome.detail}")
-    return found, count
+            failed.append(f"{case.name}: {outcome.verdict} {outcome.detail}"[:500])
+    seconds = round(time.process_time() - start, 1)
+    return RightFinding(op, kernel, num_seeds, passed, unsupported, tuple(failed), seconds)
 
 
 def _entry_point(package: str) -> str:

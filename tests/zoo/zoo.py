@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.zoo.faults import Fault
 from tests.zoo.half_a import FAULTS as HALF_A
 from tests.zoo.half_b import FAULTS as HALF_B
+from tests.zoo.listed import RIGHT
+
+__all__ = ("FAULTS", "RIGHT", "SAMPLE")
 
 FAULTS: tuple[Fault, ...] = (*HALF_A, *HALF_B)
 
@@ -27,29 +30,3 @@ SAMPLE: tuple[str, ...] = (
     "sample_top_k_one_less",
 )
 """Sixteen that CI runs, of every op."""
-
-RIGHT: tuple[tuple[str, str], ...] = (
-    ("attention", "enginebay_xla.attention:xla_attention"),
-    ("attention", "right.split_attention:attention"),
-    ("attention", "enginebay_native.attention:attention"),
-    ("attention", "enginebay_pallas.attention:attention"),
-    ("linear", "enginebay_xla.linear:linear"),
-    ("linear", "enginebay_native.linear:linear"),
-    ("grouped_linear", "enginebay_xla.grouped_linear:grouped_linear"),
-    ("grouped_linear", "enginebay_native.grouped_linear:grouped_linear"),
-    ("all_reduce", "enginebay_xla.collectives:all_reduce"),
-    ("all_gather", "enginebay_xla.collectives:all_gather"),
-    ("all_to_all", "enginebay_xla.collectives:all_to_all"),
-    ("short_conv", "enginebay_xla.short_conv:short_conv"),
-    ("lora", "enginebay_lora.xla:lora"),
-    ("rms_norm", "enginebay_xla.norm:rms_norm"),
-    ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
-    ("add_rms_norm", "enginebay_xla.norm:add_rms_norm"),
-    ("rope", "enginebay_xla.rope:rope"),
-    ("embedding", "enginebay_xla.linear:embedding"),
-    ("kv_write", "enginebay_xla.kv_write:kv_write"),
-    ("kv_write", "enginebay_pallas.kv_write:kv_write"),
-    ("rope_kv_write", "enginebay_xla.rope_kv_write:rope_kv_write"),
-    ("sample", "enginebay_xla.sample:sample"),
-    ("sample", "enginebay_pallas.sample:sample"),
-)

@@ -1,0 +1,54 @@
+"""The right kernels that no check may refuse: those of ours, and those that are organised
+otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+OURS: tuple[tuple[str, str], ...] = (
+    ("attention", "enginebay_xla.attention:xla_attention"),
+    ("attention", "enginebay_native.attention:attention"),
+    ("attention", "enginebay_pallas.attention:attention"),
+    ("linear", "enginebay_xla.linear:linear"),
+    ("linear", "enginebay_native.linear:linear"),
+    ("grouped_linear", "enginebay_xla.grouped_linear:grouped_linear"),
+    ("grouped_linear", "enginebay_native.grouped_linear:grouped_linear"),
+    ("all_reduce", "enginebay_xla.collectives:all_reduce"),
+    ("all_gather", "enginebay_xla.collectives:all_gather"),
+    ("all_to_all", "enginebay_xla.collectives:all_to_all"),
+    ("short_conv", "enginebay_xla.short_conv:short_conv"),
+    ("lora", "enginebay_lora.xla:lora"),
+    ("rms_norm", "enginebay_xla.norm:rms_norm"),
+    ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
+    ("add_rms_norm", "enginebay_xla.norm:add_rms_norm"),
+    ("rope", "enginebay_xla.rope:rope"),
+    ("embedding", "enginebay_xla.linear:embedding"),
+    ("kv_write", "enginebay_xla.kv_write:kv_write"),
+    ("kv_write", "enginebay_pallas.kv_write:kv_write"),
+    ("rope_kv_write", "enginebay_xla.rope_kv_write:rope_kv_write"),
+    ("sample", "enginebay_xla.sample:sample"),
+    ("sample", "enginebay_pallas.sample:sample"),
+)
+
+OTHERWISE: Mapping[tuple[str, str], str] = {
+    ("attention", "split_attention"): "attention",
+    ("attention", "attentions"): """
+        every exact thirds strides powers_of_two backwards blocks_of_24 narrow narrow_sums chain
+        tree vectors heads_of_64 pages_of_16 decode_alone prefill_alone no_write one_head_each short
+    """,
+    ("linear", "linears"): """
+        upcast in_narrow split_in_three strided reversed_order seven_outputs row_by_row transposed
+        compensated pairwise tiles_of_128 tiles_of_24 outer on_host
+    """,
+}
+"""Names of kernels in a module of tests/zoo/right, by op and module."""
+
+RIGHT: tuple[tuple[str, str], ...] = (
+    *OURS,
+    *(
+        (op, f"right.{module}:{name}")
+        for (op, module), names in OTHERWISE.items()
+        for name in names.split()
+    ),
+)
