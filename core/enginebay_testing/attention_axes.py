@@ -27,12 +27,17 @@ from enginebay_testing.covering import (
 from enginebay_testing.op_kit import numbers_of
 from enginebay_testing.tunable import candidates_of
 
-WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
-"""Kinds of windows: shorter than a page, longer than two pages, longer than a block of the kernel,
-and longer than any context.
+WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages")
+"""Kinds of windows: shorter than a page, longer than two pages, and longer than a block of the
+kernel.
 """
+BEYOND = "beyond"
+"""A window that is longer than any context."""
 
 STORAGES = ("int8", "uint4", "fp8")
+
+SEVERAL_HEADS, MANY_HEADS = (2, 3, 4, 5, 6, 7, 8, 16), (5, 6, 7, 8, 16)
+"""Numbers of KV heads that latent caches do not have, and that make large caches."""
 
 ATTENTION = OpAxes(
     "attention",
@@ -40,11 +45,12 @@ ATTENTION = OpAxes(
         "phase": ("decode", "mixed", "prefill"),
         "dtype": DTYPES,
         "head_dim": (64, 128, 80, 256, 576),
-        "group": (4, 1, 3, 16, 2),
-        "kv_heads": (2, 1, 3),
-        "page": (16, 64, "row", 32, 128),
+        "group": (4, 1, 5, 16, 6, 12),
+        "kv_heads": (2, 1, 5, 8),
+        "page": (16, 64, "row", 128),
         "layout": (),
         "storage": (None, *STORAGES),
+        "q_dtype": ("same", "wider"),
         "window": WINDOWS,
         "softcap": (None, 2.0, 30.0),
         "sinks": (False, True),
@@ -56,7 +62,8 @@ ATTENTION = OpAxes(
         "latent": (False, True),
         "deterministic": (False, True),
         "rows": ("few", "one", "many"),
-        "context": ("blocks", "pages", "powers"),
+        "context": ("blocks", "pages", "powers", "long"),
+        "values": ("plain", "one_sign"),
         "config": ("default", "small", "large"),
         "scores": ("plain", "outlier", "low", "high"),
         "sharing": (False, True),
@@ -64,25 +71,48 @@ ATTENTION = OpAxes(
         "poison": ("nan", "1e30"),
     },
     never=(
-        *(("window", window, "causal", False) for window in WINDOWS[1:]),
+        *(("window", window, "causal", False) for window in (*WINDOWS[1:], BEYOND)),
         ("head_dim", 576, "latent", False),
-        *(("kv_heads", heads, "latent", True) for heads in (2, 3)),
-        *(("head_dim", 576, "kv_heads", heads) for heads in (2, 3)),
+        *(("kv_heads", heads, "latent", True) for heads in SEVERAL_HEADS),
+        *(("head_dim", 576, "kv_heads", heads) for heads in SEVERAL_HEADS),
+        *(("head_dim", width, "kv_heads", heads) for width in (256, 512) for heads in MANY_HEADS),
+        *(("group", group, "kv_heads", heads) for group in (12, 16, 32) for heads in MANY_HEADS),
+        *(("kv_heads", heads, "context", "long") for heads in MANY_HEADS),
+        *(("head_dim", width, "context", "long") for width in (256, 512, 576)),
+        *(("group", group, "context", "long") for group in (12, 16, 32)),
+        ("rows", "many", "context", "long"),
+        ("phase", "prefill", "context", "long"),
+        *(
+            ("storage", storage, "q_dtype", q)
+            for storage in STORAGES
+            for q in ("wider", "narrower")
+        ),
+        ("dtype", "float32", "q_dtype", "wider"),
+        ("dtype", "float16", "q_dtype", "narrower"),
         ("phase", "decode", "causal", False),
         ("phase", "prefill", "sharing", True),
         ("page", "row", "sharing", True),
         ("rows", "one", "sharing", True),
     ),
+    more={
+        "window": (BEYOND,),
+        "q_dtype": ("narrower",),
+        "group": (2, 3, 7, 8, 9, 32),
+        "kv_heads": (3, 4, 6, 7, 16),
+        "head_dim": (32, 96, 112, 160, 192, 512),
+        "page": (8, 32, 256),
+    },
 )
 """Meaning of the axes.
 
 phase: Bucket.mode. storage: how the cache is quantised. page: tokens per page, or "row" where one
 page holds a whole row. kv_shared: a layer that reads the cache of another layer. latent: values are
 a prefix of the keys, eight ninths of their width. context: lengths near page borders; of at least
-three blocks; powers of two plus
-one. config: the kernel's default, or its candidates with the smallest or largest numbers. scores:
-about +200, about -200, or one key at +200. sharing: rows whose first pages are the same. padding:
-unused rows and tokens; "holes" lie between the rows of a decode step.
+three blocks; powers of two plus one; "long": more than 4,096 tokens in one row. values: "one_sign"
+values add up, so that a narrow accumulator loses them. q_dtype: queries in another dtype than keys
+and values. config: the kernel's default, or its candidates with the smallest or largest numbers.
+scores: about +200, about -200, or one key at +200. sharing: rows whose first pages are the same.
+padding: unused rows and tokens; "holes" lie between the rows of a decode step.
 """
 
 OTHER_SIZES = (96, 112, 192, 48, 32, 16, 8, 160, 512, 576, 1024)
@@ -97,6 +127,7 @@ FEATURES = {
     "kv_shared": "kv_share",
     "latent": "mla",
     "deterministic": "deterministic",
+    "q_dtype": "mixed_dtypes",
 }
 """Axes on which a kernel claims the values after the first one by a feature."""
 
@@ -119,6 +150,9 @@ class Reach:
 DEVICE = Reach(1750, 800, 128)
 INTERPRETED = Reach(580, 160, 32)
 
+LONG, LONG_CAPACITY = 4096 + 41, 8192
+"""Tokens of a long context, and the size of its bucket that a kernel must allow."""
+
 STEP_ROWS = {"one": 6, "few": 14, "many": 2 * MANY_ROWS + 4}
 """Max rows of a step for each value, unused rows included."""
 
@@ -128,6 +162,7 @@ def claimed_axes(caps: Caps, layouts: Mapping[str, type[KVLayout]]) -> OpAxes:
     claims: dict[str, Any] = {
         "phase": lambda v: v in caps.modes,
         "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
+        "context": lambda v: v != "long" or caps.context(LONG_CAPACITY),
         "storage": lambda v: v is None or v in caps.kv_dtypes,
         "head_dim": lambda v: caps.head_dim(v) or ("mla" in caps.features and caps.latent_dim(v)),
         "group": caps.group,
@@ -199,11 +234,9 @@ def _has_choices(
 
 def spec_of(row: Combination) -> AttnSpec:
     """Return the AttnSpec of a row of values, before its window is chosen."""
-    heads, group, dtype = (
-        int(cast("int", row["kv_heads"])),
-        int(cast("int", row["group"])),
-        str(row["dtype"]),
-    )
+    heads, group = int(cast("int", row["kv_heads"])), int(cast("int", row["group"]))
+    dtype = str(row["dtype"])
+    others = {"same": dtype, "wider": "float32", "narrower": "bfloat16"}
     head_dim, is_latent = int(cast("int", row["head_dim"])), bool(row["latent"])
     return AttnSpec(
         heads * group,
@@ -215,7 +248,7 @@ def spec_of(row: Combination) -> AttnSpec:
         softcap=cast("float | None", row["softcap"]),
         sinks=bool(row["sinks"]),
         alibi=bool(row["alibi"]),
-        q_dtype=dtype,
+        q_dtype=others[str(row.get("q_dtype", "same"))],
         kv_dtype=dtype,
         kv_storage=cast("str | None", row["storage"]),
         kv_shared=bool(row["kv_shared"]),
@@ -263,6 +296,8 @@ def _with_lengths(
         page if reach.context > 2 * page else 1
     )  # round the capacity up to whole pages
     room = min(room, reach.new_tokens) if phase == "prefill" else room
+    if row["context"] == "long" and reach == DEVICE:
+        room = LONG
     kind = (
         "pages" if (row["page"], row["rows"]) == ("row", "many") else str(row["context"])
     )  # limit the size of the cache
@@ -292,6 +327,8 @@ def _contexts(kind: str, page: int, block: int, room: int) -> list[int]:
         return [2 * page + 1, 1, page - 1, page, page + 1]
     if kind == "powers":
         return [2**power + 1 for power in range(4, 12) if 2**power < room][::-1][:6]
+    if kind == "long":
+        return [room, block + 1, 1] if room == LONG else [room, 1]
     ragged = 3 * block + page // 2 + 1
     while ragged > room:  # keep the prompts within `room` tokens
         block //= 2
@@ -352,6 +389,7 @@ def _case(
         padding_rows=padding[1],
         poison=float(str(row["poison"])),
         scores=str(row["scores"]),
+        values=str(row["values"]),
         shares_pages=bool(row["sharing"]),
         config=str(row["config"]),
     )

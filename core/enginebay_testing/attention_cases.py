@@ -1,22 +1,13 @@
-"""Attention problems for the checks: named cases, and their arrays with poison in unused places."""
+"""Attention problems for the checks: the rows of a step, and the named cases."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
-from enginebay_numerics.batches import derive_batch
-from enginebay_testing.layouts import kept
-from enginebay_testing.score_ranges import directions, random_keys
+from enginebay.cache import KVLayout
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 SPARE_PAGES = 2
 
@@ -61,8 +52,8 @@ class AttentionCase:
 
     With `contiguous`, each row has one page of `capacity` tokens; with `rows_are_pages`, row i has
     page i. `poison` fills every place without a key or value. `max_kv_len` 0 means the capacity.
-    `scores` and `config` are values of these axes (see `attention_axes`). With `shares_pages`, rows
-    begin with the same full pages, as many as possible.
+    `scores`, `values` and `config` are values of these axes (see `attention_axes`). With
+    `shares_pages`, rows begin with the same full pages, as many as possible.
     """
 
     name: str
@@ -80,6 +71,7 @@ class AttentionCase:
     constant_v: bool = False
     poison: float = float("nan")
     scores: str = "plain"
+    values: str = "plain"
     shares_pages: bool = False
     config: str = "default"
 
@@ -112,179 +104,6 @@ class AttentionCase:
         if not self.rows_are_pages and num_pages > MANY_PAGES:
             num_pages = sum(-(-total // size) for total in self.kv_lens) + SPARE_PAGES
         return self.spec.make_layout(layout_type, num_pages, size)
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionInputs:
-    """The arrays of a case. `keys[i]` and `values[i]` [kv_len, Hkv, D] are the whole context of row
-    i as the cache stores it: in the cache's dtype, or in f32 with what a quantised cache loses.
-
-    q, k and v are packed, with poison on padding. `cache` holds all keys and values before this
-    step; `slots` are the places of the new ones.
-    """
-
-    case: AttentionCase
-    layout: KVLayout
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    keys: tuple[np.ndarray, ...]
-    values: tuple[np.ndarray, ...]
-    cache: CacheArrays
-    batch: AttnBatch
-    sinks: jax.Array | None
-    slopes: jax.Array | None
-    token_rows: np.ndarray
-    """int [T], the row of each packed token; -1 on padding."""
-    before: tuple[jax.Array, jax.Array]
-    """Keys and values of `cache`, see `contents`."""
-
-
-def make_problem(
-    case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
-) -> AttentionInputs:
-    """Make random arrays for a case; rows and page tables depend only on its name and `seed`.
-
-    An empty step has the static shapes and the cache of the case, but no active row.
-    """
-    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
-    spec, bucket, layout = case.spec, case.bucket, case.layout(layout_type)
-    dtype = jnp.dtype(spec.kv_dtype)
-    shape = (spec.num_kv_heads, spec.head_dim)
-    toward = directions(case.spec, case.scores, rng)
-    keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
-    draw = np.ones if case.constant_v else lambda size: rng.normal(size=size)
-    values = tuple(draw((n, *shape)).astype(dtype) for n in case.kv_lens)
-    if spec.v_is_k_prefix:
-        values = tuple(each[..., : spec.v_dim] for each in keys)
-    table, q_lens, kv_lens = _tables(case, layout, rng)
-    if case.shares_pages:
-        _share_pages(case, layout, table, keys, values)
-    token_rows = _token_rows(case)
-    places = _places_before(case, layout, keys, values, table)
-    given = keys, values
-    keys, values = kept(layout, keys, values)
-    if empty:
-        q_lens, kv_lens, token_rows = (
-            np.zeros_like(q_lens),
-            np.zeros_like(kv_lens),
-            np.full_like(token_rows, -1),
-        )
-        keys = values = ()
-    q = _poisoned(case, (bucket.tokens, spec.num_q_heads, spec.head_dim), spec.q_dtype)
-    k, v = _poisoned(case, (2, bucket.tokens, *shape), spec.kv_dtype)
-    v = v[..., : spec.v_dim]
-    sign = -1.0 if case.scores == "low" else 1.0
-    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
-        mine = token_rows == i
-        if empty or not total:
-            continue
-        random = rng.normal(size=(new, spec.num_q_heads, spec.head_dim))
-        q[mine] = (random + sign * np.repeat(toward, spec.group, axis=0)).astype(spec.q_dtype)
-        k[mine], v[mine] = (rows[i][total - new :] for rows in given)
-    cache, batch, before = _on_device(layout, bucket, places, q_lens, kv_lens, table)
-    sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
-    slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32) if spec.alibi else None
-    per_head = {"sinks": sinks, "slopes": slopes}
-    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, **per_head})
-    arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
-    return AttentionInputs(case, layout, keys=keys, values=values, **arrays)
-
-
-def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an array full of poison: the case's value, or the largest number of the dtype."""
-    largest = float(jnp.finfo(dtype).max)
-    return np.full(
-        shape, case.poison if np.isnan(case.poison) else min(case.poison, largest), jnp.dtype(dtype)
-    )
-
-
-def _tables(
-    case: AttentionCase, layout: KVLayout, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (page_table [S, P] with 0 where unused, q_lens [S], kv_lens [S])."""
-    bucket = case.bucket
-    table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
-    pages = rng.permutation(layout.num_pages).astype(np.int32)
-    lens = np.zeros((2, bucket.seqs), np.int32)
-    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
-        used = -(-total // layout.page_size)
-        mine, pages = pages[:used], pages[used:]
-        table[i, :used] = i if case.rows_are_pages else mine
-        lens[:, i] = new, total
-    if case.rows_are_pages:
-        table[:, 0] = np.arange(bucket.seqs)
-    return table, lens[0], lens[1]
-
-
-def _share_pages(
-    case: AttentionCase,
-    layout: KVLayout,
-    table: np.ndarray,
-    keys: tuple[np.ndarray, ...],
-    values: tuple[np.ndarray, ...],
-) -> None:
-    """Let every row begin with the full pages of the longest prefix; arrays are read-only."""
-    prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
-    source = int(np.argmax(prefixes))
-    for row, prefix in enumerate(prefixes):
-        num = min(prefix, prefixes[source]) // layout.page_size
-        tokens = num * layout.page_size
-        table[row, :num] = table[source, :num]
-        keys[row][:tokens], values[row][:tokens] = keys[source][:tokens], values[source][:tokens]
-
-
-def _token_rows(case: AttentionCase) -> np.ndarray:
-    bucket = case.bucket
-    if case.mode == "decode":
-        live = [i if n else -1 for i, n in enumerate(case.kv_lens)]
-    else:
-        live = list(np.repeat(np.arange(len(case.q_lens)), case.q_lens))
-    return np.array(live + [-1] * (bucket.tokens - len(live)))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _on_device(
-    layout: KVLayout,
-    bucket: Bucket,
-    places: tuple[jax.Array, jax.Array],
-    q_lens: jax.Array,
-    kv_lens: jax.Array,
-    table: jax.Array,
-) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
-    """Return the cache with `places` written by slot, the batch, and the cache's contents."""
-    slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
-    cache = layout.write(layout.init(), slots, *places)
-    batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
-    return cache, batch, contents(layout, cache)
-
-
-def contents(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
-    """Return k and v of every slot as the layout reads them: [slots, kv_heads, head_dim] each."""
-    k, v = layout.read(cache, jnp.arange(layout.num_pages))
-    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads)
-    return k.reshape(*shape, k.shape[-1]), v.reshape(*shape, v.shape[-1])
-
-
-def _places_before(
-    case: AttentionCase,
-    layout: KVLayout,
-    keys: tuple[np.ndarray, ...],
-    values: tuple[np.ndarray, ...],
-    table: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return k, v of every slot: poison except at earlier tokens (all tokens if kv_shared)."""
-    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
-    k, v = _poisoned(case, (2, *shape), layout.dtype)
-    v = v[..., : case.spec.v_dim]
-    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
-        positions = np.arange(total if case.spec.kv_shared else total - new)
-        slots = (
-            table[i, positions // layout.page_size] * layout.page_size
-            + positions % layout.page_size
-        )
-        k[slots], v[slots] = keys[i][: positions.size], values[i][: positions.size]
-    return k, v
 
 
 def _spec(

@@ -10,7 +10,9 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
-from enginebay_testing.attention_cases import AttentionCase, AttentionInputs, contents
+from enginebay_testing.attention_cases import AttentionCase
+from enginebay_testing.attention_inputs import AttentionInputs, read_contents, write_places
+from enginebay_testing.case_runs import kit_jit, taken
 from enginebay_testing.op_kit import numbers_of
 from enginebay_testing.tunable import candidates_of
 
@@ -21,45 +23,52 @@ class AttentionResult(NamedTuple):
     """
 
     out: np.ndarray
-    cache: dict[str, jax.Array]
+    cache: dict[str, np.ndarray]
     lse: np.ndarray | None
     read: tuple[jax.Array, jax.Array]
 
 
 class AttentionProgram:
     """The jitted step of a case, which donates its cache. Problems of the case with other seeds
-    need no compilation.
+    need no compilation. With `quickly`, XLA optimizes little on a CPU. Results are poisoned on the
+    device when they have been copied.
     """
 
     def __init__(
-        self, impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
+        self,
+        impl: AttentionImpl,
+        case: AttentionCase,
+        layout_type: type[KVLayout],
+        env: Env,
+        *,
+        quickly: bool = False,
     ) -> None:
         spec, layout = case.spec, case.layout(layout_type)
         config = chosen_config(impl, env, case, layout)
 
-        def step(q: Any, k: Any, v: Any, cache: Any, batch: Any, per_head: Any) -> Any:
-            if spec.kv_shared:
-                k = v = None
-            elif "fused_write" not in impl.caps.features:
-                cache, k, v = layout.write(cache, batch.slots, k, v), None, None
-            out, after, lse = impl(
-                q, k, v, cache, batch, spec=spec, layout=layout, config=config, **per_head
-            )
-            return out, after, lse, contents(layout, after)
+        self._writes = "fused_write" in impl.caps.features
+        self._layout, self._shared = layout, spec.kv_shared
 
-        self._call = jax.jit(step, donate_argnums=3)
+        def step(q: Any, k: Any, v: Any, cache: Any, batch: Any, per_head: Any) -> Any:
+            return impl(q, k, v, cache, batch, spec=spec, layout=layout, config=config, **per_head)
+
+        self._call = (kit_jit if quickly else jax.jit)(step, donate_argnums=(3,))
 
     def __call__(self, problem: AttentionInputs) -> AttentionResult:
         """Run a problem on a copy of its cache."""
         cache = {name: np.asarray(array) for name, array in problem.cache.items()}
         per_head = {"sinks": problem.sinks, "slopes": problem.slopes}
         given = {name: array for name, array in per_head.items() if array is not None}
-        out, after, lse, read = self._call(
-            problem.q, problem.k, problem.v, cache, problem.batch, given
-        )
-        return AttentionResult(
-            np.asarray(out), dict(after), None if lse is None else np.asarray(lse), read
-        )
+        k, v = (None, None) if self._shared else (problem.k, problem.v)
+        if k is not None and not self._writes:
+            cache, k, v = (
+                write_places(self._layout, cache, np.asarray(problem.batch.slots), k, v),
+                None,
+                None,
+            )
+        out, after, lse = self._call(problem.q, k, v, cache, problem.batch, given)
+        read = read_contents(self._layout, after)
+        return AttentionResult(*taken((out, dict(after), lse)), read)
 
 
 def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:

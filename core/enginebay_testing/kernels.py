@@ -16,13 +16,9 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
-from enginebay_testing.attention_cases import (
-    AttentionCase,
-    AttentionInputs,
-    attention_cases,
-    contents,
-    make_problem,
-)
+from enginebay_testing.attention_cases import AttentionCase, attention_cases
+from enginebay_testing.attention_causes import likely_cause
+from enginebay_testing.attention_inputs import AttentionInputs, make_problem, read_contents
 from enginebay_testing.attention_program import AttentionProgram
 from enginebay_testing.layouts import allowed_errors, installed_layouts
 from enginebay_testing.verdicts import InexactError
@@ -55,7 +51,7 @@ CPU = Env("cpu")
 RMS_FACTOR = 1.4
 """The same for the root mean square of the errors, which shows an accumulator of 16 bits."""
 
-MAX_COMPARED = 96
+MAX_COMPARED = 64
 """Max compared tokens of a row: float64 arithmetic for more tokens would take too long."""
 
 NARROW_FACTOR = 2.0
@@ -88,10 +84,7 @@ def check_result(
     problem: AttentionInputs, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
 ) -> None:
     """Raise AssertionError when an implementation's results of a problem break the contract."""
-    check_all(problem, out, _contents(problem.layout, cache), lse)
-
-
-_contents = jax.jit(contents, static_argnums=0)
+    check_all(problem, out, read_contents(problem.layout, cache), lse)
 
 
 def check_all(
@@ -185,9 +178,11 @@ def _check_output(problem: AttentionInputs, expected: Expected, out: np.ndarray)
     errors = np.abs(got[expected.tokens] - expected.out)
 
     def name_of(i: int) -> str:
-        return (
-            f"{where}: token {expected.tokens[i]} of row {problem.token_rows[expected.tokens[i]]}"
-        )
+        token = int(expected.tokens[i])
+        head, feature = np.unravel_index(int(np.argmax(errors[i])), errors[i].shape)
+        cause = likely_cause(problem, token, int(head), got[token, head])
+        place = f"token {token} of row {problem.token_rows[token]}"
+        return f"{where}: {place}, head {head}, feature {feature}{cause}"
 
     _hold(errors.max(axis=(1, 2), initial=0.0), expected.allowed, name_of)
     if expected.allowed_rms is not None and errors.size:
@@ -209,7 +204,9 @@ def _hold(
     worst = int(np.argmax(np.where(np.isnan(error), np.inf, error - allowed)))
     where = name_of if isinstance(name_of, str) else name_of(worst)
     off, bound = float(error[worst]), float(allowed[worst])
-    raise InexactError(f"{where} is off by {off:.3g}, allowed {bound:.3g}", off, bound)
+    place, _, cause = where.partition("; ")
+    text = f"{place} is off by {off:.3g}, allowed {bound:.3g}"
+    raise InexactError(f"{text}; {cause}" if cause else text, off, bound)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from enginebay.ops.caps import Env
 from enginebay_testing.attention_axes import ATTENTION, DEVICE, case_of
 from enginebay_testing.attention_cases import AttentionCase
-from enginebay_testing.attention_runs import FEW_REPEATS, AttentionRuns, repeats_of
+from enginebay_testing.attention_runs import FEW_REPEATS, SOME_REPEATS, AttentionRuns, repeats_of
 from tests.layouts import BUILTIN_LAYOUTS
 from tests.zoo.right.split_attention import SplitAttention
 
@@ -49,9 +49,9 @@ def test_contexts_have_three_of_the_blocks_that_a_fixed_configuration_names() ->
 
 def test_a_step_is_repeated_as_often_as_wanted_unless_it_is_long() -> None:
     decode = case_for(128)
-    assert repeats_of(decode, HND, AttentionRuns()) == 20
+    assert repeats_of(decode, HND, AttentionRuns()) == SOME_REPEATS
     heavy = case_for(128, phase="mixed", group=16, head_dim=256)
     assert repeats_of(heavy, HND, AttentionRuns()) == FEW_REPEATS
-    assert repeats_of(heavy, HND, AttentionRuns(spares_heavy=False)) == 20
-    middle = case_for(128, phase="mixed", group=2)
-    assert repeats_of(middle, HND, AttentionRuns()) == 20
+    assert repeats_of(heavy, HND, AttentionRuns(spares=False)) == 20
+    middle = case_for(128, phase="decode", group=16)
+    assert repeats_of(middle, HND, AttentionRuns()) == SOME_REPEATS

@@ -20,7 +20,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.weights import QuantizedArray
 from enginebay_lora.ops import lora_oracle
 from enginebay_testing import kernels, oracle
-from enginebay_testing.attention_cases import AttentionInputs, make_problem
+from enginebay_testing.attention_inputs import AttentionInputs, make_problem
 from enginebay_testing.kernels import AttentionCase
 from enginebay_xla.layout import HndLayout
 

@@ -23,7 +23,7 @@ from enginebay.ops.spec import AttnSpec, Bucket, Mode
 from enginebay_numerics.batches import derive_batch
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
-from enginebay_testing.attention_cases import make_problem
+from enginebay_testing.attention_inputs import make_problem
 from enginebay_testing.kernels import AttentionCase, attention_cases
 from enginebay_triton.layout import NhdLayout
 from enginebay_xla import attention_decode

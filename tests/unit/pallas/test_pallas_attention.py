@@ -28,7 +28,8 @@ from enginebay_pallas.attention_units import chunk_units
 from enginebay_pallas.generations import GENERATIONS, generation
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
-from enginebay_testing.attention_cases import attention_cases, make_problem
+from enginebay_testing.attention_cases import attention_cases
+from enginebay_testing.attention_inputs import make_problem
 from enginebay_testing.kernels import AttentionCase
 from enginebay_xla.layout import HndLayout
 

@@ -17,7 +17,7 @@ from enginebay_pallas import attention_kernel
 from enginebay_pallas.attention import attention
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
-from enginebay_testing.attention_cases import make_problem
+from enginebay_testing.attention_inputs import make_problem
 from enginebay_testing.kernels import AttentionCase
 
 # Two blocks of two pages for one row: the smallest that prefetches.

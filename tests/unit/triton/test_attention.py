@@ -14,7 +14,8 @@ pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra
 
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay_testing.attention_cases import AttentionCase, attention_cases, make_problem
+from enginebay_testing.attention_cases import AttentionCase, attention_cases
+from enginebay_testing.attention_inputs import make_problem
 from enginebay_testing.kernels import (
     check_attention,
     check_result,

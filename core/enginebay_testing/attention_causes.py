@@ -1,0 +1,169 @@
+"""Names the likely cause of a wrong attention output: computes the token again with one thing
+wrong, and tells which of these results the kernel returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from enginebay_testing import oracle
+from enginebay_testing.attention_inputs import AttentionInputs
+
+CLOSE = 4.0
+"""A result explains an output if it is nearer to it by this factor than the right result is."""
+
+
+def likely_cause(problem: AttentionInputs, token: int, head: int, got: np.ndarray) -> str:
+    """Return the likely cause of the output `got` [Dv] of one query head of one packed token, as
+    text that ends a message; "" if no known mistake gives about this output.
+    """
+    if not np.isfinite(got).all():
+        return "; it is not finite, as if a place without a key or value was read"
+    right = _attended(problem, token, head)
+    off = float(np.abs(got - right).max())
+    best = min(
+        ((float(np.abs(got - each).max()), text) for text, each in _mistakes(problem, token, head)),
+        default=(np.inf, ""),
+    )
+    return f"; likely cause: {best[1]}" if best[0] * CLOSE < off else ""
+
+
+def _attended(
+    problem: AttentionInputs,
+    token: int,
+    head: int,
+    *,
+    kept: np.ndarray | None = None,
+    kv_head: int | None = None,
+    query_head: int | None = None,
+    **other: Any,
+) -> np.ndarray:
+    """Return the output f64 [Dv] of one query head, with other fields of the spec, a KV head, the
+    sinks and slopes of another query head, or only the keys `kept`.
+    """
+    spec = dataclasses.replace(problem.case.spec, **other)
+    row = int(problem.token_rows[token])
+    home = head // spec.group if kv_head is None else kv_head
+    keys, values = (rows[row][:, home : home + 1] for rows in (problem.keys, problem.values))
+    first = int(np.argmax(problem.token_rows == row))
+    count = int((problem.token_rows == row).sum())
+    position = len(keys) - count + token - first
+    at = head if query_head is None else query_head
+    one = dataclasses.replace(spec, num_q_heads=1, num_kv_heads=1, scale=spec.softmax_scale)
+    per_head = {
+        "sinks": problem.sinks if spec.sinks else None,
+        "slopes": problem.slopes if spec.alibi else None,
+    }
+    given = {n: None if x is None else np.asarray(x)[at : at + 1] for n, x in per_head.items()}
+    query = np.asarray(problem.q)[token : token + 1, head : head + 1]
+    if kept is not None:
+        # A key that is left out is far below all others; its position stays.
+        keys = np.where(kept[:, None, None], keys.astype(np.float64), np.nan)
+        return _over_kept(query, keys, values, one, position, given)
+    out, _ = oracle.attend(query, keys, values, one, **given, positions=np.array([position]))
+    return np.asarray(out[0, 0])
+
+
+def _over_kept(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, spec: Any, position: int, given: Any
+) -> np.ndarray:
+    """Return the output over the keys that are not NaN, by merging the single keys."""
+    outs, masses = [], []
+    for at in np.flatnonzero(~np.isnan(keys[:, 0, 0])):
+        if spec.causal and at > position:
+            continue
+        if spec.window is not None and at <= position - spec.window:
+            continue
+        alone = dataclasses.replace(spec, causal=False, window=None, sinks=False)
+        slopes = given["slopes"]
+        out, lse = oracle.attend(
+            query, keys[at : at + 1], values[at : at + 1], dataclasses.replace(alone, alibi=False)
+        )
+        away = 0.0 if slopes is None else float(slopes[0]) * (at - position)
+        outs.append(out[0, 0])
+        masses.append(float(lse[0, 0]) + away)
+    if not outs:
+        return np.zeros(values.shape[-1])
+    if given["sinks"] is not None:
+        outs.append(np.zeros_like(outs[0]))
+        masses.append(float(given["sinks"][0]))
+    weights = np.exp(np.array(masses) - max(masses))
+    return np.asarray((weights[:, None] * np.array(outs)).sum(axis=0) / weights.sum())
+
+
+def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield known mistakes with the output that each gives."""
+    spec = problem.case.spec
+
+    def other(**fields: Any) -> np.ndarray:
+        return _attended(problem, token, head, **fields)
+
+    yield "scale (the scores are not scaled)", other(scale=1.0)
+    yield "scale (the scores are scaled twice)", other(scale=spec.softmax_scale**2)
+    if spec.scale is not None:
+        yield "scale (head_dim ** -0.5 in place of the given scale)", other(scale=None)
+    if spec.softcap is not None:
+        yield "soft cap (it is not applied)", other(softcap=None)
+    if spec.sinks:
+        yield "sinks (they are not counted)", other(sinks=False)
+    if spec.alibi:
+        yield "slopes (they are not added)", other(alibi=False)
+    if spec.causal:
+        yield "mask (later tokens are seen)", other(causal=False, window=None)
+    if spec.window is not None:
+        yield "mask (the window is not applied)", other(window=None)
+        for more in (1, -1):
+            if spec.window + more > 0:
+                text = f"mask (a window of {spec.window + more} in place of {spec.window})"
+                yield text, other(window=spec.window + more)
+    for home in range(spec.num_kv_heads):
+        if home != head // spec.group:
+            yield f"heads (KV head {home} in place of {head // spec.group})", other(kv_head=home)
+    for number in (head - 1, head + 1) if spec.sinks or spec.alibi else ():
+        if 0 <= number < spec.num_q_heads:
+            yield f"heads (the sinks or slopes of query head {number})", other(query_head=number)
+    yield from _missing_keys(problem, token, head)
+
+
+MAX_KEYS = 600
+"""Longer rows are not computed again with keys left out."""
+
+
+def _missing_keys(
+    problem: AttentionInputs, token: int, head: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield outputs without some keys: the last or first ones, a page, or a part of a split."""
+    row = int(problem.token_rows[token])
+    count = len(problem.keys[row])
+    size = problem.layout.page_size
+    if count > MAX_KEYS:
+        return
+    at = np.arange(count)
+    first = int(np.argmax(problem.token_rows == row))
+    position = count - int((problem.token_rows == row).sum()) + token - first
+    last = position if problem.case.spec.causal else count - 1
+    cuts = {
+        "mask (the token itself is not seen)": at != last,
+        "mask (the first key is not seen)": at != 0,
+        "page (the last page of the row is not read)": at < last // size * size,
+        "page (the first page of the row is not read)": at >= size,
+    }
+    cuts |= {
+        f"split (keys from {block} on are not counted)": at < block
+        for block in (16, 32, 64, 128, 256, 512)
+        if block <= last
+    }
+    cuts |= {
+        f"split (the rest after whole blocks of {block} is not counted)": (
+            at < (last + 1) // block * block
+        )
+        for block in (16, 32, 64, 128, 256)
+        if block <= last
+    }
+    for text, kept in cuts.items():
+        if kept.any() and not kept[: last + 1].all():
+            yield text, _attended(problem, token, head, kept=kept)

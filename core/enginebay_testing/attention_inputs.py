@@ -1,0 +1,252 @@
+"""The arrays of attention problems: random keys and values, with poison in unused places."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.spec import AttnBatch, Bucket
+from enginebay_numerics.batches import derive_batch
+from enginebay_testing.attention_cases import AttentionCase
+from enginebay_testing.case_runs import kit_jit
+from enginebay_testing.score_ranges import directions, random_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionInputs:
+    """The arrays of a case. `keys[i]` and `values[i]` [kv_len, Hkv, D] are the whole context of row
+    i as the cache stores it: in the cache's dtype, or in f32 with what a quantised cache loses.
+
+    q, k and v are packed, with poison on padding. `cache` holds all keys and values before this
+    step; `slots` are the places of the new ones.
+    """
+
+    case: AttentionCase
+    layout: KVLayout
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    keys: tuple[np.ndarray, ...]
+    values: tuple[np.ndarray, ...]
+    cache: CacheArrays
+    batch: AttnBatch
+    sinks: jax.Array | None
+    slopes: jax.Array | None
+    token_rows: np.ndarray
+    """int [T], the row of each packed token; -1 on padding."""
+    before: tuple[jax.Array, jax.Array]
+    """Keys and values of `cache`, see `contents`."""
+
+
+def make_problem(
+    case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
+) -> AttentionInputs:
+    """Make random arrays for a case; rows and page tables depend only on its name and `seed`.
+
+    An empty step has the static shapes and the cache of the case, but no active row.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    spec, bucket, layout = case.spec, case.bucket, case.layout(layout_type)
+    dtype = jnp.dtype(spec.kv_dtype)
+    shape = (spec.num_kv_heads, spec.head_dim)
+    toward = directions(case.spec, case.scores, rng)
+    keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
+    values = tuple(_random_values(case, (n, *shape), rng).astype(dtype) for n in case.kv_lens)
+    if spec.v_is_k_prefix:
+        values = tuple(each[..., : spec.v_dim] for each in keys)
+    table, q_lens, kv_lens = _tables(case, layout, rng)
+    if case.shares_pages:
+        _share_pages(case, layout, table, keys, values)
+    token_rows = _token_rows(case)
+    slots = [
+        table[i, np.arange(total) // layout.page_size] * layout.page_size
+        + np.arange(total) % layout.page_size
+        for i, total in enumerate(case.kv_lens)
+    ]
+    places = _places(case, layout, slots, keys, values)
+    given = keys, values
+    if layout.tolerance:
+        keys, values = _kept(case, layout, slots, keys, values)
+    if empty:
+        q_lens, kv_lens, token_rows = (
+            np.zeros_like(q_lens),
+            np.zeros_like(kv_lens),
+            np.full_like(token_rows, -1),
+        )
+        keys = values = ()
+    q = _poisoned(case, (bucket.tokens, spec.num_q_heads, spec.head_dim), spec.q_dtype)
+    k, v = _poisoned(case, (2, bucket.tokens, *shape), spec.kv_dtype)
+    v = v[..., : spec.v_dim]
+    sign = -1.0 if case.scores == "low" else 1.0
+    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        mine = token_rows == i
+        if empty or not total:
+            continue
+        random = rng.normal(size=(new, spec.num_q_heads, spec.head_dim))
+        q[mine] = (random + sign * np.repeat(toward, spec.group, axis=0)).astype(spec.q_dtype)
+        k[mine], v[mine] = (rows[i][total - new :] for rows in given)
+    cache = write_places(layout, _empty(layout), np.arange(len(places[0]), dtype=np.int32), *places)
+    before = read_contents(layout, cache)
+    batch = _derived(bucket, layout.page_size, q_lens, kv_lens, table)
+    sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
+    slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32) if spec.alibi else None
+    per_head = {"sinks": sinks, "slopes": slopes}
+    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, **per_head})
+    arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
+    return AttentionInputs(case, layout, keys=keys, values=values, **arrays)
+
+
+def _random_values(
+    case: AttentionCase, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+    if case.constant_v:
+        return np.ones(shape)
+    drawn = rng.normal(size=shape)
+    return 1.0 + 0.25 * drawn if case.values == "one_sign" else drawn
+
+
+def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return an array full of poison: the case's value, or the largest number of the dtype."""
+    largest = float(jnp.finfo(dtype).max)
+    return np.full(
+        shape, case.poison if np.isnan(case.poison) else min(case.poison, largest), jnp.dtype(dtype)
+    )
+
+
+def _tables(
+    case: AttentionCase, layout: KVLayout, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (page_table [S, P] with 0 where unused, q_lens [S], kv_lens [S])."""
+    bucket = case.bucket
+    table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+    pages = rng.permutation(layout.num_pages).astype(np.int32)
+    lens = np.zeros((2, bucket.seqs), np.int32)
+    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        used = -(-total // layout.page_size)
+        mine, pages = pages[:used], pages[used:]
+        table[i, :used] = i if case.rows_are_pages else mine
+        lens[:, i] = new, total
+    if case.rows_are_pages:
+        table[:, 0] = np.arange(bucket.seqs)
+    return table, lens[0], lens[1]
+
+
+def _share_pages(
+    case: AttentionCase,
+    layout: KVLayout,
+    table: np.ndarray,
+    keys: tuple[np.ndarray, ...],
+    values: tuple[np.ndarray, ...],
+) -> None:
+    """Let every row begin with the full pages of the longest prefix; arrays are read-only."""
+    prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
+    source = int(np.argmax(prefixes))
+    for row, prefix in enumerate(prefixes):
+        num = min(prefix, prefixes[source]) // layout.page_size
+        tokens = num * layout.page_size
+        table[row, :num] = table[source, :num]
+        keys[row][:tokens], values[row][:tokens] = keys[source][:tokens], values[source][:tokens]
+
+
+def _token_rows(case: AttentionCase) -> np.ndarray:
+    bucket = case.bucket
+    if case.mode == "decode":
+        live = [i if n else -1 for i, n in enumerate(case.kv_lens)]
+    else:
+        live = list(np.repeat(np.arange(len(case.q_lens)), case.q_lens))
+    return np.array(live + [-1] * (bucket.tokens - len(live)))
+
+
+def _derive(
+    bucket: Bucket, page_size: int, q_lens: jax.Array, kv_lens: jax.Array, table: jax.Array
+) -> AttnBatch:
+    return derive_batch(q_lens, kv_lens, table, page_size, bucket)
+
+
+_derived = kit_jit(_derive, static_argnums=(0, 1))
+
+
+def _write(layout: KVLayout, cache: Any, slots: Any, k: Any, v: Any) -> Any:
+    return layout.write(cache, slots, k, v)
+
+
+_written = kit_jit(_write, static_argnums=(0,), donate_argnums=(1,))
+
+
+def _empty(layout: KVLayout) -> dict[str, np.ndarray]:
+    """Return arrays of zeros for a cache in which every place is written next."""
+    return {name: np.zeros(s.shape, s.dtype) for name, s in layout.shapes().items()}
+
+
+def write_places(
+    layout: KVLayout, cache: Any, slots: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> dict[str, jax.Array]:
+    """Return the cache with k and v written at `slots`. All calls for a layout share a program,
+    because tokens that are not written pad them to the number of slots.
+    """
+    missing = max(0, layout.num_pages * layout.page_size - len(slots))
+    places = np.concatenate([slots, np.full(missing, -1, np.int32)]).astype(np.int32)
+    k, v = (np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) for x in (k, v))
+    return dict(_written(layout, cache, places, k, v))
+
+
+def contents(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
+    """Return k and v of every slot as the layout reads them: [slots, kv_heads, head_dim] each."""
+    k, v = layout.read(cache, jnp.arange(layout.num_pages))
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads)
+    return k.reshape(*shape, k.shape[-1]), v.reshape(*shape, v.shape[-1])
+
+
+read_contents = kit_jit(contents, static_argnums=(0,))
+
+
+def _read_exact(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
+    places = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
+    return layout.read_exact(cache, places)
+
+
+_exact = kit_jit(_read_exact, static_argnums=(0,))
+
+
+def _kept(
+    case: AttentionCase,
+    layout: KVLayout,
+    slots: list[np.ndarray],
+    keys: tuple[np.ndarray, ...],
+    values: tuple[np.ndarray, ...],
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Return f32 keys and values of all rows as the layout stores them: what the layout loses is
+    not the error of a kernel that reads it.
+    """
+    places = _places(case, layout, slots, keys, values, with_new=True)
+    everywhere = np.arange(len(places[0]), dtype=np.int32)
+    read = _exact(layout, write_places(layout, _empty(layout), everywhere, *places))
+    k, v = (np.asarray(each) for each in read)
+    return tuple(k[mine] for mine in slots), tuple(v[mine] for mine in slots)
+
+
+def _places(
+    case: AttentionCase,
+    layout: KVLayout,
+    slots: list[np.ndarray],
+    keys: tuple[np.ndarray, ...],
+    values: tuple[np.ndarray, ...],
+    *,
+    with_new: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return k, v of every slot: poison except at earlier tokens, or at all tokens in a layer that
+    reads the cache of another, and `with_new`.
+    """
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
+    k, v = _poisoned(case, (2, *shape), layout.dtype)
+    v = v[..., : case.spec.v_dim]
+    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        count = total if with_new or case.spec.kv_shared else total - new
+        k[slots[i][:count]], v[slots[i][:count]] = keys[i][:count], values[i][:count]
+    return k, v
