@@ -89,15 +89,15 @@ def part_cases(
     if level == "run":
         return list(_run_cases(registry, entry, choices))
     if level is not None:
-        return list(_LEVELS[level](registry, entry))
+        return list(_LEVELS[level](registry, entry, choices))
     here = suites.platform_of(registry, entry, choices.platform)
     if entry.kind != "kernel" or entry.why_not_on(here.name) is None:
         return list(_run_cases(registry, entry, choices))
     found: list[Case] = []
     if _loaded(registry, entry, Interpretable):
-        found += _interpret_cases(registry, entry)
+        found += _interpret_cases(registry, entry, choices)
     if _compiler_target(entry):
-        found += _compile_cases(registry, entry)
+        found += _compile_cases(registry, entry, choices)
     return found or list(_run_cases(registry, entry, choices))
 
 
@@ -127,7 +127,7 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
         )
         yield _unsupported("run", todo)
         return
-    kernels = {case.name: case for case in _kernel_cases(registry, entry, platform)}
+    kernels = {case.name: case for case in _kernel_cases(registry, entry, platform, choices)}
     for name, check in checks:
         if name not in kernels:
             short = entry.kind != "engine" or any(word in name for word in ENGINES_IN_SHORT)
@@ -135,7 +135,15 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
     yield from kernels.values()
 
 
-def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Iterator[Case]:
+def _extent(entry: Entry, choices: Choices, *, interpreted: bool = False) -> Extent:
+    """Return the extent of a kernel's cases, with as many sets of inputs as the caller chose."""
+    extent = Extent(interpreted=interpreted).of(entry)
+    return extent if choices.seeds is None else dataclasses.replace(extent, num_seeds=choices.seeds)
+
+
+def _kernel_cases(
+    registry: Registry, entry: Entry, platform: Platform, choices: Choices
+) -> Iterator[Case]:
     """Return the cases of a kernel on a platform; none for other parts and kernels that fail to
     load.
     """
@@ -147,7 +155,8 @@ def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Itera
         return
     env = platform.env()
     layouts = suites.kernel_layouts(registry, entry, kernel)
-    for case in kit_of(registry, entry.op).cases(kernel, env, layouts, Extent().of(entry)):
+    extent = _extent(entry, choices)
+    for case in kit_of(registry, entry.op).cases(kernel, env, layouts, extent):
         run = functools.partial(suites.run_on, platform, case.run)
         yield Case("run", platform.name, case.name, run, case.representative, case.traits)
 
@@ -158,7 +167,7 @@ def _plain_traits(name: str) -> Mapping[str, str]:
     return {"dtype": next((d for d in suites.DTYPES if d in inside), "")} if inside else {}
 
 
-def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
+def _interpret_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[Case]:
     if entry.kind != "kernel":
         yield _unsupported(
             "interpret", f"only kernels can be interpreted; this part is a {entry.kind}"
@@ -174,7 +183,7 @@ def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         yield _unsupported("interpret", str(error))
         return
     layouts = suites.kernel_layouts(registry, entry, interpreted)
-    extent = Extent(interpreted=True).of(entry)
+    extent = _extent(entry, choices, interpreted=True)
     for case in kit_of(registry, entry.op).cases(interpreted, HOST, layouts, extent):
         yield Case(
             "interpret", "interpreter", case.name, case.run, case.representative, case.traits
@@ -186,7 +195,7 @@ def _compiler_target(entry: Entry) -> str:
     return str(capabilities.get("compiler", ""))
 
 
-def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
+def _compile_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[Case]:
     from enginebay_testing.compile_suite import compile_checks
 
     declared = _compiler_target(entry)
@@ -213,7 +222,7 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         yield _unsupported("compile", f"op {entry.op} has no programs to compile")
 
 
-_LEVELS: dict[Level, Callable[[Registry, Entry], Iterator[Case]]] = {
+_LEVELS: dict[Level, Callable[[Registry, Entry, Choices], Iterator[Case]]] = {
     "interpret": _interpret_cases,
     "compile": _compile_cases,
 }

@@ -26,6 +26,7 @@ from enginebay_testing.verdicts import FAULTS
 from enginebay_testing.workers import PartName
 
 TIMEOUT_S = 120.0
+NUM_SEEDS, MAX_SEEDS = 2, 1000
 LEVELS = ("interpret", "compile", "run")
 COLUMNS = ("verdict", "part", "level", "target", "case", "s", "detail")
 DECLARATION = "declaration_holds"
@@ -77,6 +78,17 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the same as --level interpret (default: off)",
     )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help=f"sets of inputs for each case of a kernel (default: {NUM_SEEDS})",
+    )
+    parser.add_argument(
+        "--first-failure",
+        action="store_true",
+        help="end with the first case that fails (default: run all cases)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--timeout",
@@ -98,6 +110,9 @@ def run(name: str, args: argparse.Namespace) -> int:
     if args.timeout <= 0 or args.jobs < 1:
         given = f"--timeout {args.timeout:g} --jobs {args.jobs}"
         raise InputError(given, "S > 0 and N >= 1", "Pass --timeout 60 --jobs 1.")
+    if args.seeds is not None and not 1 <= args.seeds <= MAX_SEEDS:
+        given = f"--seeds {args.seeds}"
+        raise InputError(given, f"1 to {MAX_SEEDS}", f"Pass --seeds {NUM_SEEDS}.")
     if args.interpret and args.level not in (None, "interpret"):
         given = f"--interpret with --level {args.level}"
         raise InputError(given, "one of the two flags", "Leave one out.")
@@ -118,11 +133,13 @@ def run(name: str, args: argparse.Namespace) -> int:
             wanted=wanted,
             timeout_s=args.timeout,
             jobs=args.jobs,
-            choices=Choices(args.platform, args.config),
+            choices=Choices(args.platform, args.config, args.seeds),
+            first_failure=args.first_failure,
             tell=_print_nothing if args.json else functools.partial(_print, rows),
             watch=watch,
         )
-    wanted.refuse_unmatched()
+    if not (args.first_failure and any(record.verdict in FAULTS for record in records)):
+        wanted.refuse_unmatched()
     if args.matrix:
         from enginebay_testing.matrix import support_matrix
 

@@ -94,16 +94,19 @@ def check(
     timeout_s: float,
     jobs: int,
     choices: Choices | None = None,
+    first_failure: bool = False,
     tell: Callable[[CheckRecord], None] = lambda _: None,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[CheckRecord]:
-    """Return the records of all `wanted` cases, in the order of the parts and their cases.
+    """Return the records of all `wanted` cases, in the order of the parts and their cases; with
+    `first_failure`, of the cases up to the first one that fails.
 
     `tell` is called with each record when its case has ended, `watch` with the number of ended and
     of known cases.
     """
     results = []
-    pool = Pool(jobs, timeout_s, level, wanted, dataclasses.asdict(choices or Choices()))
+    chosen = dataclasses.asdict(choices or Choices())
+    pool = Pool(jobs, timeout_s, level, wanted, chosen, first_failure=first_failure)
     for result in pool.run(list(entries)):
         results.append(result)
         tell(_record(entries[result.part], result))

@@ -32,12 +32,13 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The caller's choices: the platform by name, and the config.json with which model families are
-    checked.
+    """The caller's choices: the platform by name, the config.json with which model families are
+    checked, and the number of sets of inputs for each case of a kernel (None: as many as usual).
     """
 
     platform: str | None = None
     config: str | None = None
+    seeds: int | None = None
 
 
 EVERYTHING = "all"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.errors import InternalError
-from enginebay_testing.verdicts import Outcome
+from enginebay_testing.verdicts import FAULTS, Outcome
 
 START_LIMIT_S = 180.0
 """Max seconds in which a worker must finish its imports."""
@@ -64,7 +64,7 @@ class _Job:
 
     part: PartName
     level: str | None
-    choices: Mapping[str, str | None]
+    choices: Mapping[str, str | int | None]
     order: tuple[int, int]
     case: CaseName | None = None
 
@@ -185,7 +185,8 @@ class Pool:
     """Checks parts on `jobs` workers at a level (None: every level that works here) and yields
     results as they arrive.
 
-    `choices` are the fields of `suites.Choices`. `wanted` selects the cases of a part.
+    `choices` are the fields of `suites.Choices`. `wanted` selects the cases of a part. With
+    `first_failure`, the check ends with the first case that fails.
     """
 
     def __init__(
@@ -194,8 +195,11 @@ class Pool:
         timeout_s: float,
         level: str | None,
         wanted: Callable[[CaseName], bool],
-        choices: Mapping[str, str | None] | None = None,
+        choices: Mapping[str, str | int | None] | None = None,
+        *,
+        first_failure: bool = False,
     ) -> None:
+        self._first_failure = first_failure
         self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
         self._choices = dict(choices or {})
         self._workers: list[CheckWorker] = []
@@ -214,7 +218,10 @@ class Pool:
         try:
             while self._queue or any(w.job is not None for w in self._workers):
                 self._employ()
-                yield from self._wait()
+                for result in self._wait():
+                    yield result
+                    if self._first_failure and result.outcome.verdict in FAULTS:
+                        return
         finally:
             for worker in list(self._workers):
                 self._dismiss(worker)
