@@ -8,6 +8,7 @@ import numpy as np
 
 from enginebay_testing.exact import hold
 from enginebay_testing.oracle import EPS
+from enginebay_testing.verdicts import expect
 
 
 def hold_rows(
@@ -60,7 +61,8 @@ def hold_copies(got: np.ndarray, table: np.ndarray, ids: np.ndarray) -> None:
     row, feature = (int(i) for i in bad[0])
     same = np.flatnonzero((table.view(bits) == found[row]).all(axis=1))
     cause = f"; it is the table's row {int(same[0])}" if same.size else ""
-    raise AssertionError(
+    expect(
+        False,
         f"row {row}, feature {feature}: {got[row, feature]}, where the table's row "
-        f"{int(ids[row])} has {table[ids[row], feature]}{cause}"
+        f"{int(ids[row])} has {table[ids[row], feature]}{cause}",
     )
