@@ -110,15 +110,21 @@ SHORT_CONV = OpAxes(
     {
         "dtype": DTYPES,
         "taps": (3, 2, 4, 9),
-        "channels": (24, 1, 64, 130),
-        "rows": (5, 1, 2, 17),
-        "lengths": ("mixed", "one_each", "begin", "go_on", "padded"),
+        "channels": (24, 1, 130, 1025),
+        "rows": (5, 1, 2, 33),
+        "lengths": ("mixed", "one_each", "begin", "go_on", "padded", "long"),
         "bias": ("none", "plain"),
         "data": ("plain", "outlier", "nan_row"),
     },
+    never=never_both("rows", (33, 64, 129), "channels", (1024, 1025, 2048, 4097)),
+    more={
+        "channels": further((1025,), *BORDERS, 4097),
+        "rows": (17, 64, 129),
+        "taps": (5, 8),
+    },
 )
-"""lengths: first chunks, later chunks, rows of one token, and a row of padding. A row may have
-fewer tokens than taps. data "nan_row": the last token, which is padding, is NaN.
+"""lengths: first chunks, later chunks, rows of one token, a row of padding, and a long row. A row
+may have fewer tokens than taps. data "nan_row": the last token, which is padding, is NaN.
 """
 
 RMS_NORM = OpAxes(
@@ -280,14 +286,28 @@ ROPE_KV_WRITE = OpAxes(
 SAMPLE = OpAxes(
     "sample",
     {
-        "vocab": (700, 40, 257, 1025, 2),
-        "rows": (16, 1, 3),
+        "vocab": (700, 40, 257, 2, 5003),
+        "rows": (16, 1, 33),
         "top_k": ("all", "few", "one", "most", "all_but_one"),
         "top_p": ("all", "most", "some", "least"),
         "min_p": ("none", "some", "one"),
-        "logits": ("spread", "flat", "peaked", "equals", "holes"),
+        "logits": (
+            "spread",
+            "flat",
+            "peaked",
+            "equals",
+            "holes",
+            "best_last",
+            "best_first",
+            "one_finite",
+        ),
     },
+    never=(
+        *never_both("rows", (16, 33, 64), "vocab", (4097, 5003)),
+        *never_both("rows", (16, 33), "vocab", (32_769, 65_537, 128_257)),
+    ),
+    more={"vocab": (1025, 4097, 32_769, 65_537, 128_257), "rows": (3, 64)},
 )
-"""logits: several spreads, nearly equal ones, one far above the others, few different values, and
-some of -inf.
+"""logits: several spreads, nearly equal ones, one far above the others, few different values, some
+of -inf, the best token is the last or the first of the vocabulary, and a single possible token.
 """

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from enginebay_numerics import sampling
+from enginebay_testing.case_runs import taken
 from enginebay_testing.covering import Combination
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
@@ -25,7 +26,7 @@ few that an implementation may sort.
 
 NUM_ROWS = 16
 
-NUM_TRIED, NUM_AIMED = 128, 8192
+NUM_TRIED, NUM_AIMED = 64, 8192
 """Seeds that are tried for each row: of NUM_AIMED seeds, those with the most noise for the token at
 the border.
 """
@@ -106,9 +107,11 @@ def _shifted(logits: np.ndarray) -> np.ndarray:
     return logits - logits.max(axis=1, keepdims=True)
 
 
-def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
+def check_sample(
+    op: SampleOp, case: SampleCase, seed: int = 0, seeds: np.ndarray | None = None
+) -> None:
     """Raise AssertionError unless each token is kept and has the best score of the kept ones."""
-    seeds = telling_seeds(case, seed)
+    seeds = telling_seeds(case, seed) if seeds is None else seeds
     tokens = _run(op, case, seeds)
     wanted = (len(case.params),)
     expect((tokens.shape, str(tokens.dtype)) == (wanted, "int32"), f"{tokens.shape} {tokens.dtype}")
@@ -154,22 +157,64 @@ def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     chosen = rng.integers(0, 2**32, (len(case.params), 2), dtype=np.uint32)
     for row, params in enumerate(case.params):
-        kept = _kept(case.z[row], params)
-        order = np.argsort(-case.z[row], kind="stable")
+        z, kept = case.z[row], _kept(case.z[row], params)
+        order = np.argsort(-z, kind="stable")
         rank = np.empty(kept.size, int)
         rank[order] = np.arange(kept.size)
-        of_kept = (row + row // 4) % 2 == 1
-        border = order[kept[order]][-1:] if of_kept else order[~kept[order]][:1]
         aimed = rng.integers(0, 2**32, (NUM_AIMED, 2), dtype=np.uint32)
+        others = _differing(z, params, kept)
+        aim = (row + row // 4 + seed) % (2 + len(others))
+        if aim >= 2:
+            chosen[row] = _winning_seed(aimed, z, *others[aim - 2])
+            continue
+        of_kept = aim == 1
+        border = order[kept[order]][-1:] if of_kept else order[~kept[order]][:1]
         # where all tokens are kept, no token is aimed at
         noise = gumbel_noise(aimed, border).sum(axis=1)
         tried = aimed[np.argsort(noise, kind="stable")[-NUM_TRIED:]]
-        scores = case.z[row] + gumbel_noise(tried, np.arange(kept.size))
+        scores = z + gumbel_noise(tried, np.arange(kept.size))
         deepest = rank[np.argmax(np.where(kept, scores, -np.inf), axis=1)]
         anywhere = np.argmax(scores, axis=1)
         shallowest = np.where(kept[anywhere], kept.size, rank[anywhere])
         chosen[row] = tried[np.argmax(deepest) if of_kept else np.argmin(shallowest)]
     return chosen
+
+
+def _differing(
+    z: np.ndarray, params: OracleParams, kept: np.ndarray
+) -> list[tuple[int, np.ndarray]]:
+    """Return for each other order of the filters that keeps other tokens: the best token that only
+    one of the two orders keeps, and which tokens one of them keeps.
+    """
+    found = []
+    for other in (_min_p_first(z, params), _top_p_first(z, params)):
+        differs = np.flatnonzero(other != kept)
+        if differs.size:
+            found.append((int(differs[np.argmax(z[differs])]), kept | other))
+    return found
+
+
+def _min_p_first(z: np.ndarray, params: OracleParams) -> np.ndarray:
+    """Return what is kept where top_p is a share of the mass that min_p leaves."""
+    left = _kept(z, dataclasses.replace(params, top_p=1.0))
+    return _kept(np.where(left, z, -np.inf), dataclasses.replace(params, min_p=0.0))
+
+
+def _top_p_first(z: np.ndarray, params: OracleParams) -> np.ndarray:
+    """Return what is kept where top_p is a share of the mass of all tokens."""
+    of_all = _kept(z, dataclasses.replace(params, top_k=0))
+    return of_all & _kept(z, dataclasses.replace(params, top_p=1.0))
+
+
+def _winning_seed(aimed: np.ndarray, z: np.ndarray, token: int, able: np.ndarray) -> np.ndarray:
+    """Return the seed with which a token is the furthest ahead of the others of a set."""
+    ids = np.flatnonzero(able)
+    noise = gumbel_noise(aimed, np.array([token]))[:, 0]
+    tried = aimed[np.argsort(noise, kind="stable")[-NUM_TRIED:]]
+    scores = z[ids] + gumbel_noise(tried, ids)
+    mine = ids == token
+    ahead = scores[:, mine][:, 0] - scores[:, ~mine].max(axis=1, initial=-np.inf)
+    return np.asarray(tried[np.argmax(ahead)])
 
 
 def _rows_are_independent(op: SampleOp) -> None:
@@ -195,7 +240,7 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
         "min_p": np.asarray([p.min_p for p in case.params], np.float32),
     }
     z, numbers, columns = jax.device_put((case.z, seeds, columns))
-    return np.asarray(op(z, numbers, **columns))
+    return np.asarray(taken(op(z, numbers, **columns)))
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -224,15 +269,22 @@ TOP_P = {"all": 1.0, "most": 0.95, "some": 0.6, "least": 1e-9}
 MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
 
 
+@functools.lru_cache(maxsize=4)
+def _jitted(op: SampleOp) -> SampleOp:
+    """Return a program that all cases with equal shapes share."""
+    return jax.jit(op)
+
+
 def check_sample_case(op: SampleOp, given: PlainCase) -> None:
     """Run `check_sample` for a case, and check that a repeated step gives the same tokens.
 
     Every second row keeps all tokens, so that rows need different computations.
     """
     case = _case_of(given.row, given.seed)
-    call = jax.jit(op)
-    check_sample(call, case, given.seed)
+    call = _jitted(op)
     seeds = telling_seeds(case, given.seed)
+    _run(call, dataclasses.replace(case, z=case.z[:, ::-1]), seeds[::-1])
+    check_sample(call, case, given.seed, seeds)
     first = _run(call, case, seeds).tobytes()
     for turn in range(1, given.repeats):
         expect(
@@ -265,6 +317,14 @@ def _logits_of(row: Combination, vocab: int, rows: int, seed: int) -> np.ndarray
         logits[np.arange(rows), rng.integers(0, vocab, rows)] += 60.0
     elif kind == "equals":
         logits = np.round(logits * 2.0) / 2.0
+    elif kind in ("best_last", "best_first"):
+        at = -1 if kind == "best_last" else 0
+        logits[:, at] = logits.max(axis=1) + 1.0
+    elif kind == "one_finite":
+        only = rng.integers(0, vocab, rows)
+        best = logits[np.arange(rows), only]
+        logits[:] = -np.inf
+        logits[np.arange(rows), only] = best
     elif kind == "holes":
         logits[:, rng.permutation(vocab)[: vocab // 2]] = -np.inf
     return _shifted(logits)
