@@ -22,7 +22,7 @@ from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay.registry import Entry, Registry, import_target
 from enginebay_byhand.cases import CheckSetting
-from enginebay_byhand.quick import quick_check
+from enginebay_byhand.quick import quick_check, row_errors
 from enginebay_testing.case_runs import CaseRuns
 from enginebay_testing.covering import Combination, OpAxes, Value, all_rows, covering_rows
 from enginebay_testing.oracle import EPS
@@ -139,7 +139,29 @@ def _quick_cases(
         except IncorrectError as wrong:
             raise AssertionError(str(wrong)) from wrong
 
+    yield OpCase(
+        f"{op.name}[quick_cases-other_inputs_first]", functools.partial(_rerun, op, kernel, setting)
+    )
     yield OpCase(f"{op.name}[quick_cases]", run)
+
+
+def _rerun(op: Op[Any], kernel: Any, setting: CheckSetting) -> None:
+    """Run the quick cases in programs that had other inputs before, and compare with the
+    reference.
+    """
+    reference = import_target(op.reference, f"the reference of op {op.name!r}")
+    for case in import_target(op.quick_cases, f"the quick cases of op {op.name!r}")(setting):
+        if not case.serves(kernel):
+            continue
+        got = CaseRuns()(functools.partial(case.run, kernel), case.inputs, REPEATS)
+        wanted = CaseRuns()(functools.partial(case.run, reference), case.inputs, 1)
+        for name, right in wanted.items():
+            bound = 0.0 if name in case.exact else op.tolerance.get(str(right.dtype), 0.0)
+            error, allowed = row_errors(got[name], right, bound)
+            assert (error <= allowed).all(), (
+                f"{case.name}: {name} differs after a call with other inputs, by "
+                f"{error.max():.3g}, allowed {allowed.max():.3g}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
