@@ -26,7 +26,7 @@ few that an implementation may sort.
 
 NUM_ROWS = 16
 
-NUM_TRIED, NUM_AIMED = 64, 8192
+NUM_TRIED, NUM_AIMED = 64, 4096
 """Seeds that are tried for each row: of NUM_AIMED seeds, those with the most noise for the token at
 the border.
 """
