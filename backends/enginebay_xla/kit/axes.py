@@ -77,7 +77,7 @@ GROUPED_LINEAR = OpAxes(
     {
         "dtype": DTYPES,
         "groups": (4, 1, 9, 33),
-        "sizes": ("mixed", "one_each", "one_has_all", "empty_ends", "none"),
+        "sizes": ("mixed", "one_has_all", "empty_ends", "none"),
         "past": (2, 0, 40),
         "inputs": (40, 129, 1025, 7),
         "outputs": (48, 1, 65, 257),
@@ -95,7 +95,7 @@ GROUPED_LINEAR = OpAxes(
         "inputs": further((1025,), *BORDERS, 300),
         "outputs": further((65, 257), *BORDERS, 30),
         "past": (300,),
-        "sizes": ("even",),
+        "sizes": ("one_each", "even"),
         "data": ("outlier", "rows_apart", "largest"),
     },
     blocks=("inputs", "outputs"),
