@@ -250,3 +250,23 @@ def _places(
         count = total if with_new or case.spec.kv_shared else total - new
         k[slots[i][:count]], v[slots[i][:count]] = keys[i][:count], values[i][:count]
     return k, v
+
+
+MIN_COMPARED, MAX_COMPARED, MAX_SCORES = 32, 96, 400_000
+"""Max compared tokens of a row, between the first two numbers, and of their scores: float64
+arithmetic for more would take too long.
+"""
+
+
+def compared_tokens(mine: np.ndarray, num_scores: int) -> np.ndarray:
+    """Return all tokens of a short row `mine` bool [T]; of a long row, every 16th and the last.
+    `num_scores`: scores of one token, for all heads.
+    """
+    tokens = np.flatnonzero(mine)
+    most = max(MIN_COMPARED, min(MAX_COMPARED, MAX_SCORES // max(1, num_scores)))
+    if tokens.size <= most:
+        return tokens
+    step = 16 * -(-tokens.size * 3 // (16 * (most - 16)))
+    chosen = (np.arange(0, tokens.size, step)[:, None] + np.array([-1, 0, 1])).ravel()
+    ends = np.concatenate([np.arange(4), np.arange(tokens.size - 12, tokens.size)])
+    return tokens[np.unique(np.clip(np.concatenate([chosen, ends]), 0, tokens.size - 1))]

@@ -13,10 +13,10 @@ from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay_testing import kernels
-from enginebay_testing.attention_axes import ATTENTION
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_inputs import AttentionInputs, make_problem
 from enginebay_testing.attention_program import AttentionProgram, AttentionResult
+from enginebay_testing.attention_values import ATTENTION
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,12 @@ from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.attention_cases import AttentionCase, attention_cases
 from enginebay_testing.attention_causes import likely_cause
-from enginebay_testing.attention_inputs import AttentionInputs, make_problem, read_contents
+from enginebay_testing.attention_inputs import (
+    AttentionInputs,
+    compared_tokens,
+    make_problem,
+    read_contents,
+)
 from enginebay_testing.attention_program import AttentionProgram
 from enginebay_testing.layouts import allowed_errors, installed_layouts
 from enginebay_testing.verdicts import InexactError
@@ -50,9 +55,6 @@ CPU = Env("cpu")
 
 RMS_FACTOR = 1.4
 """The same for the root mean square of the errors, which shows an accumulator of 16 bits."""
-
-MAX_COMPARED = 64
-"""Max compared tokens of a row: float64 arithmetic for more tokens would take too long."""
 
 NARROW_FACTOR = 2.0
 """Allowed multiple of the error of f64 arithmetic with rounded weights and outputs."""
@@ -232,7 +234,10 @@ def expected_of(problem: AttentionInputs) -> Expected:
     given = {"sinks": problem.sinks, "slopes": problem.slopes}
     per_head = {name: x if x is None else np.asarray(x) for name, x in given.items()}
     narrow = None if spec.q_dtype == "float32" else jnp.dtype(spec.q_dtype)
-    compared = [_compared_tokens(problem.token_rows == i) for i in range(len(problem.keys))]
+    compared = [
+        compared_tokens(problem.token_rows == i, len(keys) * spec.num_q_heads)
+        for i, keys in enumerate(problem.keys)
+    ]
     tokens = np.concatenate([*compared, np.zeros(0, int)]).astype(int)
     lse = np.zeros((tokens.size, spec.num_q_heads))
     exact = np.zeros((*lse.shape, spec.v_dim))
@@ -265,17 +270,6 @@ def expected_of(problem: AttentionInputs) -> Expected:
         factor = RMS_FACTOR + 6.0 / np.sqrt(exact.size)
         allowed_rms = float(factor * np.sqrt(np.mean(rounding**2)) + allowed.mean())
     return Expected(tokens, exact, lse, allowed + NARROW_FACTOR * largest, allowed_rms)
-
-
-def _compared_tokens(mine: np.ndarray) -> np.ndarray:
-    """Return all tokens of a short row `mine` bool [T]; of a long row, every 16th and the last."""
-    tokens = np.flatnonzero(mine)
-    if tokens.size <= MAX_COMPARED:
-        return tokens
-    step = 16 * -(-tokens.size * 3 // (16 * (MAX_COMPARED - 16)))
-    chosen = (np.arange(0, tokens.size, step)[:, None] + np.array([-1, 0, 1])).ravel()
-    ends = np.concatenate([np.arange(4), np.arange(tokens.size - 12, tokens.size)])
-    return tokens[np.unique(np.clip(np.concatenate([chosen, ends]), 0, tokens.size - 1))]
 
 
 def _check_lse(problem: AttentionInputs, expected: Expected, lse: np.ndarray) -> None:

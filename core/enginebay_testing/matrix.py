@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.errors import PluginError
 from enginebay.ops.caps import Caps
 from enginebay.registry import Entry, Registry
-from enginebay_testing.attention_axes import STORAGES
+from enginebay_testing.quantized import STORAGES
 from enginebay_testing.report import CheckRecord
 from enginebay_testing.suites import DTYPES, label
 from enginebay_testing.traits import trait_values

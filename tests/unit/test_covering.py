@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from enginebay_testing.attention_axes import ATTENTION
+from enginebay_testing.attention_values import ATTENTION
 from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
 from enginebay_xla.kit import axes as axes_of_ops
 
