@@ -26,6 +26,11 @@ START_LIMIT_S = 180.0
 
 TAIL_BYTES = 4000
 
+WORKER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "1"}
+"""Variables of a worker that the caller has not set. The oracles' products are small: several
+threads wait for each other longer than they compute.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class PartName:
@@ -103,12 +108,7 @@ class CheckWorker:
             stdout=self._said,
             stderr=self._said,
             pass_fds=(ask_read, answer_write),
-            env=os.environ
-            | {
-                "XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get(
-                    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-                )
-            },
+            env=WORKER_ENVIRONMENT | os.environ,
             start_new_session=True,  # child processes of a check end with the worker
         )
         os.close(ask_read)

@@ -22,6 +22,9 @@ from tests.zoo.runs import Finding
 
 LIMIT_S = 1500.0
 
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""As in the workers of a check."""
+
 CRASHES = {
     s.value: s
     for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
@@ -132,7 +135,7 @@ def run_in_process(name: str, *, triples: bool) -> Finding:
     """The finding of a process of its own."""
     command = [sys.executable, "-m", "tests.zoo", "--one", name, *([] if triples else ["--pairs"])]
     flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING])
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **ONE_THREAD}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
