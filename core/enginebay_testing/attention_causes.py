@@ -27,6 +27,7 @@ def likely_cause(problem: AttentionInputs, token: int, head: int, got: np.ndarra
     off = float(np.abs(got - right).max())
     best = min(
         ((float(np.abs(got - each).max()), text) for text, each in _mistakes(problem, token, head)),
+        key=lambda each: each[0],  # the first of equals
         default=(np.inf, ""),
     )
     return f"; likely cause: {best[1]}" if best[0] * CLOSE < off else ""
@@ -112,14 +113,14 @@ def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple
         yield "sinks (they are not counted)", other(sinks=False)
     if spec.alibi:
         yield "slopes (they are not added)", other(alibi=False)
-    if spec.causal:
-        yield "mask (later tokens are seen)", other(causal=False, window=None)
     if spec.window is not None:
         yield "mask (the window is not applied)", other(window=None)
         for more in (1, -1):
             if spec.window + more > 0:
                 text = f"mask (a window of {spec.window + more} in place of {spec.window})"
                 yield text, other(window=spec.window + more)
+    if spec.causal:
+        yield "mask (later tokens are seen)", other(causal=False, window=None)
     for home in range(spec.num_kv_heads):
         if home != head // spec.group:
             yield f"heads (KV head {home} in place of {head // spec.group})", other(kv_head=home)
