@@ -41,6 +41,17 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
         upcast in_narrow split_in_three strided reversed_order seven_outputs row_by_row transposed
         compensated pairwise tiles_of_128 tiles_of_24 outer on_host
     """,
+    ("grouped_linear", "grouped_linears"): """
+        every every_transposed one_by_one one_by_one_in_three of_jax in_buckets
+        blocks_of_five blocks_of_16 side_by_side compensated host_loop
+    """,
+    ("rms_norm", "norms"): """
+        passes eighths in_halves running scaled exact product last_first host
+    """,
+    ("add_rms_norm", "norms"): """
+        add_passes add_eighths add_in_halves add_running add_scaled add_exact add_product
+        add_last_first add_host
+    """,
 }
 """Names of kernels in a module of tests/zoo/right, by op and module."""
 

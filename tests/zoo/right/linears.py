@@ -181,7 +181,7 @@ strided = Linear(
 )
 reversed_order = Linear(products.backwards, groups_in_turn, FORMS, ROUNDED)
 seven_outputs = Linear(
-    functools.partial(products.blocks_of_outputs, size=7), scaled_after, ("int8_group", "uint4")
+    functools.partial(products.blocks_of_outputs, size=7), quantizations=("int8_group", "uint4")
 )
 row_by_row = Linear(products.by_sums, quantizations=("int4",))
 transposed = Linear(products.transposed, scaled_inputs, ONE_SCALE)
