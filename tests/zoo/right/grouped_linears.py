@@ -57,7 +57,7 @@ def each_row(x: jax.Array, weight: jax.Array, sizes: jax.Array, multiply: Produc
 
 
 def ragged(x: jax.Array, weight: jax.Array, sizes: jax.Array, multiply: ProductWay) -> jax.Array:
-    """JAX's product of groups. On a CPU it multiplies the weights of other groups with 0, so weights
+    """JAX's product of groups. On a CPU it multiplies the weights of other groups with 0, so those
     without rows must be numbers.
     """
     used = jnp.where((sizes > 0)[:, None, None], weight, 0).swapaxes(1, 2)
