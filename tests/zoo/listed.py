@@ -52,6 +52,14 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
         add_passes add_eighths add_in_halves add_running add_scaled add_exact add_product
         add_last_first add_host
     """,
+    ("rope", "ropes"): """
+        complex_numbers tables added doubled two_parts phases head_by_head token_by_token
+        host
+    """,
+    ("embedding", "embeddings"): """
+        index slices backwards blocks_of_100 blocks_of_4096 ordered levels left_and_right
+        bits host
+    """,
 }
 """Names of kernels in a module of tests/zoo/right, by op and module."""
 
