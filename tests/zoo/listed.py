@@ -60,6 +60,13 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
         index slices backwards blocks_of_100 blocks_of_4096 ordered levels left_and_right
         bits host
     """,
+    ("kv_write", "writes"): """
+        last_first tokens ordered chunks_of_five masks flat pages pieces heads reciprocals
+    """,
+    ("rope_kv_write", "rope_writes"): """
+        complex_numbers tables added two_parts phases head_by_head token_by_token pieces
+        host reciprocals
+    """,
 }
 """Names of kernels in a module of tests/zoo/right, by op and module."""
 
