@@ -137,7 +137,8 @@ def _exact_and_errors(
     smallest = float(jnp.finfo(x.dtype).smallest_subnormal)
     for part, where in part_slices(b.shape[2:], how["axis"], how["ends"]):
         down = a[slot, part].reshape(rank, rows.shape[1]).astype(np.float64).T
-        up = b[(slot, slice(None), *where)].astype(np.float64)
+        at: Any = (slot, slice(None), *where)
+        up = b[at].astype(np.float64)
         flat = up.reshape(rank, math.prod(up.shape[1:]))
         shrunk, sums = rows @ down, np.abs(rows) @ np.abs(down)
         lost = sums * max(4.0, math.sqrt(rows.shape[1])) * unit + smallest

@@ -59,7 +59,9 @@ def _attended(
         "sinks": problem.sinks if spec.sinks else None,
         "slopes": problem.slopes if spec.alibi else None,
     }
-    given = {n: None if x is None else np.asarray(x)[at : at + 1] for n, x in per_head.items()}
+    given: dict[str, Any] = {
+        n: None if x is None else np.asarray(x)[at : at + 1] for n, x in per_head.items()
+    }
     query = np.asarray(problem.q)[token : token + 1, head : head + 1]
     if kept is not None:
         # A key that is left out is far below all others; its position stays.

@@ -56,19 +56,17 @@ class AttentionProgram:
 
     def __call__(self, problem: AttentionInputs) -> AttentionResult:
         """Run a problem on a copy of its cache."""
-        cache = {name: np.asarray(array) for name, array in problem.cache.items()}
+        cache: Any = {name: np.asarray(array) for name, array in problem.cache.items()}
         per_head = {"sinks": problem.sinks, "slopes": problem.slopes}
         given = {name: array for name, array in per_head.items() if array is not None}
-        k, v = (None, None) if self._shared else (problem.k, problem.v)
-        if k is not None and not self._writes:
-            cache, k, v = (
-                write_places(self._layout, cache, np.asarray(problem.batch.slots), k, v),
-                None,
-                None,
-            )
+        k, v = (None, None) if self._shared or not self._writes else (problem.k, problem.v)
+        if not self._shared and not self._writes:
+            new = (np.asarray(array) for array in (problem.batch.slots, problem.k, problem.v))
+            cache = write_places(self._layout, cache, *new)
         out, after, lse = self._call(problem.q, k, v, cache, problem.batch, given)
         read = read_contents(self._layout, after)
-        return AttentionResult(*taken((out, dict(after), lse)), read)
+        copies = taken((out, dict(after), lse))
+        return AttentionResult(copies[0], copies[1], copies[2], read)
 
 
 def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -83,7 +83,7 @@ def check_attention(
 
 
 def check_result(
-    problem: AttentionInputs, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
+    problem: AttentionInputs, out: np.ndarray, cache: Mapping[str, Any], lse: np.ndarray | None
 ) -> None:
     """Raise AssertionError when an implementation's results of a problem break the contract."""
     check_all(problem, out, read_contents(problem.layout, cache), lse)
@@ -154,7 +154,7 @@ def _first_row_of(problem: AttentionInputs, mine: jax.Array, other: jax.Array) -
 
 def run_attention(
     impl: AttentionImpl, problem: AttentionInputs, env: Env = CPU
-) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None]:
+) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray | None]:
     """Run one jitted call that donates the cache: (out, cache, log-sum-exp)."""
     result = AttentionProgram(impl, problem.case, type(problem.layout), env)(problem)
     return result.out, result.cache, result.lse

@@ -5,7 +5,7 @@ that it declares.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -147,7 +147,9 @@ def check_kv_write_case(kernel: Any, case: PlainCase) -> None:
         )
 
 
-def _hold_bytes(got: CacheArrays, wanted: CacheArrays, before: CacheArrays) -> None:
+def _hold_bytes(
+    got: Mapping[str, Any], wanted: Mapping[str, Any], before: Mapping[str, Any]
+) -> None:
     for name, right in wanted.items():
         wrong = _different(np.asarray(got[name]), np.asarray(right))
         if not wrong.any():

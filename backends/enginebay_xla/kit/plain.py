@@ -175,8 +175,8 @@ def _hold_norm(
     expected = oracle.rms_norm(x[real], weight, eps=eps)
     # The division may be rounded to the dtype before the product with the weight.
     smallest = float(jnp.finfo(case.dtype).smallest_subnormal)
-    smallest = smallest * (1 + np.abs(weight.astype(np.float64)))
-    allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + smallest
+    spread = smallest * (1 + np.abs(weight.astype(np.float64)))
+    allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + spread
     wide = got[real].astype(np.float64)
     _hold_norm_rows(np.abs(wide - expected), allowed, real, case, what)
 

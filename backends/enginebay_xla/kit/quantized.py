@@ -236,7 +236,9 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
     same_type(got, (case.int("rows"), *out_dims), wanted)
     sums = _sum_errors(x, weight) + oracle.linear(_flips(x, weight), np.abs(exact))
     product = functools.partial(oracle.linear, _multiplied(x, weight), bias=bias)
-    others = {name: (lambda one=one: product(one)) for name, one in mistaken(weight).items()}
+    others: dict[str, Callable[[], np.ndarray]] = {
+        name: functools.partial(product, one) for name, one in mistaken(weight).items()
+    }
     others["the bias is missing"] = lambda: product(exact, bias=None)
     _hold(got[finite], product(exact), sums, "quantized linear", rows, others)
 
