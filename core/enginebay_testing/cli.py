@@ -68,6 +68,11 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="config.json of a small model, to check model families with "
         "(default: a tiny model with the usual field names)",
     )
+    _add_ways(parser)
+
+
+def _add_ways(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say how cases run and what is printed."""
     parser.add_argument(
         "--level",
         choices=LEVELS,

@@ -13,7 +13,7 @@ from enginebay.scheduler import Decision, RunningView, SchedulerView, WaitingVie
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Case:
+class DecisionCase:
     """The end of a message: formatted only when a check fails, because views are long. `number`:
     which decision of the run it is, from 0.
     """

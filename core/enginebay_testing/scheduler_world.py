@@ -11,7 +11,7 @@ from typing import Any
 
 from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
 from enginebay_testing.scheduler_rules import (
-    Case,
+    DecisionCase,
     check_decision,
     check_state,
     is_empty,
@@ -201,7 +201,7 @@ class World:
         before = repr(self.state)
         decision, state = self.scheduler.decide(view, self.state)
         again = self.scheduler.decide(_copied(view), copy.deepcopy(self.state))
-        case = Case(view, before, decision, self.num_decisions)
+        case = DecisionCase(view, before, decision, self.num_decisions)
         assert repr(self.state) == before, (
             f"decide() changed the state in place to {self.state!r}{case}"
         )

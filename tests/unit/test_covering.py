@@ -59,7 +59,8 @@ def test_every_pair_of_an_op_is_in_few_rows(op: str) -> None:
     for (a, v), (b, w) in itertools.combinations(
         [(axis, value) for axis, values in axes.values.items() for value in values], 2
     ):
-        if a != b and (a, v, b, w) not in axes.never:
+        never = {(a, v, b, w), (b, w, a, v)} & set(axes.never)
+        if a != b and not never:
             assert any(row[a] == v and row[b] == w for row in rows), (a, v, b, w)
     assert len(rows) < 60
 
