@@ -67,6 +67,30 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
         complex_numbers tables added two_parts phases head_by_head token_by_token pieces
         host reciprocals
     """,
+    ("sample", "draws"): """
+        full_sort ascending bisection digits all_best small row_by_row bisected_rows host
+        base_two
+    """,
+    ("short_conv", "short_convs"): """
+        windows product tokens convolution oldest_first newest_first scattered
+        seven_channels host
+    """,
+    ("all_reduce", "collectives"): """
+        sum_whole sum_backwards sum_ring sum_axes sum_scattered sum_scattered_ring sum_pairs
+        sum_copies
+    """,
+    ("all_gather", "collectives"): """
+        gather_whole gather_ring gather_shifts gather_axes gather_copies gather_doubling
+        gather_bits gather_turned
+    """,
+    ("all_to_all", "collectives"): """
+        exchange_whole exchange_ring exchange_bits exchange_doubling exchange_shifts
+        exchange_backwards exchange_axes exchange_untiled
+    """,
+    ("lora", "loras"): """
+        slots slots_backwards tokens segments ranks side_by_side side_by_side_pairwise
+        blocks_of_five masks host
+    """,
 }
 """Names of kernels in a module of tests/zoo/right, by op and module."""
 
