@@ -32,7 +32,7 @@ def run_rights(args: argparse.Namespace) -> int:
     else:
         chosen = chosen_of(args.op, args.names)
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            findings = list(pool.map(lambda pair: _told(*pair, args), chosen))
+            findings = list(pool.map(lambda pair: _told(pair[0], pair[1], args), chosen))
     if args.out:
         findings = [*_others(args.out, findings), *findings]
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ def page_by_page(kernel: Attention, problem: Problem) -> Result:
     return out[:, 0], lse[:, 0]
 
 
-def of(softmax: SoftmaxWay, block: int = 1) -> tuple[SoftmaxWay, Sizes]:
+def of(softmax: Callable[..., Result], block: int) -> tuple[SoftmaxWay, Sizes]:
     """A softmax in blocks of so many keys, and the sizes that a kernel with it tells."""
     return functools.partial(softmax, block=block), Sizes(block)
 

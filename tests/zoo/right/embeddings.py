@@ -114,7 +114,7 @@ class Embedding:
         refuse(table, self.quantizations, (table.activations,))
         if self.whole:
             return self.way(table.dequantized(), ids)
-        rows = jax.tree.map(functools.partial(self.way, ids=ids), table)
+        rows = jax.tree.map(lambda array: self.way(array, ids), table)
         return cast("QuantizedArray", rows).dequantized()
 
 

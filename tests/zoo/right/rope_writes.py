@@ -59,8 +59,9 @@ class RopeWrite:
             q, k, v, position, slot = (x[None] for x in token)
             return dict(write(arrays, slot, rope(k, position), v)), rope(q, position)[0]
 
-        cache, turned = jax.lax.scan(one, dict(cache), (q, k, v, positions, slots))
-        return turned, cache
+        tokens: tuple[jax.Array, ...] = (q, k, v, positions, slots)
+        written, turned = jax.lax.scan(one, dict(cache), tokens)
+        return turned, written
 
 
 complex_numbers = RopeWrite(ropes.complex_numbers, writes.last_first)

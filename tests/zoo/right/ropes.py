@@ -42,16 +42,15 @@ def by_tables(positions: jax.Array, frequencies: np.ndarray) -> Turn:
     """Of the three digits of a position to the base DIGIT, each from a table that was computed in
     f64.
     """
-    turns, scale = [], 1
+    turns: list[Turn] = []
+    scale = 1
     for _ in range(3):
         angles = np.arange(DIGIT)[:, None] * scale * frequencies.astype(np.float64)
         digit = (positions // scale) % DIGIT
-        turns.append(
-            tuple(
-                jnp.asarray(table.astype(np.float32))[digit]
-                for table in (np.cos(angles), np.sin(angles))
-            )
+        cos, sin = (
+            jnp.asarray(part.astype(np.float32)) for part in (np.cos(angles), np.sin(angles))
         )
+        turns.append((cos[digit], sin[digit]))
         scale *= DIGIT
     return functools.reduce(sum_of, turns)
 
@@ -70,10 +69,12 @@ def by_doubling(positions: jax.Array, frequencies: np.ndarray) -> Turn:
     )
     for bit in range(31):
         angles = 2.0**bit * frequencies.astype(np.float64)
-        turn = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        cos, sin = (
+            jnp.asarray(part.astype(np.float32)) for part in (np.cos(angles), np.sin(angles))
+        )
         is_set = ((positions >> bit) & 1)[:, None] == 1
-        turned = sum_of(found, tuple(map(jnp.asarray, turn)))
-        found = tuple(jnp.where(is_set, new, old) for new, old in zip(turned, found, strict=True))
+        turned = sum_of(found, (cos, sin))
+        found = (jnp.where(is_set, turned[0], found[0]), jnp.where(is_set, turned[1], found[1]))
     return found
 
 

@@ -199,8 +199,8 @@ class ShortConv:
         before = jnp.where(begins, 0, inputs[batch.page_table[:, 0]])
         row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
         place = jnp.arange(len(x)) - batch.cu_q_lens[row]
-        floats = (each.astype(jnp.float32) for each in (x, weight, before))
-        total = self.way(Given(*floats, row, place, batch))
+        wide, taps, old = (each.astype(jnp.float32) for each in (x, weight, before))
+        total = self.way(Given(wide, taps, old, row, place, batch))
         if bias is not None:
             total = total + bias.astype(jnp.float32)
         after = self._after(x, before, row, batch)
