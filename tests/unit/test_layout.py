@@ -36,7 +36,7 @@ MANY_METHODS: dict[str, str] = {
     "core/enginebay/llm/llm.py::LLM": (
         "the outside face: generate, stream and chat with their async twins; it hands over at once"
     ),
-    "core/enginebay_testing/scheduler_world.py::World": "a method for each event of the serving loop",
+    "core/enginebay_testing/scheduler_world.py::World": "a method for each event of the loop",
     "backends/enginebay_dashinfer/engine.py::Engine": "the documented face; hands over at once",
     "backends/enginebay_dashinfer/generation_config.py::ASGenerationConfigBuilder": (
         "the documented builder: a method for each field"

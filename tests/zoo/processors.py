@@ -141,6 +141,15 @@ class DeclaresArgmax(Right):
     keeps_argmax = True
 
 
+class LosesTheLastToken(Right):
+    keeps_argmax = True
+
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
+        return logits.at[:, -1].set(-jnp.inf)
+
+
 class ReadsInSecret(Right):
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
@@ -207,6 +216,7 @@ FAULTS: dict[str, Any] = {
         for kind in (
             *(TakesTheCoresName, ShapeByPrompt, MissingField, OtherDtype, Nothing, MeanOfTheBatch),
             *(CostOfTheFirstRow, Infinite, BansAll, BringsBack, DeclaresArgmax, ReadsInSecret),
+            LosesTheLastToken,
             *(ReadsTheFuture, EvolvesInSecret, EvolvesNever, EvolvesTogether, EvolvesOutOfBounds),
         )
     },
