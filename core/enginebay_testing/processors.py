@@ -327,7 +327,7 @@ def _argmax_is_kept(subject: _Subject) -> None:
         )
     logits, fields, state = subject.rows
     for best in (VOCAB - 1, 0, VOCAB // 2):  # a loop over the vocabulary may leave its ends out
-        moved = np.where(np.isfinite(logits), logits, np.float32(-50.0))
+        moved: Any = np.where(np.isfinite(logits), logits, np.float32(-50.0))
         moved[:, best] = moved.max(axis=1) + 3.0
         scores = subject.scores((moved, fields, state))
         for case, after in zip(subject.cases, scores.argmax(axis=1).tolist(), strict=True):
