@@ -136,7 +136,7 @@ def attention_covering_cases(
 
 
 LONGER = (8192, 16384, 32768, 65536, 131072)
-"""Contexts of single rows; a kernel is checked with those that it allows."""
+"""Context lengths of cases with one row. A kernel runs the lengths that its Caps allow."""
 
 
 def _longest_cases(kernel: AttentionImpl, axes: OpAxes) -> Iterator[AttentionCase]:

@@ -35,16 +35,19 @@ def hold(
     *,
     rms: float | None = None,
     axes: Sequence[str] = (),
+    place: str = "",
 ) -> None:
     """Raise InexactError where an error exceeds its bound, or where the root mean square of error /
-    allowed exceeds `rms`. The message names the place by `axes`, such as ("row", "output").
+    allowed exceeds `rms`. The message names the first wrong place by `axes`, such as ("row",
+    "output"), or by the text `place`.
     """
     error, allowed = np.broadcast_arrays(error, allowed)
     bad = ~(error <= allowed)
     if bad.any():
         at = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        where = place or _place(at, axes)
         raise InexactError(
-            f"{what}: {_place(at, axes)} is off by {error[at]:.3g}, allowed {allowed[at]:.3g}",
+            f"{what}: {where} is off by {error[at]:.3g}, allowed {allowed[at]:.3g}",
             float(error[at]),
             float(allowed[at]),
         )

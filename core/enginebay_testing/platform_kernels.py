@@ -1,5 +1,5 @@
-"""Checks which kernels a platform has: those that every plan needs, and those of quantised weights
-and caches.
+"""Checks that a platform has the kernels that every plan needs, and reports whether its kernels
+read quantised weights and caches.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def kernel_checks(platform: Platform, registry: Registry) -> list[Check]:
         served = functools.partial(_activations_are_served, subject, form)
         checks.append((f"{form}_activations_are_served", served))
     storages: Collection[str] = ()
-    with contextlib.suppress(PluginError):  # defaults_are_served tells it
+    with contextlib.suppress(PluginError):  # defaults_are_served reports the error
         storages = () if subject.layout is None else subject.layout.storages
     for storage in sorted(storages):
         served = functools.partial(_caches_are_served, subject, storage)
@@ -234,10 +234,10 @@ def _skip_if(subject: Subject, op: str, refused: Mapping[str, str] | None, what:
 def _no_kernel(subject: Subject, op: str, refused: Mapping[str, str]) -> str:
     kernels = [e for e in subject.registry.entries if (e.kind, e.op) == ("kernel", op)]
     elsewhere = sorted({e.name for e in kernels if _is_elsewhere(e, subject.name)})
-    told = [f"{name}: {reason}" for name, reason in refused.items() if name not in elsewhere]
+    refusals = [f"{name}: {reason}" for name, reason in refused.items() if name not in elsewhere]
     if elsewhere:
-        told.append(f"{', '.join(elsewhere)}: for other platforms")
-    reasons = "; ".join(told)
+        refusals.append(f"{', '.join(elsewhere)}: for other platforms")
+    reasons = "; ".join(refusals)
     return (
         f"no kernel of {op} can be used on {subject.name} with layout "
         f"{subject.platform.default_layout} and dtype {subject.platform.default_dtype} "

@@ -182,8 +182,8 @@ def _order_is_kept(make: MakeScheduler, setting: SchedulerLimits, order: str) ->
 
 
 def _no_request_starves(make: MakeScheduler, flood: str) -> None:
-    """Check that a request ends, and those that were there before it, although more requests keep
-    arriving than can be served. A decision takes half a second.
+    """Check that a request and all earlier requests end, although more requests keep arriving than
+    the engine can serve. A decision takes half a second.
     """
     kind = FLOODS[flood]
     for setting in (ROWS, POOL):

@@ -22,9 +22,10 @@ def hold_rows(
 ) -> None:
     """Hold errors [rows, ...] of the rows `numbers`; the message names row and output."""
     bad = np.argwhere(~(error <= allowed).reshape(len(error), math.prod(error.shape[1:])))
+    place = ""
     if bad.size:
-        what = f"{what}, row {int(numbers[bad[0, 0]])}, output {int(bad[0, 1])}{causes}"
-    hold(error, allowed, what, rms=rms)
+        place = f"row {int(numbers[bad[0, 0]])}, output {int(bad[0, 1])}{causes}"
+    hold(error, allowed, what, rms=rms, place=place)
 
 
 def causes_of(

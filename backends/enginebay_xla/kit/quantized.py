@@ -239,7 +239,8 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
     others: dict[str, Callable[[], np.ndarray]] = {
         name: functools.partial(product, one) for name, one in mistaken(weight).items()
     }
-    others["the bias is missing"] = lambda: product(exact, bias=None)
+    if bias is not None:
+        others["the bias is missing"] = functools.partial(product, exact, bias=None)
     _hold(got[finite], product(exact), sums, "quantized linear", rows, others)
 
 
