@@ -187,10 +187,11 @@ def _hold_norm_rows(
     features, has_few_values = error.shape[-1], case.row["size"] in ("halves", "special_rows")
     rms = None if str(case.dtype) == "float32" or has_few_values else 0.4
     bad = np.argwhere(~(error <= allowed).reshape(-1, features)) if error.size else np.array([])
+    place = ""
     if bad.size:
         row = int(np.flatnonzero(real)[bad[0, 0]])
-        what = f"{what}, row {row}, feature {int(bad[0, 1])}"
-    hold(error, allowed, what, rms=rms)
+        place = f"row {row}, feature {int(bad[0, 1])}"
+    hold(error, allowed, what, rms=rms, place=place)
 
 
 def check_rms_norm_case(kernel: Any, case: PlainCase) -> None:
@@ -306,7 +307,8 @@ def hold_turned(
         + lost
     )
     error = np.abs(got[..., : spec.rotary_dim].astype(np.float64) - expected)
-    hold(error, allowed, what, rms=None if str(x.dtype) == "float32" or tolerance else 0.36)
+    rms = None if str(x.dtype) == "float32" or tolerance else 0.36
+    hold(error, allowed, what, rms=rms, axes=("token", "head", "feature"))
 
 
 def check_rope_case(kernel: Any, case: PlainCase) -> None:

@@ -1,0 +1,46 @@
+"""Failures of the ops without phases name the place once, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from enginebay.ops.caps import Env
+from enginebay.registry import load_registry
+from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.verdicts import judge
+from enginebay_xla.linear import linear
+from enginebay_xla.norm import rms_norm
+from enginebay_xla.rope import rope
+
+REGISTRY = load_registry()
+
+
+def wrong_rope(x: jax.Array, positions: jax.Array, *, spec: Any) -> jax.Array:
+    return rope(x, positions, spec=spec).at[1, 2, 3].add(1.0)
+
+
+def wrong_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+    return rms_norm(x, weight, eps=eps).at[1, 3].add(1.0)
+
+
+def wrong_linear(x: jax.Array, weight: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
+    return linear(x, weight, bias, out_dtype=out_dtype).at[1, 3].add(1.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "place"),
+    [
+        ("rope", wrong_rope, "token 1, head 2, feature 3"),
+        ("rms_norm", wrong_norm, "row 1, feature 3"),
+        ("linear", wrong_linear, "row 1, output 3"),
+    ],
+)
+def test_a_failure_names_its_place_once(op: str, kernel: Any, place: str) -> None:
+    cases = kit_of(REGISTRY, op).cases(kernel, Env("cpu"), [], Extent(triples=False))
+    outcome = judge(next(case for case in cases if case.name == f"{op}[float32]").run)
+    assert outcome.verdict == "INCORRECT"
+    assert f"{place} is off by 1, allowed" in outcome.detail
+    assert "place (" not in outcome.detail
