@@ -205,5 +205,5 @@ def _cases(
         yield OpCase(check.name, check.run, check.representative, traits)
 
 
-KIT = OpKit(_cases, attention_programs)
+KIT = OpKit(_cases, attention_programs, {"layouts": "layout"})
 """The kit of the op attention."""

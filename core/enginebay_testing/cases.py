@@ -16,6 +16,7 @@ from enginebay.ops.caps import Env, Interpretable
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry, import_target
 from enginebay_testing import suites
+from enginebay_testing.capabilities import capability_cases
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.suites import Choices
 from enginebay_testing.toolchains import KernelCompiler
@@ -155,8 +156,9 @@ def _kernel_cases(
         return
     env = platform.env()
     layouts = suites.kernel_layouts(registry, entry, kernel)
-    extent = _extent(entry, choices)
-    for case in kit_of(registry, entry.op).cases(kernel, env, layouts, extent):
+    extent, kit = _extent(entry, choices), kit_of(registry, entry.op)
+    declared = capability_cases(entry, kit)
+    for case in (*declared, *kit.cases(kernel, env, layouts, extent)):
         run = functools.partial(suites.run_on, platform, case.run)
         yield Case("run", platform.name, case.name, run, case.representative, case.traits)
 

@@ -112,11 +112,14 @@ class OpKit:
 
     `cases` (implementation, environment, known cache layouts, extent) makes the checks, the
     representative ones first. `programs` (implementation, target, number of the target, layouts)
-    makes programs that are compiled for a device which need not be present.
+    makes programs that are compiled for a device which need not be present. `capabilities`: for
+    each capability of a kernel's declaration that the cases look at, the axis that has its values,
+    or the reason why the op needs none.
     """
 
     cases: Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]
     programs: Callable[[Any, Env, int, LayoutTypes], Iterable[OpProgram]] = _no_programs
+    capabilities: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def kit_of(registry: Registry, op: str) -> OpKit:
