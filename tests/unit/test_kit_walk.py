@@ -1,4 +1,4 @@
-"""Each field of a contract that kernels and parts declare has an axis, a check or a written reason."""
+"""Each field that a kernel or a part declares has an axis, a check or a written reason."""
 
 from __future__ import annotations
 
