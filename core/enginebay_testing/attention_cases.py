@@ -46,6 +46,22 @@ mode.
 """
 
 
+IN_THE_DEFAULT_CHECK = frozenset(
+    {
+        "decode_alibi",
+        "decode_mla",
+        "decode_kv_shared",
+        "decode_sinks",
+        "decode_rows_are_pages_float32",
+        "decode_holes",
+        "mixed_odd_capacity",
+    }
+)
+"""Small named cases that every check runs: each has three values together, such as a decode step in
+rows that are pages with slopes, and pairs of values do not promise three.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class AttentionCase:
     """The rows of one step for one kind of layer, sorted as derive_batch requires.

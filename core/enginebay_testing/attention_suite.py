@@ -13,7 +13,13 @@ from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay_testing.attention_axes import DEVICE, INTERPRETED, attention_covering_cases
-from enginebay_testing.attention_cases import HEAD_DIMS, PAGE_SIZES, AttentionCase, attention_cases
+from enginebay_testing.attention_cases import (
+    HEAD_DIMS,
+    IN_THE_DEFAULT_CHECK,
+    PAGE_SIZES,
+    AttentionCase,
+    attention_cases,
+)
 from enginebay_testing.attention_runs import (
     DEVICE_RUNS,
     INTERPRETED_RUNS,
@@ -124,7 +130,8 @@ def named_checks(
     kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[AttentionCheck]:
     """Return the cases of `attention_cases` in the first layout, the plain ones in every layout,
-    and rows alone and with neighbours in each mode.
+    and rows alone and with neighbours in each mode. The default check has the cases of
+    IN_THE_DEFAULT_CHECK.
 
     A case whose head_dim or page size the kernel does not claim gets the next larger size that the
     kernel claims, and its name says so.
@@ -134,8 +141,10 @@ def named_checks(
     for plain in attention_cases():
         case = fitted(plain, kernel.caps)
         everywhere = plain.name.endswith(("_paged_float32", "_paged_bfloat16"))
+        always = plain.name in IN_THE_DEFAULT_CHECK
+        once = functools.partial(kernels.check_attention, quickly=always)
         held: list[tuple[str, Callable[..., None], type[KVLayout]]] = [
-            (f"{case.name}[{layout.__name__}]", kernels.check_attention, layout)
+            (f"{case.name}[{layout.__name__}]", once, layout)
             for layout in (layouts if everywhere else layouts[:1])
         ]
         if plain.name.endswith("_paged_float32"):
@@ -143,7 +152,7 @@ def named_checks(
             held += [(name, kernels.check_rows_are_independent, layout) for layout in layouts[:1]]
         for name, check, layout in held:
             run = functools.partial(_run, check, kernel, case, layout, env)
-            yield AttentionCheck(name, case, run, representative=False)
+            yield AttentionCheck(name, case, run, representative=always)
 
 
 def _run(

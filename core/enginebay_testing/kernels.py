@@ -74,11 +74,16 @@ def why_not_case(
 
 
 def check_attention(
-    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
+    impl: AttentionImpl,
+    case: AttentionCase,
+    layout_type: type[KVLayout],
+    env: Env = CPU,
+    *,
+    quickly: bool = False,
 ) -> None:
     """Raise AssertionError when the output, log-sum-exp or cache of a case breaks the contract."""
     problem = make_problem(case, layout_type)
-    result = AttentionProgram(impl, case, layout_type, env)(problem)
+    result = AttentionProgram(impl, case, layout_type, env, quickly=quickly)(problem)
     check_all(problem, result.out, result.read, result.lse)
 
 

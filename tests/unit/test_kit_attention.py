@@ -15,8 +15,9 @@ from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec
 from enginebay_testing import kernels
 from enginebay_testing.attention_axes import DEVICE, attention_covering_cases, claimed_axes
-from enginebay_testing.attention_cases import AttentionCase
+from enginebay_testing.attention_cases import IN_THE_DEFAULT_CHECK, AttentionCase
 from enginebay_testing.attention_runs import AttentionRuns, check_case
+from enginebay_testing.attention_suite import attention_checks
 from enginebay_testing.covering import covering_rows
 from enginebay_testing.verdicts import InexactError
 from enginebay_xla.attention import xla_attention
@@ -120,6 +121,12 @@ def test_all_adds_values_and_contexts_up_to_the_declared_limit() -> None:
     axes = claimed_axes(xla_attention.caps, {"HndLayout": HndLayout})
     assert set(axes.known("group")) == {case.spec.group for case in wide}
     assert not set(axes.more["group"]) & {row["group"] for row in covering_rows(axes)}
+
+
+def test_the_default_check_has_small_cases_with_names() -> None:
+    checks = attention_checks(xla_attention, CPU, [HndLayout], triples=False)
+    named = {check.case.name for check in checks if check.representative}
+    assert named >= IN_THE_DEFAULT_CHECK
 
 
 def test_an_accumulator_of_16_bits_is_found_by_values_of_one_sign() -> None:
