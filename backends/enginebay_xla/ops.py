@@ -218,6 +218,7 @@ ALL_REDUCE: Op[AllReduceOp] = Op(
     "enginebay_xla.collectives:all_reduce_reference",
     "enginebay_xla.quick_cases:all_reduce_cases",
     CLOSE,
+    kit="enginebay_xla.kit.collectives:ALL_REDUCE",
 )
 ALL_GATHER: Op[AllGatherOp] = Op(
     "all_gather",
@@ -225,6 +226,7 @@ ALL_GATHER: Op[AllGatherOp] = Op(
     "enginebay_xla.collectives:all_gather_reference",
     "enginebay_xla.quick_cases:all_gather_cases",
     {},
+    kit="enginebay_xla.kit.collectives:ALL_GATHER",
 )
 ALL_TO_ALL: Op[AllToAllOp] = Op(
     "all_to_all",
@@ -232,6 +234,7 @@ ALL_TO_ALL: Op[AllToAllOp] = Op(
     "enginebay_xla.collectives:all_to_all_reference",
     "enginebay_xla.quick_cases:all_to_all_cases",
     {},
+    kit="enginebay_xla.kit.collectives:ALL_TO_ALL",
 )
 ATTENTION: Op[AttentionOp] = Op(
     "attention",

@@ -62,14 +62,14 @@ def taken(results: Any) -> Any:
     return copies
 
 
-def other_inputs(arguments: Any) -> Any:
+def other_inputs(arguments: Any, *, with_integers: bool = False) -> Any:
     """Return arguments of the same shapes with all arrays of floats reversed in every dimension.
-    Whole numbers stay, because they are ids, places and lengths.
+    Whole numbers stay unless asked for, because they may be lengths and offsets.
     """
 
     def other(array: np.ndarray) -> np.ndarray:
-        is_real = jnp.issubdtype(array.dtype, jnp.floating)
-        return np.ascontiguousarray(np.flip(array)) if is_real and array.ndim else array
+        is_other = with_integers or jnp.issubdtype(array.dtype, jnp.floating)
+        return np.flip(array).copy() if is_other and np.ndim(array) else array
 
     return jax.tree.map(other, arguments)
 
@@ -106,13 +106,19 @@ class CaseRuns:
             self._configured[name] = make()
         return self._configured[name]
 
-    def __call__(self, call: Callable[..., Any], arguments: Sequence[Any], repeats: int) -> Any:
+    def __call__(
+        self,
+        call: Callable[..., Any],
+        arguments: Sequence[Any],
+        repeats: int,
+        others: Sequence[Any] | None = None,
+    ) -> Any:
         """Run `call` with other inputs, and then `repeats` times with `arguments`; return the
         results as NumPy arrays. AssertionError if two of these runs return different bits.
         """
         step = self._program(call)
         arguments = jax.tree.map(np.asarray, tuple(arguments))
-        self._remember(taken(step(*other_inputs(arguments))))
+        self._remember(taken(step(*(others or other_inputs(arguments)))))
         first = taken(step(*arguments))
         wanted = _bits(first)
         self._remember(first)

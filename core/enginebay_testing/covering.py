@@ -22,6 +22,9 @@ class OpAxes:
 
     `never` lists (axis, value, other axis, other value). `more` has further values of axes, which
     are checked with --all. `blocks` names the axes of sizes that kernels cut into blocks.
+
+    `extremes` have ordinary values but for those given, such as a size that 16 bits do not hold;
+    each is also checked with every other value of each axis in `each`, one at a time.
     """
 
     op: str
@@ -29,6 +32,8 @@ class OpAxes:
     never: tuple[tuple[str, Value, str, Value], ...] = ()
     more: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
     blocks: tuple[str, ...] = ()
+    extremes: tuple[Combination, ...] = ()
+    each: tuple[str, ...] = ()
 
     def known(self, axis: str) -> tuple[Value, ...]:
         """Return all values of an axis."""
@@ -76,6 +81,28 @@ def added_rows(axes: OpAxes) -> list[Combination]:
     known = {axis: axes.known(axis) for axis in axes.values}
     added = frozenset((axis, v) for axis, values in axes.more.items() for v in values)
     return _in_order(axes, known, PAIRS, added) if added else []
+
+
+def extreme_rows(axes: OpAxes) -> list[Combination]:
+    """Return the rows of `axes.extremes`, without those that name a value which an axis in
+    `axes.each` does not have.
+    """
+    ordinary = {axis: values[0] for axis, values in axes.values.items() if values}
+    rows: list[Combination] = []
+    for extreme in axes.extremes:
+        row = {axis: value for axis, value in {**ordinary, **extreme}.items() if axis in ordinary}
+        free = [axis for axis in axes.each if axis not in extreme]
+        others = [{**row, axis: v} for axis in free for v in axes.values[axis][1:]]
+        rows += [one for one in (row, *others) if _is_possible(axes, one)]
+    return rows
+
+
+def _is_possible(axes: OpAxes, row: Combination) -> bool:
+    has_values = all(row[axis] in axes.values[axis] for axis in axes.each if axis in row)
+    return has_values and not any(
+        (row.get(one), row.get(other)) == (value, second)
+        for one, value, other, second in axes.never
+    )
 
 
 def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Combination]:

@@ -24,12 +24,22 @@ from enginebay.registry import Entry, Registry, import_target
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check, row_errors
 from enginebay_testing.case_runs import CaseRuns
-from enginebay_testing.covering import Combination, OpAxes, Value, all_rows, covering_rows
+from enginebay_testing.covering import (
+    Combination,
+    OpAxes,
+    Value,
+    all_rows,
+    covering_rows,
+    extreme_rows,
+)
 from enginebay_testing.oracle import EPS
 from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 
 REPEATS = 20
 """How often a step runs; each run must give the same bits."""
+
+EXTREME_REPEATS = 3
+"""How often a step of an extreme size runs."""
 
 NUM_SEEDS = 2
 """How many sets of inputs the program of a case receives."""
@@ -54,7 +64,7 @@ class OpCase:
 @dataclasses.dataclass(frozen=True)
 class Extent:
     """How many cases of an op are made. Without `triples`, only pairs; `interpreted` kernels get
-    short rows and few repeats.
+    short rows, no extreme sizes, and few repeats.
 
     Each case runs with `num_seeds` sets of arrays. `quantizations` and `activation_quantizations`:
     the methods of quantised weights and the roundings of inputs that the kernel declares.
@@ -198,14 +208,16 @@ class PlainCase:
         """Return the distance from 1 to the next value of the dtype."""
         return EPS[str(self.row["dtype"])]
 
-    def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def run(
+        self, call: Callable[..., Any], *arguments: Any, others: tuple[Any, ...] | None = None
+    ) -> Any:
         """Return the results of a call as NumPy arrays; AssertionError if another run gives other
-        bits. The program runs with other inputs first.
+        bits. The program runs with other inputs first: with `others`, or with all floats reversed.
 
         The sets of inputs of a case share a program if `call` is a functools.partial of the same
         function with equal arguments, so pass arrays as `arguments`.
         """
-        return self.runs(call, arguments, self.repeats)
+        return self.runs(call, arguments, self.repeats, others)
 
     def configured(self, kernel: Any) -> Any:
         """Return the kernel with the configurations that the axis `config` names."""
@@ -234,15 +246,28 @@ def covering_cases(
         if extent.triples:
             claimed = _with_blocks(claimed, kernel, check, kinds)
         found = set()
-        for row, representative in all_rows(claimed, triples=extent.triples):
+        for row, representative, repeats in _all_rows(claimed, extent):
             name = f"{axes.op}[{_name(claimed, row)}]"
             if name not in found:
                 found.add(name)
-                run = functools.partial(_run, check, kernel, row, kinds, extent)
+                seeds = extent.num_seeds
+                run = functools.partial(_run, check, kernel, row, kinds, seeds, repeats)
                 traits = {"dtype": str(row["dtype"])} if "dtype" in row else {}
                 yield OpCase(name, run, representative, traits)
 
     return cases
+
+
+def _all_rows(axes: OpAxes, extent: Extent) -> Iterator[tuple[Combination, bool, int]]:
+    """Yield rows, whether the default check has them, and how often a step runs. The rows of the
+    default check come first.
+    """
+    repeats = 1 if extent.interpreted else REPEATS
+    rows = list(all_rows(axes, triples=extent.triples))
+    yield from ((row, True, repeats) for row, representative in rows if representative)
+    if not extent.interpreted:
+        yield from ((row, True, EXTREME_REPEATS) for row in extreme_rows(axes))
+    yield from ((row, False, repeats) for row, representative in rows if not representative)
 
 
 def _claimed(
@@ -335,14 +360,14 @@ def _run(
     kernel: Any,
     row: Combination,
     layouts: Mapping[str, type[KVLayout]],
-    extent: Extent,
+    num_seeds: int,
+    repeats: int,
 ) -> None:
     runs = CaseRuns()
-    for seed in range(extent.num_seeds):
-        repeats = 1 if extent.interpreted or seed else REPEATS
+    for seed in range(num_seeds):
         runs.begin()
         try:
-            check(kernel, PlainCase(row, seed, repeats, layouts, runs))
+            check(kernel, PlainCase(row, seed, 1 if seed else repeats, layouts, runs))
         except AssertionError as wrong:
             if runs.returned_an_earlier_result:
                 wrong.args = (f"{wrong}; the result is that of an earlier call, with other inputs",)

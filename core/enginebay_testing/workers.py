@@ -26,9 +26,13 @@ START_LIMIT_S = 180.0
 
 TAIL_BYTES = 4000
 
-WORKER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "1"}
+WORKER_ENVIRONMENT = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "OPENBLAS_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+}
 """Variables of a worker that the caller has not set. The oracles' products are small: several
-threads wait for each other longer than they compute.
+threads wait for each other longer than they compute. Collectives need several devices.
 """
 
 

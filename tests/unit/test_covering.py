@@ -8,7 +8,14 @@ import itertools
 import pytest
 
 from enginebay_testing.attention_values import ATTENTION
-from enginebay_testing.covering import PAIRS, TRIPLES, Combination, OpAxes, covering_rows
+from enginebay_testing.covering import (
+    PAIRS,
+    TRIPLES,
+    Combination,
+    OpAxes,
+    covering_rows,
+    extreme_rows,
+)
 from enginebay_xla.kit import axes as axes_of_ops
 
 AXES = {a.op: a for a in (ATTENTION, *vars(axes_of_ops).values()) if isinstance(a, OpAxes)}
@@ -79,3 +86,18 @@ def test_the_axes_of_attention_are_those_that_its_problems_differ_in() -> None:
     }
     wanted |= {"sinks", "scale", "lse", "rows", "context", "scores", "sharing", "padding", "config"}
     assert wanted <= ATTENTION.values.keys()
+
+
+def test_extremes_have_ordinary_values_and_each_value_of_an_axis_that_is_named() -> None:
+    axes = OpAxes(
+        "op",
+        {"size": (1, 2), "form": ("a", "b"), "way": ("x", "y")},
+        never=(("form", "b", "way", "y"),),
+        extremes=({"size": 99}, {"size": 98, "form": "b"}, {"size": 97, "form": "c"}),
+        each=("form",),
+    )
+    assert extreme_rows(axes) == [
+        {"size": 99, "form": "a", "way": "x"},
+        {"size": 99, "form": "b", "way": "x"},
+        {"size": 98, "form": "b", "way": "x"},
+    ]

@@ -234,3 +234,32 @@ def test_each_op_has_sizes_at_and_past_powers_of_two_with_all(op: str) -> None:
     axis = {"linear": "inputs", "grouped_linear": "inputs", "lora": "rank"}.get(op, "features")
     for size in (32, 33, 128) if op == "lora" else (255, 256, 257, 2049):
         assert f"{axis}_{size}" in names
+
+
+def of_sixteen_bits(x: jax.Array, weight: jax.Array, *rest: Any, **static: Any) -> jax.Array:
+    """Number outputs with 16 bits."""
+    outputs = jnp.arange(weight.shape[0]) % 65_536
+    return linear(x, weight[outputs], *rest, **static)
+
+
+def test_outputs_that_16_bits_do_not_number_are_checked() -> None:
+    assert "output 65536" in failure("linear", of_sixteen_bits, ["outputs_65609"])
+
+
+def with_the_ids_before(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Read the rows that the call before asked for."""
+    kept: dict[Any, np.ndarray] = IDS
+
+    def before(now: np.ndarray) -> np.ndarray:
+        found = kept.get(now.shape, np.array(now))
+        kept[now.shape] = np.array(now)
+        return found
+
+    return embedding(table, on_host(before, ids, ids))
+
+
+IDS: dict[Any, np.ndarray] = {}
+
+
+def test_a_kernel_that_uses_the_ids_of_an_earlier_call_is_found() -> None:
+    assert failure("embedding", with_the_ids_before, ["tokens_17"])

@@ -26,13 +26,18 @@ from enginebay_testing.attention_axes import (
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_values import ATTENTION
 from enginebay_testing.covering import OpAxes
-from enginebay_xla.kit import axes
+from enginebay_xla.kit import axes, collectives
 from enginebay_xla.kit.quantized import QUANTIZED_LINEAR
 
 REGISTRY = load_registry()
 ATTENTION_XLA = REGISTRY.find("kernel", "xla", "attention")
 AXES: dict[str, OpAxes] = {
-    **{each.op: each for each in vars(axes).values() if isinstance(each, OpAxes)},
+    **{
+        each.op: each
+        for module in (axes, collectives)
+        for each in vars(module).values()
+        if isinstance(each, OpAxes)
+    },
     "lora": LORA_AXES,
     "attention": ATTENTION,
 }
@@ -111,6 +116,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "axis": "out_dims",
         "ends": "parts",
     },
+    "all_reduce": {"x": "features", "axes": "mesh"},
+    "all_gather": {"x": "features", "axes": "mesh", "dim": "dim"},
+    "all_to_all": {"x": "features", "axes": "mesh"},
     "attention": {
         "q": "scores",
         "k": "scores",
@@ -123,9 +131,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "rope": "because a kernel never receives it: the call around the kernel rotates first",
     },
 }
-QUICK = ("all_reduce", "all_gather", "all_to_all")
-"""Ops without axes: their quick cases have all their parameters."""
-
 SUITES: dict[str, dict[str, str]] = {
     "model": {"architectures": "because they name models, and the cases use one of each family"},
     "sampler": {
@@ -210,9 +215,6 @@ def test_default_cases_differ_in_every_field_of_a_bucket(field: str) -> None:
 def test_every_parameter_of_an_op_has_an_axis_or_a_reason() -> None:
     ops: dict[str, Any] = {name: REGISTRY.load(REGISTRY.find("op", name)) for name in OPS}
     for name, op in ops.items():
-        if name in QUICK:
-            assert op.kit is None, f"{name} has a kit: its parameters need axes"
-            continue
         _, *parameters = inspect.signature(op.signature.__call__).parameters
         hold(PARAMETERS[name], set(parameters), name)
         for parameter, axis in PARAMETERS[name].items():

@@ -64,6 +64,7 @@ LINEAR = OpAxes(
         "outputs": further((65, 257, 1025), *BORDERS, 4096, 8193),
     },
     blocks=("rows", "inputs", "outputs"),
+    extremes=({"rows": 65_609}, {"inputs": 65_609}, {"outputs": 65_609}),
 )
 """in_dims, out_dims: numbers of contracted dimensions and of dimensions of the result. bias
 "cancelling": the sum of large terms is small. data "rows_apart": rows of very different magnitude;
@@ -99,6 +100,12 @@ GROUPED_LINEAR = OpAxes(
         "data": ("outlier", "rows_apart", "largest"),
     },
     blocks=("inputs", "outputs"),
+    extremes=(
+        {"groups": 300, "sizes": "one_each"},
+        {"past": 65_609, "inputs": 7, "outputs": 1},
+        {"inputs": 16_411},
+        {"outputs": 16_411},
+    ),
 )
 """sizes: how the rows are divided into groups; "one_has_all": over 512 rows; "empty_ends": the
 first and the last group have none. past: rows after the last group. unused: values of the weights
@@ -122,6 +129,7 @@ SHORT_CONV = OpAxes(
         "rows": (17, 64, 129),
         "taps": (5, 8),
     },
+    extremes=({"rows": 300}, {"channels": 65_609}),
 )
 """lengths: first chunks, later chunks, rows of one token, a row of padding, and a long row. A row
 may have fewer tokens than taps. data "nan_row": the last token, which is padding, is NaN.
@@ -147,6 +155,7 @@ RMS_NORM = OpAxes(
         "features": further((64, 257, 1025), 128, *BORDERS, 4096, 8193),
     },
     blocks=("rows", "features"),
+    extremes=({"rows": 65_609}, {"features": 65_609}),
 )
 """size: entries so small that eps matters, so large that their squares overflow float16, rows of
 zeros, one large entry, and rows such as those of linear.
@@ -189,6 +198,7 @@ ROPE = OpAxes(
         "head_dim": (8, 32, 96, 256, 576),
     },
     blocks=("tokens", "heads"),
+    extremes=({"tokens": 65_609, "heads": 1, "head_dim": 16}, {"heads": 129}),
 )
 
 LARGE_VOCAB = (65_536, 65_537, 70_000, 131_073)
@@ -213,6 +223,11 @@ EMBEDDING = OpAxes(
         "tokens": further((513,), *BORDERS, 4097),
     },
     blocks=("features", "tokens"),
+    extremes=(
+        {"vocab": 131_073, "ids": "last"},
+        {"features": 65_609},
+        {"tokens": 65_609},
+    ),
 )
 """vocab: ids of the largest one do not fit 16 bits; its rows are short."""
 
@@ -249,6 +264,8 @@ KV_WRITE = OpAxes(
         "page": (1, 31, 32, 33, 128, 256),
     },
     blocks=("tokens", "kv_heads"),
+    extremes=({"tokens": 65_609, "kv_heads": 1, "page": 16},),
+    each=("layout", "storage"),
 )
 """storage: None, and the quantised caches that the kernel declares. pages: with "many", more ids
 than 8 bits hold. slots: scattered, all dropped, consecutive over the border of a page, the last
@@ -281,6 +298,8 @@ ROPE_KV_WRITE = OpAxes(
         "rule": ("yarn_untruncated", "yarn_attention_factor"),
     },
     blocks=KV_WRITE.blocks,
+    extremes=({"tokens": 65_609, "kv_heads": 1, "group": 1, "page": 16},),
+    each=("layout",),
 )
 
 SAMPLE = OpAxes(
@@ -307,7 +326,14 @@ SAMPLE = OpAxes(
         *never_both("rows", (16, 33), "vocab", (32_769, 65_537, 128_257)),
     ),
     more={"vocab": (1025, 4097, 32_769, 65_537, 128_257), "rows": (3, 64)},
+    extremes=(
+        {"vocab": 131_073, "rows": 1, "logits": "late"},
+        {"vocab": 131_073, "rows": 1, "top_k": "few", "logits": "late"},
+        {"vocab": 5003, "rows": 3, "top_k": "few", "top_p": "some", "logits": "two_values"},
+        {"vocab": 257, "rows": 300, "logits": "flat"},
+    ),
 )
 """logits: several spreads, nearly equal ones, one far above the others, few different values, some
-of -inf, the best token is the last or the first of the vocabulary, and a single possible token.
+of -inf, the best token is the last or the first of the vocabulary, and a single possible token. In
+extremes: the tokens of the last eighth are the best ones, and half of the tokens are equally best.
 """

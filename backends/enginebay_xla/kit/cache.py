@@ -71,10 +71,11 @@ def _ran(
     case: PlainCase, call: Callable[..., Any], arguments: tuple[Any, ...], cache_at: int
 ) -> Any:
     """Return the results of a call; where the case says so, the call takes the cache's memory."""
+    others = other_inputs(arguments, with_integers=True)
     if not case.row["donated"]:
-        return case.run(call, *arguments)
+        return case.run(call, *arguments, others=others)
     step = case.runs.once("donated", lambda: jax.jit(call, donate_argnums=(cache_at,)))
-    found = [taken(step(*jax.device_put(other_inputs(arguments))))]
+    found = [taken(step(*jax.device_put(others)))]
     for _ in range(DONATED_RUNS):
         found.append(taken(step(*jax.device_put(arguments))))
         both = zip(*(jax.tree.leaves(each) for each in (found[-1], found[1])), strict=True)

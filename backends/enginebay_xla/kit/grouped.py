@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay_testing import oracle
+from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.places import causes_of, hold_rows
@@ -60,7 +61,8 @@ def check_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
         weight[sizes == 0] = np.nan
     weight = weight.astype(case.dtype)
     out_dtype = row["out_dtype"]
-    got = case.run(functools.partial(kernel, out_dtype=out_dtype), x, weight, sizes)
+    others = other_group_inputs(x, weight, sizes)
+    got = case.run(functools.partial(kernel, out_dtype=out_dtype), x, weight, sizes, others=others)
     wanted = str(out_dtype or row["dtype"])
     same_type(got, (shape[0], weight.shape[1]), wanted)
     expect(not got[count:].astype(np.float64).any(), "rows after the last group are not 0")
@@ -81,3 +83,10 @@ def check_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
         rms=None if wanted == "float32" else 0.36,
         causes=causes_of(wide, expected[finite], allowed[finite], None),
     )
+
+
+def other_group_inputs(x: np.ndarray, weight: Any, sizes: np.ndarray) -> tuple[Any, ...]:
+    """Return other inputs of the same shapes, without rows after the last group."""
+    x, weight, others = other_inputs((x, weight, sizes), with_integers=True)
+    others[len(sizes) // 2] += len(x) - int(sizes.sum())
+    return x, weight, others

@@ -15,6 +15,7 @@ import numpy as np
 
 from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
+from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.exact import hold
 from enginebay_testing.kernels import ROPE_SPECS
 from enginebay_testing.op_kit import PlainCase
@@ -127,12 +128,19 @@ def check_linear_case(kernel: Any, case: PlainCase) -> None:
     )
 
 
-NORM_SCALES = {"tiny": 1e-3, "large": 300.0}
+NORM_SCALES = {"tiny": 1e-3, "large": 20_000.0}
+LARGE_IN_FLOAT16 = 300.0
+"""Squares of numbers of this size overflow float16."""
+
+
+def _norm_scale(case: PlainCase) -> float:
+    scale = NORM_SCALES.get(str(case.row["size"]), 1.0)
+    return min(scale, LARGE_IN_FLOAT16) if case.dtype == np.float16 else scale
 
 
 def _norm_input(case: PlainCase, shape: tuple[int, ...]) -> np.ndarray:
     rng, size = case.rng(), str(case.row["size"])
-    x = rng.normal(size=shape) * NORM_SCALES.get(size, 1.0)
+    x = rng.normal(size=shape) * _norm_scale(case)
     if size == "zero":
         x[::2] = 0.0
     elif size == "outlier":
@@ -230,7 +238,7 @@ def check_add_rms_norm_case(kernel: Any, case: PlainCase) -> None:
     size = str(case.row["size"])
     x = _norm_input(case, _norm_shape(case))
     residual = np.random.default_rng([case.seed, 9]).normal(size=x.shape)
-    residual = residual * NORM_SCALES.get(size, 1.0)
+    residual = residual * _norm_scale(case)
     if size in ("zero", "special_rows"):
         residual[::2] = 0
     elif size == "halves":
@@ -316,7 +324,8 @@ def check_rope_case(kernel: Any, case: PlainCase) -> None:
     spec, tokens = rope_spec(case), case.int("tokens")
     positions = rope_positions(case, tokens)
     x = case.rng().normal(size=(tokens, case.int("heads"), case.int("head_dim"))).astype(case.dtype)
-    got = case.run(functools.partial(kernel, spec=spec), x, positions)
+    others = other_inputs((x, positions), with_integers=True)
+    got = case.run(functools.partial(kernel, spec=spec), x, positions, others=others)
     hold_turned(got, x, positions, spec, "rope")
 
 
@@ -344,6 +353,6 @@ def check_embedding_case(kernel: Any, case: PlainCase) -> None:
     table[vocab // 3, -1] = numbers.smallest_subnormal
     table[vocab // 4, -1] = numbers.max
     ids = embedding_ids(case, vocab)
-    got = case.run(kernel, table, ids)
+    got = case.run(kernel, table, ids, others=other_inputs((table, ids), with_integers=True))
     same_type(got, (len(ids), table.shape[1]), table.dtype)
     hold_copies(got, table, ids)

@@ -20,13 +20,18 @@ import numpy as np
 from enginebay.ops.caps import Env
 from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_testing import oracle
+from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.covering import OpAxes
 from enginebay_testing.exact import hold
 from enginebay_testing.op_kit import Extent, LayoutTypes, OpCase, PlainCase, covering_cases
 from enginebay_testing.quantized import NUMBERS, ONE_SCALE, random_weight, rounded_inputs
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.axes import EMBEDDING, GROUPED_LINEAR, LINEAR, never_both
-from enginebay_xla.kit.grouped import check_grouped_linear_case, group_sizes
+from enginebay_xla.kit.grouped import (
+    check_grouped_linear_case,
+    group_sizes,
+    other_group_inputs,
+)
 from enginebay_xla.kit.places import causes_of, hold_rows
 from enginebay_xla.kit.plain import (
     EPS_F32,
@@ -83,6 +88,13 @@ QUANTIZED_LINEAR = OpAxes(
         "outputs": (16, 33, 64, 127, 128, 129, 255, 256, 257, 512, 1025, 2049, 4097),
     },
     blocks=("rows", "outputs"),
+    extremes=(
+        {"groups": 257, "group_size": 16},
+        {"rows": 4133, "out_dtype": "float32"},
+        {"outputs": 65_609, "groups": 1},
+        {"group_size": 1024, "groups": 1, "activations": "int8", "data": "special_rows"},
+    ),
+    each=("weights", "activations"),
 )
 QUANTIZED_GROUPED_LINEAR = OpAxes(
     "quantized_grouped_linear",
@@ -107,6 +119,12 @@ QUANTIZED_GROUPED_LINEAR = OpAxes(
         "outputs": (16, 31, 33, 64, 127, 128, 129, 256, 257, 513),
     },
     blocks=("outputs",),
+    extremes=(
+        {"groups": 257, "group_size": 16},
+        {"experts": 300, "sizes": "one_each"},
+        {"group_size": 1024, "groups": 1, "activations": "int8", "data": "special_rows"},
+    ),
+    each=("weights", "activations"),
 )
 QUANTIZED_EMBEDDING = OpAxes(
     "quantized_embedding",
@@ -126,6 +144,8 @@ QUANTIZED_EMBEDDING = OpAxes(
         "vocab": (255, 256, 1025, 131_073),
         "tokens": (31, 32, 33, 128, 129, 256, 257, 512, 1025, 2049),
     },
+    extremes=({"tokens": 4133}, {"groups": 257, "group_size": 16}),
+    each=("weights",),
 )
 
 Cases = Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]
@@ -228,7 +248,8 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
     bias = None if case.row["bias"] == "none" else rng.normal(size=out_dims).astype(case.dtype)
     out_dtype = case.row["out_dtype"]
     call = functools.partial(kernel, out_dtype=out_dtype)
-    got = case.run(call, x, jax.device_put(weight), bias)
+    others = other_inputs((x, weight, bias), with_integers=True)
+    got = case.run(call, x, jax.device_put(weight), bias, others=others)
     finite = np.isfinite(x.astype(np.float64)).all(axis=tuple(range(1, x.ndim)))
     x, rows = x[finite], np.flatnonzero(finite)
     exact = oracle.quantized_weight(weight)
@@ -266,7 +287,8 @@ def check_quantized_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     weight = _weight(case, (len(sizes), case.int("outputs")), in_dims)
     out_dtype = case.row["out_dtype"]
     call = functools.partial(kernel, out_dtype=out_dtype)
-    got = case.run(call, x, jax.device_put(weight), sizes)
+    others = other_group_inputs(x, weight, sizes)
+    got = case.run(call, x, jax.device_put(weight), sizes, others=others)
     wanted = str(out_dtype or case.row["dtype"])
     same_type(got, (shape[0], case.int("outputs")), wanted)
     expect(not got[count:].astype(np.float64).any(), "rows after the last group are not 0")
@@ -327,7 +349,8 @@ def check_quantized_embedding_case(kernel: Any, case: PlainCase) -> None:
     vocab = case.int("vocab")
     table = _weight(case, (vocab,), _inputs(case))
     ids = embedding_ids(case, vocab)
-    got = case.run(kernel, jax.device_put(table), ids)
+    others = other_inputs((table, ids), with_integers=True)
+    got = case.run(kernel, jax.device_put(table), ids, others=others)
     rows = jax.tree.map(lambda array: array[ids], table)
     same_type(got, rows.shape, "float32")
     error = np.abs(got.astype(np.float64) - oracle.quantized_weight(rows))

@@ -331,6 +331,10 @@ def _logits_of(row: Combination, vocab: int, rows: int, seed: int) -> np.ndarray
         best = logits[np.arange(rows), only]
         logits[:] = -np.inf
         logits[np.arange(rows), only] = best
+    elif kind == "late":
+        logits[:, -(vocab // 8) :] += 40.0
+    elif kind == "two_values":
+        logits = np.sign(logits)
     elif kind == "holes":
         logits[:, rng.permutation(vocab)[: vocab // 2]] = -np.inf
     return _shifted(logits)
