@@ -1,5 +1,5 @@
-"""Checks of the collectives all_reduce, all_gather and all_to_all, over meshes of up to four devices,
-as far as there are devices.
+"""Checks of the collectives all_reduce, all_gather and all_to_all. Their meshes have up to four
+devices, as far as there are devices.
 """
 
 from __future__ import annotations
