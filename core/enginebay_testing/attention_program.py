@@ -18,14 +18,17 @@ from enginebay_testing.tunable import candidates_of
 
 
 class AttentionResult(NamedTuple):
-    """The results of a step: out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and the
-    contents of the cache (see `contents`).
-    """
+    """The results of a step: out [T, Hq, D], the cache, and log-sum-exp [T, Hq] or None."""
 
     out: np.ndarray
     cache: dict[str, np.ndarray]
     lse: np.ndarray | None
-    read: tuple[jax.Array, jax.Array]
+    layout: KVLayout
+
+    @property
+    def read(self) -> tuple[jax.Array, jax.Array]:
+        """Return what the layout reads from the cache (see `contents`)."""
+        return read_contents(self.layout, self.cache)
 
 
 class AttentionProgram:
@@ -63,10 +66,10 @@ class AttentionProgram:
         if not self._shared and not self._writes:
             new = (np.asarray(array) for array in (problem.batch.slots, problem.k, problem.v))
             cache = write_places(self._layout, cache, *new)
-        out, after, lse = self._call(problem.q, k, v, cache, problem.batch, given)
-        read = read_contents(self._layout, after)
-        copies = taken((out, dict(after), lse))
-        return AttentionResult(copies[0], copies[1], copies[2], read)
+        arguments = (problem.q, k, v, cache, problem.batch, given)
+        out, after, lse = self._call(*arguments)
+        out, after, lse = taken((out, dict(after), lse), arguments)
+        return AttentionResult(out, after, lse, self._layout)
 
 
 def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:

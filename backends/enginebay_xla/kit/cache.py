@@ -75,9 +75,9 @@ def _ran(
     if not case.row["donated"]:
         return case.run(call, *arguments, others=others)
     step = case.runs.once("donated", lambda: jax.jit(call, donate_argnums=(cache_at,)))
-    found = [taken(step(*jax.device_put(others)))]
+    found = [taken(step(*jax.device_put(others)), others)]
     for _ in range(DONATED_RUNS):
-        found.append(taken(step(*jax.device_put(arguments))))
+        found.append(taken(step(*jax.device_put(arguments)), arguments))
         both = zip(*(jax.tree.leaves(each) for each in (found[-1], found[1])), strict=True)
         expect(
             all(a.tobytes() == b.tobytes() for a, b in both),

@@ -240,7 +240,7 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
         "min_p": np.asarray([p.min_p for p in case.params], np.float32),
     }
     z, numbers, columns = jax.device_put((case.z, seeds, columns))
-    return np.asarray(taken(op(z, numbers, **columns)))
+    return np.asarray(taken(op(z, numbers, **columns), (z, numbers, columns)))
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
