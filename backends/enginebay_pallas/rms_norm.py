@@ -34,6 +34,8 @@ class PallasRmsNorm:
 
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
         """Return [..., features] in x's dtype, for x [..., features] and weight [features]."""
+        if not x.size:
+            return x
         dtype = jnp.float32 if x.dtype == jnp.float16 else x.dtype
         rows = x.reshape(-1, x.shape[-1]).astype(dtype)
         run = interpreting(_norm) if self.is_interpreted else _norm

@@ -77,7 +77,9 @@ class QuantizedArray:
 
     def dequantized(self) -> jax.Array:
         """Return the weight in f32."""
-        shares = self.values.reshape(*self.scales.shape, -1).astype(jnp.float32)
+        *outputs, groups = self.scales.shape
+        of_a_group = math.prod(self.shape[len(outputs) :]) // groups  # also where there is no row
+        shares = self.values.reshape(*self.scales.shape, of_a_group).astype(jnp.float32)
         if self.zero_points is not None:
             shares = shares - self.zero_points[..., None].astype(jnp.float32)
         return (shares * self.scales[..., None].astype(jnp.float32)).reshape(self.shape)

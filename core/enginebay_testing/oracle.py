@@ -92,7 +92,8 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 def quantized_weight(weight: QuantizedArray) -> np.ndarray:
     """The numbers f64 [*outputs, *inputs] of a quantised weight."""
     scales = np.asarray(weight.scales).astype(np.float64)
-    shares = np.asarray(weight.values).astype(np.float64).reshape(*scales.shape, -1)
+    of_a_group = math.prod(weight.shape[scales.ndim - 1 :]) // scales.shape[-1]
+    shares = np.asarray(weight.values).astype(np.float64).reshape(*scales.shape, of_a_group)
     if weight.zero_points is not None:
         shares = shares - np.asarray(weight.zero_points).astype(np.float64)[..., None]
     return (shares * scales[..., None]).reshape(weight.shape)

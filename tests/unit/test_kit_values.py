@@ -263,3 +263,7 @@ IDS: dict[Any, np.ndarray] = {}
 
 def test_a_kernel_that_uses_the_ids_of_an_earlier_call_is_found() -> None:
     assert failure("embedding", with_the_ids_before, ["tokens_17"])
+
+
+def test_a_quantised_embedding_of_no_tokens_is_checked_and_right() -> None:
+    assert not failure("embedding", embedding, ["quantized_embedding", "tokens_0"])

@@ -18,12 +18,10 @@ import sys
 from pathlib import Path
 
 from tests.conftest import QUICK_COMPILING
+from tests.zoo.environment import ONE_THREAD, SEVERAL_DEVICES
 from tests.zoo.runs import Finding
 
 LIMIT_S = 1500.0
-
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""As in the workers of a check."""
 
 CRASHES = {
     s.value: s
@@ -134,7 +132,7 @@ def run_and_tell(name: str, *, triples: bool) -> Finding:
 def run_in_process(name: str, *, triples: bool) -> Finding:
     """The finding of a process of its own."""
     command = [sys.executable, "-m", "tests.zoo", "--one", name, *([] if triples else ["--pairs"])]
-    flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING])
+    flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING, SEVERAL_DEVICES])
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **ONE_THREAD}
     try:
         done = subprocess.run(

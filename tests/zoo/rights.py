@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import QUICK_COMPILING
+from tests.zoo.environment import ONE_THREAD, SEVERAL_DEVICES
 from tests.zoo.runs import RightFinding
 from tests.zoo.table import put_into
 from tests.zoo.zoo import RIGHT
@@ -86,8 +87,8 @@ def _in_process(op: str, kernel: str, args: argparse.Namespace) -> RightFinding:
     """The finding of a process of its own. Its crash, or no end, is a failing case."""
     command = [sys.executable, "-m", "tests.zoo", "--one-right", op, kernel]
     command += ["--seeds", str(args.seeds), *(["--all"] if args.all else [])]
-    flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING])
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING, SEVERAL_DEVICES])
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **ONE_THREAD}
 
     def ended(how: str) -> RightFinding:
         return RightFinding(op, kernel, args.seeds, 0, 0, (how,), 0.0)

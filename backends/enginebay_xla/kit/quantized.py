@@ -72,7 +72,7 @@ QUANTIZED_LINEAR = OpAxes(
     {
         "dtype": LINEAR.values["dtype"],
         **FORM,
-        "rows": (3, 1, 17, 513),
+        "rows": (3, 1, 17, 513, 0),
         "outputs": (48, 1, 65, 1700),
         "in_dims": (1, 2),
         "out_dims": (1, 2),
@@ -131,7 +131,7 @@ QUANTIZED_EMBEDDING = OpAxes(
     {
         **{axis: values for axis, values in FORM.items() if axis != "activations"},
         "vocab": (11, 1, 257, 65_537),
-        "tokens": (4, 1, 17, 513),
+        "tokens": (4, 1, 17, 513, 0),
         "ids": EMBEDDING.values["ids"],
     },
     never=(
@@ -194,7 +194,9 @@ def _multiplied(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
 def _magnitudes(weight: QuantizedArray) -> np.ndarray:
     """Return the magnitudes of the terms of each number of a weight, f64, in its shape."""
     scales = np.abs(np.asarray(weight.scales).astype(np.float64))
-    large = np.abs(np.asarray(weight.values).astype(np.float64)).reshape(*scales.shape, -1)
+    of_a_group = math.prod(weight.shape[scales.ndim - 1 :]) // scales.shape[-1]
+    values = np.asarray(weight.values).astype(np.float64)
+    large = np.abs(values).reshape(*scales.shape, of_a_group)
     if weight.zero_points is not None:
         large = large + np.abs(np.asarray(weight.zero_points).astype(np.float64))[..., None]
     return np.asarray((large * scales[..., None]).reshape(weight.shape))
