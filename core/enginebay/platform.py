@@ -29,9 +29,9 @@ class Platform(ABC):
     """The devices of one kind, with defaults that suit them. A vendor's plugin registers a
     platform; the core itself names no kind of device.
 
-    Invariants: `why_not()` is None if and only if `devices()` is not empty; every op has at least
-    one registered implementation that supports `default_layout` and `default_dtype`; all methods
-    except `hardware` are cheap.
+    Invariants: `why_not()` is None if and only if `devices()` is not empty; every op that plans
+    need has an implementation that supports `default_layout` and `default_dtype` (fused ops may
+    have none); all methods except `hardware` are cheap.
     """
 
     name: str

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import QUICK_COMPILING
-from tests.zoo.environment import ONE_THREAD, SEVERAL_DEVICES
+from tests.zoo.environment import ONE_THREAD, SEVERAL_DEVICES, with_cache
 from tests.zoo.runs import Finding
 
 LIMIT_S = 1500.0
@@ -133,7 +133,8 @@ def run_in_process(name: str, *, triples: bool) -> Finding:
     """The finding of a process of its own."""
     command = [sys.executable, "-m", "tests.zoo", "--one", name, *([] if triples else ["--pairs"])]
     flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING, SEVERAL_DEVICES])
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **ONE_THREAD}
+    environment = with_cache(os.environ | ONE_THREAD)
+    environment |= {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import QUICK_COMPILING
-from tests.zoo.environment import ONE_THREAD, SEVERAL_DEVICES
+from tests.zoo.environment import ONE_THREAD, SEVERAL_DEVICES, with_cache
 from tests.zoo.runs import RightFinding
 from tests.zoo.table import put_into
 from tests.zoo.zoo import RIGHT
@@ -88,7 +88,8 @@ def _in_process(op: str, kernel: str, args: argparse.Namespace) -> RightFinding:
     command = [sys.executable, "-m", "tests.zoo", "--one-right", op, kernel]
     command += ["--seeds", str(args.seeds), *(["--all"] if args.all else [])]
     flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING, SEVERAL_DEVICES])
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **ONE_THREAD}
+    environment = with_cache(os.environ | ONE_THREAD)
+    environment |= {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
     def ended(how: str) -> RightFinding:
         return RightFinding(op, kernel, args.seeds, 0, 0, (how,), 0.0)
