@@ -17,6 +17,7 @@ from typing import Any
 from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.text import Tokenizer
 from enginebay_models.checkpoint import read_json
+from enginebay_models.gil_free import decode_released, encode_released
 from enginebay_worker.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -179,9 +180,8 @@ class PlainTokenizer:
         return self._tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        """Return the token ids of a text. Other threads run meanwhile."""
+        return encode_released(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
     def decode(
         self,
@@ -197,8 +197,7 @@ class PlainTokenizer:
                 skip_special_tokens=skip_special_tokens,
                 clean_up_tokenization_spaces=True,
             )
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return decode_released(self._tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def full(self) -> HuggingFaceTokenizer:

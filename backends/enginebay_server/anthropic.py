@@ -15,9 +15,10 @@ from enginebay.errors import shown
 from enginebay.outputs import RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
 from enginebay_server.blocks import Block, BlockEvent, Blocks, whole_blocks
-from enginebay_server.bodies import Body
+from enginebay_server.bodies import Body, Stops
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.generation import Generation
 from enginebay_server.parsing.calls import loads
 from enginebay_server.parsing.contract import ContentDelta
@@ -30,10 +31,10 @@ from enginebay_server.usage import Usage
 class CountBody(Body):
     """A conversation in Anthropic's form."""
 
-    model: str | None = None
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    model: Name | None = None
+    messages: Objects = Field(min_length=1)
+    system: str | Objects | None = None
+    tools: Tools | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     """Accepted and ignored: the chat template decides whether the model reasons."""
@@ -60,7 +61,7 @@ class MessagesBody(CountBody):
     """A conversation to answer."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from enginebay.errors import EnginebayError
 from enginebay_server.document import openapi_document
 from enginebay_server.door import Door
 from enginebay_server.errors import ApiError, api_error, error_body
+from enginebay_server.json_bodies import JsonBodies, body_routes
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
 from enginebay_server.response_store import open_store
@@ -29,15 +29,9 @@ from enginebay_server.routes_responses import response_routes
 from enginebay_server.routes_tokens import token_routes
 from enginebay_server.served import ServedModel, ServedModels
 from enginebay_server.settings import ServerSettings
-from enginebay_server.short_way import ShortWay, routes_of
 from enginebay_server.state import AppState
 from enginebay_server.tracer import Tracer
 from enginebay_server.tracing import Tracing
-
-SHORT_PATHS = ("/v1/chat/completions", "/v1/completions")
-UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+)(\[|$)")
-"""Path parts that pydantic adds for a field that may have several types."""
-
 
 MakeRoutes = Callable[[AppState], APIRouter]
 
@@ -70,22 +64,23 @@ def create_app(
     app.include_router(generating)
     own = own_routes(state) if own_routes else APIRouter()
     app.include_router(own)
+    made = [own, generating]
     taken = {getattr(route, "path", None) for route in own.routes}
     others = (response_routes, anthropic_routes, token_routes, adapter_routes, inform_routes)
     for make in (*others, page_routes):
         router = make(state)
         router.routes[:] = [one for one in router.routes if getattr(one, "path", None) not in taken]
         app.include_router(router)
+        made.append(router)
     handlers: dict[Any, Any] = {
         ApiError: _on_error,
         EnginebayError: _on_error,
-        RequestValidationError: _on_invalid,
         HTTPException: _on_http,
         Exception: _on_error,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    app.add_middleware(ShortWay, routes=routes_of(generating, SHORT_PATHS), on_error=_on_error)
+    app.add_middleware(JsonBodies, routes=body_routes(made), state=state, on_error=_on_error)
     app.add_middleware(
         Door, state=state, takes_json=json_paths(app)
     )  # requests pass the middleware that is added last first
@@ -141,14 +136,3 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(sorted(methods_of(request.app, request.url.path)))
     return response
-
-
-async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
-    """Answer a body that does not match its schema. The error names the first wrong field."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return as_response(request, ApiError(400, f"the body is not valid JSON: {first['msg']}"))
-    path = [str(part) for part in first["loc"][1:] if not UNION_BRANCH.match(str(part))]
-    field = ".".join(path)
-    message = f"{field or 'the body'}: {first['msg']}. See /openapi.json for what is allowed."
-    return as_response(request, ApiError(400, message, param=field or None))

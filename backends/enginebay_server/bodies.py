@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from enginebay.errors import nearest, shown
+from enginebay.item_limits import MAX_ITEMS, MAX_TEXT_CHARS
 from enginebay.types import SamplingParams
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import AtMost, Name
 from enginebay_server.settings import ServerSettings
 
 IGNORED = frozenset(
@@ -25,7 +28,43 @@ IGNORED = frozenset(
 """Fields of OpenAI's API that the server accepts and ignores."""
 
 IGNORED_HEADER = "x-enginebay-ignored"
+MAX_IGNORED = 100
+"""Max fields that the header names."""
+MAX_TOKEN_IDS = 2**20
+"""Max token ids of a list; a prompt has fewer, as the model's context says."""
+
 TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
+
+
+def _prompt_kind(given: Any) -> str:
+    """Return the kind of a prompt by its first item, so that a long list is read once."""
+    if not isinstance(given, list):
+        return "str"
+    first = given[0] if given else ""
+    if isinstance(first, list):
+        return "list[list[int]]"
+    return "list[int]" if isinstance(first, int) else "list[str]"
+
+
+PromptField = Annotated[
+    Annotated[str, Tag("str")]
+    | Annotated[list[str], AtMost(MAX_TOKEN_IDS), Tag("list[str]")]
+    | Annotated[TokenIds, Tag("list[int]")]
+    | Annotated[list[TokenIds], AtMost(MAX_TOKEN_IDS), Tag("list[list[int]]")],
+    Discriminator(_prompt_kind),
+]
+"""A text, several texts, a list of token ids, or several lists."""
+
+
+Stops = Annotated[
+    list[Annotated[str, AtMost(MAX_TEXT_CHARS["stop"], is_list=False)]], AtMost(MAX_ITEMS["stop"])
+]
+BadWords = Annotated[
+    list[Annotated[str, AtMost(MAX_TEXT_CHARS["bad_words"], is_list=False)]],
+    AtMost(MAX_ITEMS["bad_words"]),
+]
+Biases = Annotated[dict[str, float], AtMost(MAX_ITEMS["logit_bias"], is_list=False)]
 
 
 class Body(BaseModel):
@@ -38,19 +77,21 @@ def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
     """Return headers that name the ignored fields of a body. Raises ApiError for an unknown field,
     unless the setting `unknown_fields` is "ignore".
     """
-    unknown = sorted((body.model_extra or {}).keys() - IGNORED)
+    unknown = (body.model_extra or {}).keys() - IGNORED
     if not unknown:
         return {}
     if settings.unknown_fields == "refuse":
-        near = nearest(unknown[0], type(body).model_fields)
+        first = min(unknown)
+        near = nearest(first, type(body).model_fields)
         raise ApiError(
             400,
-            f"unknown field {shown(unknown[0])}. "
+            f"unknown field {shown(first)}. "
             + (f"Did you mean {near!r}?" if near else "Leave it out."),
-            param=unknown[0],
+            param=first[:200],
             code="unknown_parameter",
         )
-    names = [name for name in unknown if name.isascii() and name.isprintable()]
+    first_names = heapq.nsmallest(MAX_IGNORED, unknown)
+    names = [name[:100] for name in first_names if name.isascii() and name.isprintable()]
     return {IGNORED_HEADER: ", ".join(names)[:1000]}
 
 
@@ -84,7 +125,7 @@ class ResponseFormat(BaseModel):
 class GenerationBody(Body):
     """Fields that chats and completions share. A missing or null field has the model's default."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1)
@@ -98,24 +139,26 @@ class GenerationBody(Body):
     repetition_penalty: float | None = Field(default=None, gt=0)
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_ITEMS["stop_token_ids"])] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Biases | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_choice: list[str] | None = Field(default=None, min_length=1)
+    guided_choice: Annotated[list[str], AtMost(MAX_ITEMS["choice"])] | None = Field(
+        default=None, min_length=1
+    )
     guided_regex: str | None = None
     guided_grammar: str | None = None
-    user: str | None = None
+    user: Name | None = None
     """Tenant that the request is charged to, for schedulers that use tenants."""
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: Name | None = None
 
     @property
     def has_form(self) -> bool:

@@ -14,6 +14,7 @@ from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
 from enginebay_server.bodies import GenerationBody, sampling_params
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import chat_logprobs
@@ -33,7 +34,7 @@ NO_TOOLS = ToolUse()
 class ChatBody(GenerationBody):
     """A conversation to answer."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of max_tokens. It overrides max_tokens when both are set."""
@@ -42,10 +43,10 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Name | None = None
     """A variable for chat templates that use it."""
 
     @property
@@ -104,7 +105,17 @@ def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> 
         options |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
-    return model.llm.tokenizer.apply_chat_template(as_messages(body.messages), **options)
+    messages = as_messages(body.messages)
+    num_chars = sum(len(message["content"]) for message in messages)
+    if num_chars > model.max_text_chars:
+        raise ApiError(
+            400,
+            f"messages of {num_chars} characters. Allowed: at most {model.max_text_chars}, because "
+            "of the model's context. The prompt is too long.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return model.llm.tokenizer.apply_chat_template(messages, **options)
 
 
 def chat_jobs(

@@ -25,6 +25,7 @@ CLUSTER = ("ray", "smg", "httptools")
 DEFAULTS = ServerSettings()
 LIMITS = (
     ("max_body_bytes", int, "N", "max bytes of a request's body"),
+    ("max_body_values", int, "N", "max JSON values (numbers, texts, ...) of a request's body"),
     ("max_prompts", int, "N", "max prompts of a request"),
     ("max_n", int, "N", "max completions of a prompt"),
     ("max_logprobs", int, "N", "max top tokens with log-probabilities for each token"),

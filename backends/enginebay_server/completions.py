@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import orjson
@@ -12,7 +12,7 @@ from pydantic import Field
 from enginebay.errors import shown
 from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
-from enginebay_server.bodies import GenerationBody, TokenId, check_limit, sampling_params
+from enginebay_server.bodies import GenerationBody, PromptField, check_limit, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionBody(GenerationBody):
     """A prompt to continue, or several."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: PromptField
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0)
     echo: bool | None = None
@@ -44,7 +44,7 @@ class CompletionBody(GenerationBody):
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        if given and all(isinstance(one, int) for one in given):
+        if given and isinstance(given[0], int):
             return [cast("list[int]", given)]
         return cast("list[str | list[int]]", given)
 
@@ -57,6 +57,19 @@ def check_prompts(prompts: Sequence[str | list[int]], settings: ServerSettings, 
             f"{len(prompts)} prompts in {param}. Allowed: 1 to {settings.max_prompts}. Send "
             "several requests.",
             param=param,
+        )
+
+
+def check_texts(texts: Iterable[str | list[int]], model: ServedModel, param: str) -> None:
+    """Raise ApiError for a text that is longer than the model's limit on characters."""
+    longest = max((len(one) for one in texts if isinstance(one, str)), default=0)
+    if longest > model.max_text_chars:
+        raise ApiError(
+            400,
+            f"a text of {longest} characters in {param}. Allowed: at most {model.max_text_chars}, "
+            "because of the model's context. The prompt is too long.",
+            param=param,
+            code="context_length_exceeded",
         )
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping, MutableMapping
 from typing import Any, Protocol
 
-from enginebay_server.errors import ApiError, error_body
+from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.keys import is_known
 from enginebay_server.settings import ServerSettings
 
@@ -84,6 +84,11 @@ class Door:
             await self._app(scope, replaying(body, receive), send_named)
         except ApiError as error:
             await refuse(send_named, error, scope["path"], receive)
+        except Exception as error:
+            log.exception("request %s failed", request_id.decode())
+            if status:  # the answer has begun, so the connection must break
+                raise
+            await refuse(send_named, api_error(error), scope["path"], receive)
         finally:
             if not is_probe:
                 self._state.num_open -= 1

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
 from fastapi import Request
 
-from enginebay.llm.reading import in_thread
 from enginebay.types import Pooling
-from enginebay_server.bodies import Body, TokenId
-from enginebay_server.completions import check_prompts
+from enginebay_server.bodies import Body, PromptField
+from enginebay_server.completions import check_prompts, check_texts
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import Name
 from enginebay_server.request_span import request_span
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
@@ -23,11 +24,11 @@ from enginebay_server.usage import Usage
 class EmbeddingBody(Body):
     """Texts, or lists of token ids, to embed."""
 
-    input: str | list[str] | list[TokenId] | list[list[TokenId]]
-    model: str | None = None
+    input: PromptField
+    model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
+    user: Name | None = None
     pooling: Pooling | None = None
     """The mean over the tokens of a text (the default), or the hidden state of the last token."""
     normalize: bool | None = None
@@ -42,10 +43,11 @@ async def embed(
     if span is not None:
         span.begin(model.name, None)
     given = body.input
-    if isinstance(given, str) or (given and all(isinstance(one, int) for one in given)):
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = cast("list[str] | list[list[int]]", [given])
     texts = cast("list[str | list[int]]", given)
     check_prompts(texts, state.settings, "input")
+    check_texts(texts, model, "input")
     size = model.llm.plan.model.info.hidden_size
     if body.dimensions not in (None, size):
         raise ApiError(
@@ -62,7 +64,7 @@ async def embed(
 
     await state.limit.enter()
     try:
-        prompts = await in_thread(tokenised)
+        prompts = await state.lanes.of(request.scope).run(tokenised)
         vectors = await model.llm.aembed(
             prompts,
             pooling=body.pooling or "mean",
@@ -76,6 +78,17 @@ async def embed(
     if span is not None:
         span.count_prompt(usage.num_prompt)
     is_base64 = body.encoding_format == "base64"
+
+    def write() -> dict[str, Any]:
+        return embedding_record(model, vectors, usage.num_prompt, is_base64=is_base64)
+
+    return await state.lanes.write(sum(map(len, vectors)), write)
+
+
+def embedding_record(
+    model: ServedModel, vectors: Sequence[np.ndarray], num_tokens: int, *, is_base64: bool
+) -> dict[str, Any]:
+    """Return the body of the answer with these vectors, each f32 [hidden_size]."""
     return {
         "object": "list",
         "data": [
@@ -87,7 +100,7 @@ async def embed(
             for index, vector in enumerate(vectors)
         ],
         "model": model.name,
-        "usage": {"prompt_tokens": usage.num_prompt, "total_tokens": usage.num_prompt},
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
 
 

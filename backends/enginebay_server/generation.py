@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from enginebay.llm.events import AsyncEvents, Event, RequestEnded
 from enginebay.llm.prompts import Prompt
-from enginebay.llm.reading import in_thread
 from enginebay.llm.requests import RequestHandle
 from enginebay.outputs import RequestOutput, StreamChunk
 from enginebay.types import FinishReason, SamplingParams
 from enginebay_server.door import Receive
 from enginebay_server.errors import ApiError
+from enginebay_server.lanes import Lane
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import ModelMetrics
 from enginebay_server.request_span import RequestSpan
@@ -41,9 +41,16 @@ class Generation:
     """
 
     def __init__(
-        self, model: ServedModel, metrics: ModelMetrics, limit: ConcurrencyLimit, prefix: str
+        self,
+        model: ServedModel,
+        metrics: ModelMetrics,
+        limit: ConcurrencyLimit,
+        lane: Lane,
+        prefix: str,
     ) -> None:
-        """`metrics` are those of the model. The id begins with `prefix`."""
+        """`metrics` are those of the model. Prompts are prepared on `lane`. The id begins with
+        `prefix`.
+        """
         self.model = model
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.handles: Sequence[RequestHandle] = ()
@@ -54,12 +61,13 @@ class Generation:
         self._num_open = 0
         self._last_s: dict[tuple[str, int], float] = {}
         self._limit = limit
+        self._lane = lane
         self._has_place = False
         self._events = AsyncEvents()
         self._is_closed = False
 
     async def start(self, make: Callable[[], Sequence[PromptJob]], *, stream: bool) -> None:
-        """Wait for a place, then make the jobs and submit them on another thread.
+        """Wait for a place, then make the jobs and submit them on a thread of the lane.
 
         Raises ApiError 429 when too many requests wait, and the errors of `make` and of the engine.
         After an error no request of this generation runs.
@@ -70,7 +78,7 @@ class Generation:
             self._leave()
             raise client_left()
         try:
-            self.handles = await in_thread(self._submit, make, stream)
+            self.handles = await self._lane.run(self._submit, make, stream)
         except BaseException:
             self.close()
             raise

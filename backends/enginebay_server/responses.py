@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,34 +14,46 @@ from enginebay_server.blocks import Block
 from enginebay_server.bodies import Body
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import AtMost, Name, Objects, Tools
 from enginebay_server.served import ServedModel
 from enginebay_server.usage import Usage
 
 MessageRecord = dict[str, Any]
 
+MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+"""OpenAI's limits on the metadata of a response."""
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, AtMost(MAX_KEY_CHARS, is_list=False)],
+        Annotated[str, AtMost(MAX_VALUE_CHARS, is_list=False)],
+    ],
+    AtMost(MAX_METADATA, is_list=False),
+]
+
 
 class ResponsesBody(Body):
     """The body of a POST to /v1/responses: one turn of a conversation."""
 
-    model: str | None = None
-    input: str | list[dict[str, Any]]
+    model: Name | None = None
+    input: str | Objects
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Name | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool | None = None
     store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
+    metadata: Metadata | None = None
+    user: Name | None = None
     truncation: Literal["disabled"] | None = None
     background: bool | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(64)] | None = None
     """Accepted, because clients always send it, and ignored: nothing is encrypted."""
 
     @property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from enginebay.llm.reading import in_thread
 from enginebay_server.bodies import Body, check_unknown
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import AtMost, Name
 from enginebay_server.routes_generate import as_json
 from enginebay_server.state import AppState
 
@@ -16,17 +18,17 @@ from enginebay_server.state import AppState
 class LoadAdapterBody(Body):
     """The body of /v1/load_lora_adapter: a name for requests, and a folder in PEFT's format."""
 
-    lora_name: str = Field(min_length=1)
-    lora_path: str = Field(min_length=1)
-    model: str | None = None
+    lora_name: Name = Field(min_length=1)
+    lora_path: Annotated[str, AtMost(4096, is_list=False)] = Field(min_length=1)
+    model: Name | None = None
     """The model that gets the adapter; the first one if it is left out."""
 
 
 class UnloadAdapterBody(Body):
     """The body of /v1/unload_lora_adapter."""
 
-    lora_name: str = Field(min_length=1)
-    model: str | None = None
+    lora_name: Name = Field(min_length=1)
+    model: Name | None = None
 
 
 def adapter_routes(state: AppState) -> APIRouter:
@@ -49,14 +51,14 @@ def adapter_routes(state: AppState) -> APIRouter:
                 param="lora_name",
                 code="adapter_already_loaded",
             )
-        await in_thread(model.llm.load_adapter, body.lora_name, body.lora_path)
+        await state.lanes.adapters.run(model.llm.load_adapter, body.lora_name, body.lora_path)
         return as_json({"status": "loaded", "lora_name": body.lora_name}, headers)
 
     @router.post("/v1/unload_lora_adapter")
     async def unload(body: UnloadAdapterBody) -> Response:
         headers = check_unknown(body, state.settings)
         model = state.models.find(body.model)
-        await in_thread(model.llm.unload_adapter, body.lora_name)
+        await state.lanes.adapters.run(model.llm.unload_adapter, body.lora_name)
         return as_json({"status": "unloaded", "lora_name": body.lora_name}, headers)
 
     return router

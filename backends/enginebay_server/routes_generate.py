@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from enginebay.outputs import RequestOutput
+from enginebay.types import SamplingParams
 from enginebay_server.bodies import check_stream, check_unknown
 from enginebay_server.chat import ChatAnswer, ChatBody, ChatStream, chat_jobs, chat_params
 from enginebay_server.completions import (
     CompletionAnswer,
     CompletionBody,
     CompletionStream,
+    check_texts,
     completion_jobs,
     completion_params,
 )
 from enginebay_server.embeddings import EmbeddingBody, embed
 from enginebay_server.errors import to_json
 from enginebay_server.running import begin, in_time, streamed, whole_outputs
+from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
+from enginebay_server.tools import ToolUse
 
 
 def generate_routes(state: AppState) -> APIRouter:
@@ -29,12 +35,16 @@ def generate_routes(state: AppState) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        headers = check_unknown(body, settings)
-        check_stream(body)
-        model = state.models.ready(body.model, settings.retry_after_s)
-        use = body.tool_use
-        params = chat_params(model, body, settings, use)
-        generation = begin(state, request, model, "chatcmpl-")
+        def read() -> tuple[dict[str, str], ServedModel, ToolUse, SamplingParams]:
+            headers = check_unknown(body, settings)
+            check_stream(body)
+            model = state.models.ready(body.model, settings.retry_after_s)
+            use = body.tool_use
+            return headers, model, use, chat_params(model, body, settings, use)
+
+        headers, model, use, params = await state.lanes.read(request.scope, read)
+        has_form = body.has_form or use.schema is not None
+        generation = begin(state, request, model, "chatcmpl-", has_form=has_form)
 
         def make() -> Any:
             return chat_jobs(model, body, params, use)
@@ -48,16 +58,21 @@ def generate_routes(state: AppState) -> APIRouter:
                 lambda: ChatStream(generation, body, params, use),
                 headers,
             )
-        [output] = await whole_outputs(state, request, generation, make)
-        return as_json(ChatAnswer(generation, body, params, use).record(output), headers)
+        outputs = await whole_outputs(state, request, generation, make)
+        answer = ChatAnswer(generation, body, params, use)
+        return await written(state, outputs, lambda: answer.record(outputs[0]), headers)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        headers = check_unknown(body, settings)
-        check_stream(body)
-        model = state.models.ready(body.model, settings.retry_after_s)
-        params = completion_params(body, settings)
-        generation = begin(state, request, model, "cmpl-")
+        def read() -> tuple[dict[str, str], ServedModel, SamplingParams]:
+            headers = check_unknown(body, settings)
+            check_stream(body)
+            model = state.models.ready(body.model, settings.retry_after_s)
+            check_texts(body.prompts, model, "prompt")
+            return headers, model, completion_params(body, settings)
+
+        headers, model, params = await state.lanes.read(request.scope, read)
+        generation = begin(state, request, model, "cmpl-", has_form=body.has_form)
 
         def make() -> Any:
             return completion_jobs(body, params)
@@ -72,16 +87,35 @@ def generate_routes(state: AppState) -> APIRouter:
                 headers,
             )
         outputs = await whole_outputs(state, request, generation, make)
-        return as_json(CompletionAnswer(generation, body, params).record(outputs), headers)
+        answer = CompletionAnswer(generation, body, params)
+        return await written(state, outputs, lambda: answer.record(outputs), headers)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
-        headers = check_unknown(body, settings)
+        headers = await state.lanes.read(request.scope, lambda: check_unknown(body, settings))
         model = state.models.ready(body.model, settings.retry_after_s)
         record = await in_time(state, request, embed(model, body, state, request))
         return as_json(record, headers)
 
     return router
+
+
+async def written(
+    state: AppState,
+    outputs: Sequence[RequestOutput],
+    make: Callable[[], dict[str, Any]],
+    headers: dict[str, str],
+) -> Response:
+    """Return the answer that `make` records. Long outputs are written on another thread."""
+    size = sum(map(num_values, outputs))
+    return await state.lanes.write(size, lambda: as_json(make(), headers))
+
+
+def num_values(output: RequestOutput) -> int:
+    """Return how many token ids and log-probabilities an output has."""
+    told = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
+    found = sum(len(best or ()) for one in told if one for best in one)
+    return found + len(output.prompt_token_ids) + sum(len(o.token_ids) for o in output.outputs)
 
 
 def as_json(record: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

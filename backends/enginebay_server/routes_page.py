@@ -56,7 +56,7 @@ def page_routes(state: AppState) -> APIRouter:
         if name not in FILES:
             raise ApiError(404, f"the page has no file {name[:100]!r}")
         headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-        content = await asyncio.to_thread((folder / name).read_bytes)
+        content = await state.lanes.files.run((folder / name).read_bytes)
         return Response(content, headers=headers, media_type=FILES[name])
 
     return router

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from enginebay.types import SamplingParams
 from enginebay_server.blocks import Block, whole_blocks
 from enginebay_server.bodies import check_unknown
-from enginebay_server.chat import chat_jobs, chat_params
+from enginebay_server.chat import ChatBody, chat_jobs, chat_params
 from enginebay_server.errors import ApiError
 from enginebay_server.generation import PromptJob
 from enginebay_server.response_store import StoredResponse
@@ -23,7 +24,9 @@ from enginebay_server.responses import (
 )
 from enginebay_server.routes_generate import as_json
 from enginebay_server.running import begin, streamed, whole_outputs
+from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
+from enginebay_server.tools import ToolUse
 from enginebay_server.usage import Usage
 
 
@@ -58,16 +61,34 @@ def response_routes(state: AppState) -> APIRouter:
     return router
 
 
+class ReadResponse(NamedTuple):
+    """A body that was read: headers of the answer, and the chat that answers it."""
+
+    headers: dict[str, str]
+    model: ServedModel
+    messages: list[dict[str, Any]]
+    chat: ChatBody
+    use: ToolUse
+    params: SamplingParams
+
+
 async def respond(state: AppState, body: ResponsesBody, request: Request) -> Response:
     """Answer a body, whole or as a stream, and keep the answer unless `store` is false."""
     settings = state.settings
-    headers = check_unknown(body, settings)
-    model = state.models.ready(body.model, settings.retry_after_s)
-    messages = [*former_messages(state, body), *input_messages(body.items)]
-    chat = body.as_chat(messages)
-    use = chat.tool_use
-    params = chat_params(model, chat, settings, use)
-    generation = begin(state, request, model, "resp_")
+
+    def read() -> ReadResponse:
+        headers = check_unknown(body, settings)
+        model = state.models.ready(body.model, settings.retry_after_s)
+        messages = [*former_messages(state, body), *input_messages(body.items)]
+        chat = body.as_chat(messages)
+        use = chat.tool_use
+        return ReadResponse(
+            headers, model, messages, chat, use, chat_params(model, chat, settings, use)
+        )
+
+    headers, model, messages, chat, use, params = await state.lanes.read(request.scope, read)
+    has_form = chat.has_form or use.schema is not None
+    generation = begin(state, request, model, "resp_", has_form=has_form)
     records = ResponseRecords(generation.id, model, body)
 
     def make() -> Sequence[PromptJob]:

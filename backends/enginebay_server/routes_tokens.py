@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from enginebay.llm.reading import in_thread
-from enginebay_server.bodies import Body, TokenId, check_unknown
+from enginebay_server.bodies import Body, TokenIds, check_unknown
 from enginebay_server.chat import ChatBody, render_chat
+from enginebay_server.completions import check_texts
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.routes_generate import as_json
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
@@ -20,22 +21,22 @@ from enginebay_server.state import AppState
 class TokenizeBody(Body):
     """The body of /tokenize and /v1/count_tokens: a text or a conversation to encode."""
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
+    messages: Objects | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Body):
     """The body of /detokenize: token ids to decode to a text."""
 
-    model: str | None = None
-    tokens: list[TokenId]
+    model: Name | None = None
+    tokens: TokenIds
 
 
 def token_routes(state: AppState) -> APIRouter:
@@ -43,42 +44,40 @@ def token_routes(state: AppState) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Response:
-        headers = check_unknown(body, state.settings)
-        model = state.models.find(body.model)
-        token_ids = await in_thread(body_token_ids, model, body)
-        record: dict[str, Any] = {
-            "count": len(token_ids),
-            "max_model_len": model.llm.config.max_model_len,
-            "tokens": token_ids,
-        }
-        if body.return_token_strs:
-            record["token_strs"] = [model.token_text(token_id) for token_id in token_ids]
-        return as_json(record, headers)
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
+        def answer() -> Response:
+            headers = check_unknown(body, state.settings)
+            model = state.models.find(body.model)
+            token_ids = body_token_ids(model, body)
+            record: dict[str, Any] = {
+                "count": len(token_ids),
+                "max_model_len": model.llm.config.max_model_len,
+                "tokens": token_ids,
+            }
+            if body.return_token_strs:
+                record["token_strs"] = [model.token_text(token_id) for token_id in token_ids]
+            return as_json(record, headers)
+
+        return await state.lanes.of(request.scope).run(answer)
 
     @router.post("/v1/count_tokens")
-    async def count_tokens(body: TokenizeBody) -> Response:
-        headers = check_unknown(body, state.settings)
-        model = state.models.find(body.model)
-        count = len(await in_thread(body_token_ids, model, body))
-        record = {"input_tokens": count, "max_model_len": model.llm.config.max_model_len}
-        return as_json(record, headers)
+    async def count_tokens(body: TokenizeBody, request: Request) -> Response:
+        def answer() -> Response:
+            headers = check_unknown(body, state.settings)
+            model = state.models.find(body.model)
+            count = len(body_token_ids(model, body))
+            record = {"input_tokens": count, "max_model_len": model.llm.config.max_model_len}
+            return as_json(record, headers)
+
+        return await state.lanes.of(request.scope).run(answer)
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
-        headers = check_unknown(body, state.settings)
-        model = state.models.find(body.model)
-        size = model.llm.plan.model.info.vocab_size
-        wrong = next((token for token in body.tokens if token >= size), None)
-        if wrong is not None:
-            raise ApiError(
-                400,
-                f"token id {wrong}. Allowed: 0 to {size - 1}. Send ids of this model, such as "
-                "those that /tokenize returns.",
-                param="tokens",
-            )
-        text = await in_thread(model.llm.tokenizer.decode, body.tokens)
-        return as_json({"prompt": text}, headers)
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+        def answer() -> Response:
+            headers = check_unknown(body, state.settings)
+            return as_json({"prompt": body_text(state.models.find(body.model), body)}, headers)
+
+        return await state.lanes.of(request.scope).run(answer)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
@@ -107,6 +106,20 @@ def tokenizer_record(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def body_text(model: ServedModel, body: DetokenizeBody) -> str:
+    """The text of a body's token ids. ApiError for an id outside the vocabulary."""
+    size = model.llm.plan.model.info.vocab_size
+    wrong = next((token for token in body.tokens if token >= size), None)
+    if wrong is not None:
+        raise ApiError(
+            400,
+            f"token id {wrong}. Allowed: 0 to {size - 1}. Send ids of this model, such as "
+            "those that /tokenize returns.",
+            param="tokens",
+        )
+    return model.llm.tokenizer.decode(body.tokens)
+
+
 def body_token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
     """The token ids of a body's text or conversation. ApiError unless it has one of the two."""
     if (body.prompt is None) == (body.messages is None):
@@ -114,6 +127,7 @@ def body_token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
             400, "prompt and messages. Allowed: one of the two. Pass one.", param="prompt"
         )
     if body.prompt is not None:
+        check_texts([body.prompt], model, "prompt")
         is_special = body.add_special_tokens is not False
         return model.llm.tokenizer.encode(body.prompt, add_special_tokens=is_special)
     chat = ChatBody(

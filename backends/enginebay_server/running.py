@@ -21,9 +21,14 @@ Result = TypeVar("Result")
 MakeJobs = Callable[[], Sequence[PromptJob]]
 
 
-def begin(state: AppState, request: Request, model: ServedModel, prefix: str) -> Generation:
-    """Return a generation of a model for a request; its id begins with `prefix`."""
-    generation = Generation(model, state.metrics.of[model.base], state.limit, prefix)
+def begin(
+    state: AppState, request: Request, model: ServedModel, prefix: str, *, has_form: bool = False
+) -> Generation:
+    """Return a generation of a model for a request; its id begins with `prefix`. `has_form`: the
+    output format is constrained.
+    """
+    lane = state.lanes.of(request.scope, has_form=has_form)
+    generation = Generation(model, state.metrics.of[model.base], state.limit, lane, prefix)
     generation.span = request_span(request.scope)
     if generation.span is not None:
         generation.span.begin(model.name, generation.id)

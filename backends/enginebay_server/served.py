@@ -21,6 +21,10 @@ log = logging.getLogger("enginebay.server")
 
 MAX_SHOWN = 20
 
+MIN_TEXT_CHARS = 2**20
+MAX_CHARS_PER_TOKEN = 16
+"""A longer text is refused by its length alone: tokenising it would take seconds and gigabytes."""
+
 WarmupState = Literal["waiting", "compiling", "ready", "lazy", "failed"]
 
 
@@ -66,6 +70,13 @@ class ServedModel:
         length = self.llm.config.max_model_len
         assert length is not None, "an LLM settles max_model_len"
         return length - 1
+
+    @property
+    def max_text_chars(self) -> int:
+        """Max characters of a text that is tokenised: MAX_CHARS_PER_TOKEN for each token of the
+        context, and at least MIN_TEXT_CHARS.
+        """
+        return max(MIN_TEXT_CHARS, MAX_CHARS_PER_TOKEN * self.max_prompt_tokens)
 
     @property
     def adapters(self) -> Collection[str]:

@@ -19,6 +19,7 @@ MAX_COUNT = 2**63 - 1
 
 RANGES: dict[str, tuple[float, float]] = {
     "max_body_bytes": (1, MAX_COUNT),
+    "max_body_values": (1, MAX_COUNT),
     "max_prompts": (1, MAX_COUNT),
     "max_n": (1, MAX_COUNT),
     "max_logprobs": (0, MAX_LOGPROBS),
@@ -45,6 +46,8 @@ class ServerSettings:
     front_key: str | None = dataclasses.field(default=None, repr=False)
     """The only key that a replica accepts. The front sends it, and checks the clients' keys."""
     max_body_bytes: int = 8 * 2**20
+    max_body_values: int = 2**18
+    """Max JSON values (numbers, texts, lists and objects) of a body."""
     max_prompts: int = 128
     """Max number of prompts of an HTTP request."""
     max_n: int = 16

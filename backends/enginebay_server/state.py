@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+from enginebay_server.lanes import Lanes
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
 from enginebay_server.response_store import ResponseStore
@@ -23,6 +24,7 @@ class AppState:
     metrics: Metrics
     responses: ResponseStore
     tracer: Tracer | None = None
+    lanes: Lanes = dataclasses.field(default_factory=Lanes)
     is_draining: bool = False
     """Whether the server drains: it answers accepted requests and refuses new ones."""
     num_open: int = 0
@@ -31,6 +33,7 @@ class AppState:
     def close(self) -> None:
         """Close the stored responses, and send the last spans."""
         self.responses.close()
+        self.lanes.close()
         if self.tracer is not None:
             self.tracer.close()
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from enginebay.errors import shown
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import MAX_TOOLS
 from enginebay_server.parsing.constrained import (
     CallListParser,
     NamedCallParser,
@@ -20,7 +21,6 @@ from enginebay_server.parsing.contract import Parser, ParseRequest
 from enginebay_server.parsing.message import MessageParser
 from enginebay_server.served import ServedModel
 
-MAX_TOOLS = 128
 ToolMode = Literal["none", "auto", "required", "named"]
 
 

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
+from enginebay.item_limits import check_items
 from enginebay.row_value import AppliedBy, FromCheckpoint, RowValue, declared
 from enginebay.validation import Accepts, Validated, option
 
@@ -199,7 +200,8 @@ class SamplingParams(RowParams[float, int]):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _numbers_and_lists_are_plain(cls, value: object) -> object:
+    def _numbers_and_lists_are_plain(cls, value: object, info: ValidationInfo) -> object:
+        check_items(str(info.field_name), value)
         return _plain(value)
 
     @field_validator("stop", mode="before")

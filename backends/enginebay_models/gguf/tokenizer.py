@@ -21,6 +21,7 @@ from enginebay_models.gguf.vocabulary import (
     GgufVocabulary,
     pre_tokenizer_of,
 )
+from enginebay_models.gil_free import decode_released, encode_released
 
 _SPACE = "▁"
 _IS_SPECIAL: Mapping[int, bool] = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
@@ -39,10 +40,8 @@ class GgufTokenizer:
         self.special_tokens_map = vocabulary.roles()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-        found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ids: list[int] = found.ids
-        return ids
+        """Return the token ids of a text. Other threads run meanwhile."""
+        return encode_released(self.backend_tokenizer, text, add_special_tokens=add_special_tokens)
 
     def decode(
         self,
@@ -53,10 +52,9 @@ class GgufTokenizer:
     ) -> str:
         """Return the text of token ids. Spaces are never cleaned up."""
         assert not clean_up_tokenization_spaces, "TextTokenizer keeps spaces"
-        text: str = self.backend_tokenizer.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens
+        return decode_released(
+            self.backend_tokenizer, token_ids, skip_special_tokens=skip_special_tokens
         )
-        return text
 
 
 def build_tokenizer(vocabulary: GgufVocabulary) -> Any:

@@ -159,11 +159,14 @@ class Preparer:
             check_embeds(params, self.abilities)
             token_ids, embeds = prompt.resolve(self.abilities.hidden_size, self.vocab_size, check)
         else:
+            if text is None:
+                self._check_room(len(prompt))
             token_ids = (
                 self.tokenizer.encode(text, max_prompt_tokens=self.max_model_len - 1)
                 if text is not None
                 else [int(t) for t in prompt]
             )
+            self._check_room(len(token_ids))
             check(token_ids)
         if pooling is None:
             params = self.with_defaults(params, len(token_ids))
@@ -197,6 +200,15 @@ class Preparer:
         )
         return Prepared(request_id, text, token_ids, requests, BestOf.of(params))
 
+    def _check_room(self, num_tokens: int) -> None:
+        """RequestError for a prompt of so many tokens that none fits after it."""
+        if num_tokens >= self.max_model_len:
+            raise RequestError(
+                f"a prompt of {num_tokens} tokens",
+                f"at most {self.max_model_len - 1}, which leaves room for one new token",
+                "Shorten the prompt, or pass a larger --max-model-len.",
+            )
+
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
             raise RequestError(
@@ -204,11 +216,13 @@ class Preparer:
                 "at least one token",
                 "Pass some text, or a begin-of-sequence token.",
             )
-        if len(token_ids) >= self.max_model_len:
+        self._check_room(len(token_ids))
+        num_allowed = len(params.allowed_token_ids or ())
+        if num_allowed > self.vocab_size:
             raise RequestError(
-                f"a prompt of {len(token_ids)} tokens",
-                f"at most {self.max_model_len - 1}, which leaves room for one new token",
-                "Shorten the prompt, or pass a larger --max-model-len.",
+                f"allowed_token_ids = a list of {num_allowed} ids",
+                f"at most {self.vocab_size}, the model's vocabulary",
+                "Pass each id once.",
             )
         if self.abilities.greedy_only and params.temperature > 0:
             raise RequestError(

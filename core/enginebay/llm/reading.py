@@ -106,10 +106,13 @@ async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
     """Run a function on a worker thread, and return its result. An exception that would end a
     thread, such as SystemExit, is raised as InternalError.
     """
-    return await asyncio.to_thread(_answered, function, *args)
+    return await asyncio.to_thread(answered, function, *args)
 
 
-def _answered(function: Callable[..., Result], *args: Any) -> Result:
+def answered(function: Callable[..., Result], *args: Any) -> Result:
+    """Return the result of a function. An exception that would end a thread or an event loop, such
+    as SystemExit, is raised as InternalError.
+    """
     try:
         return function(*args)
     except Exception:

@@ -1,0 +1,54 @@
+"""Limits on the fields of bodies: lists, objects and texts whose length is checked before what is
+in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from annotated_types import GroupedMetadata, MaxLen
+from pydantic import BeforeValidator, FailFast
+from pydantic_core import PydanticKnownError
+
+MAX_MESSAGES = 16_384
+"""Max messages of a chat, and max items of an input."""
+
+MAX_TOOLS = 128
+
+MAX_NAME_CHARS = 1024
+"""Max characters of a name, such as that of a model or a tenant."""
+
+FIELD_TYPES = {list: "List", dict: "Dictionary", str: "String"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AtMost(GroupedMetadata):
+    """Max items of a list or an object, or characters of a text. It is checked before the items
+    are, and of wrong items of a list the first alone is reported.
+    """
+
+    count: int
+    is_list: bool = True
+
+    def __iter__(self) -> Iterator[Any]:
+        yield MaxLen(self.count)  # for /openapi.json
+        if self.is_list:
+            yield FailFast()
+        yield BeforeValidator(self._checked)
+
+    def _checked(self, value: Any) -> Any:
+        kind = FIELD_TYPES.get(type(value))
+        if kind == "String":
+            if len(value) > self.count:
+                raise PydanticKnownError("string_too_long", {"max_length": self.count})
+        elif kind is not None and len(value) > self.count:
+            given = {"field_type": kind, "max_length": self.count, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", given)
+        return value
+
+
+Name = Annotated[str, AtMost(MAX_NAME_CHARS, is_list=False)]
+Objects = Annotated[list[dict[str, Any]], AtMost(MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], AtMost(MAX_TOOLS)]

@@ -1,0 +1,132 @@
+"""Lanes: the threads on which requests are read and prepared, so that a slow one delays only
+requests of its own kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from enginebay.llm.reading import answered
+
+Result = TypeVar("Result")
+Job = Callable[[], None]
+
+LARGE_BYTES = 64 * 1024
+"""A larger body is read and prepared on the lane of large requests, one request at a time."""
+
+LARGE_VALUES = 8192
+"""An answer with more token ids and log-probabilities is written on the lane of large requests."""
+
+IS_LARGE = "enginebay.is_large"
+"""The key of a request's scope that is True for a large body."""
+
+
+class Lane:
+    """Runs functions on a few daemon threads, first come, first served.
+
+    The process can end while a function runs, which threads of an Executor would prevent.
+    """
+
+    def __init__(self, name: str, num_threads: int = 1) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Return the result of a function, or raise its exception. A call that is cancelled before
+        its turn is left out.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def finish(result: Result | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(error)
+
+        def job() -> None:
+            if future.cancelled():
+                return
+            result, raised = None, None
+            try:
+                result = answered(function, *args)
+            except BaseException as error:  # noqa: BLE001  # the caller's task gets it
+                raised = error
+            try:
+                loop.call_soon_threadsafe(finish, result, raised)
+            except RuntimeError:  # the event loop has ended, and nobody waits
+                return
+
+        self._start()
+        self._jobs.put(job)
+        return await future
+
+    def close(self) -> None:
+        """End the threads after the functions that were given to them. Does not wait."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._jobs.put(None)
+
+    def _start(self) -> None:
+        while len(self._threads) < self._num_threads:
+            number = len(self._threads)
+            name = f"enginebay-{self._name}-{number}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # its request may be large
+
+
+class Lanes:
+    """The lanes of one server, by the kind of work."""
+
+    def __init__(self) -> None:
+        self.small = Lane("small", num_threads=4)
+        """Prompts of small requests."""
+        self.large = Lane("large")
+        """Bodies of more than LARGE_BYTES, and long answers: one at a time, so that one core and
+        the memory of one such request are in use.
+        """
+        self.guided = Lane("guided", num_threads=2)
+        """Small requests with a constraint, whose grammar may take seconds to compile."""
+        self.adapters = Lane("adapters")
+        """Adapters that are loaded or unloaded."""
+        self.files = Lane("files")
+        """Files of the page."""
+        self._all = (self.small, self.large, self.guided, self.adapters, self.files)
+
+    def of(self, scope: Mapping[str, Any], *, has_form: bool = False) -> Lane:
+        """Return the lane on which a request is prepared."""
+        if scope.get(IS_LARGE):
+            return self.large
+        return self.guided if has_form else self.small
+
+    async def read(self, scope: Mapping[str, Any], function: Callable[[], Result]) -> Result:
+        """Return the result of a function that converts a request's body: on the lane of large
+        requests for a large body, else at once.
+        """
+        return await self.large.run(function) if scope.get(IS_LARGE) else function()
+
+    async def write(self, num_values: int, function: Callable[..., Result], *args: Any) -> Result:
+        """Return the result of a function that writes an answer with a number of token ids and
+        log-probabilities: on the lane of large requests for a long answer, else at once.
+        """
+        long = num_values > LARGE_VALUES
+        return await self.large.run(function, *args) if long else function(*args)
+
+    def close(self) -> None:
+        """End the threads when they have finished their functions. Does not wait for them."""
+        for lane in self._all:
+            lane.close()
