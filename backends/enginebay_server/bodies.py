@@ -74,10 +74,12 @@ class Body(BaseModel):
 
 
 def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
-    """Return headers that name the ignored fields of a body. Raises ApiError for an unknown field,
-    unless the setting `unknown_fields` is "ignore".
+    """Return headers that name the ignored fields of a body, and drop them. Raises ApiError for an
+    unknown field, unless the setting `unknown_fields` is "ignore".
     """
-    unknown = (body.model_extra or {}).keys() - IGNORED
+    extra = body.model_extra or {}
+    unknown = extra.keys() - IGNORED
+    extra.clear()  # they may be large, and nothing reads them
     if not unknown:
         return {}
     if settings.unknown_fields == "refuse":

@@ -35,6 +35,8 @@ UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+|functi
 OPENS = np.frombuffer(b",[{", np.uint8)
 QUOTE = 34
 
+TOO_LONG = ("too_long", "string_too_long")
+
 
 class Route(typing.NamedTuple):
     """A handler, the class of its body, and whether it also takes the request."""
@@ -129,7 +131,7 @@ def found_by(error: ValidationError) -> Sequence[Mapping[str, Any]]:
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the error of a body that does not match its schema. It names the first wrong field."""
-    first = next((one for one in errors if one["type"] == "too_long"), errors[0])
+    first = next((one for one in errors if one["type"] in TOO_LONG), errors[0])
     path = [str(part) for part in first["loc"] if not UNION_BRANCH.match(str(part))]
     field = ".".join(path)[:200]
     message = f"{field or 'the body'}: {first['msg']}. See /openapi.json for what is allowed."

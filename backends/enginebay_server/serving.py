@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import gc
 import logging
 import signal
 import socket
@@ -36,6 +37,8 @@ from enginebay_server.state import AppState
 log = logging.getLogger("enginebay.server")
 
 POLL_S = 0.05
+GC_THRESHOLDS = 50_000, 20, 100
+"""Arguments of gc.set_threshold: new objects, and collections of a younger generation."""
 LAST_WORDS_S = 2.0
 """Seconds that requests have, after the drain timeout, to send their final error."""
 
@@ -213,15 +216,27 @@ def load_model(config: EngineConfig) -> LLM:
         return LLM(config=config, progress=report)
 
 
+def freeze_heap() -> None:
+    """Leave the objects of this process, which live as long as it does, out of every later garbage
+    collection, and collect seldom. Each collection stops all threads: with these objects for most
+    of a second, and reading one large body would begin many.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> threading.Thread:
     """Compile the programs of all models, one model after the other, on a new thread."""
 
     def compile_each() -> None:
         for model in models:
             model.compile_all()
+        freeze_heap()
         if all(model.is_ready for model in models):
             print("ready: every program is compiled", flush=True)
 
+    freeze_heap()
     if settings.warmup == "lazy":
         for model in models:
             model.warmup = "lazy"
