@@ -248,7 +248,7 @@ class MessageStream(StreamWriter):
             deltas += [] if self._parser is None else self._parser.finish()
         return b"".join(map(_block_event, self._blocks.take(deltas)))
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         if self._reason in ("abort", "error"):
             raise ApiError(503, "the server ended the request", code="request_aborted")
         closing = b"".join(map(_block_event, self._blocks.finish()))

@@ -245,7 +245,7 @@ class ChatStream(StreamWriter):
             }
         )
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         return self._frames.last() + DONE
 
     def fail(self, error: ApiError) -> bytes:

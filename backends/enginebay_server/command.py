@@ -34,6 +34,7 @@ LIMITS = (
     ("request_timeout", float, "SECONDS", "max time of an answer"),
     ("body_timeout", float, "SECONDS", "max time until a request's body has arrived"),
     ("max_responses", int, "N", "max stored responses; a new response replaces the oldest"),
+    ("max_stored_bytes", int, "N", "max bytes of all stored responses; the oldest are dropped"),
     ("response_ttl", float, "SECONDS", "how long a response is stored"),
     (
         "drain_timeout",

@@ -283,7 +283,7 @@ class CompletionStream(StreamWriter):
             }
         )
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         return self._frames.last() + DONE
 
     def fail(self, error: ApiError) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from enginebay.outputs import StreamChunk
@@ -32,7 +32,7 @@ class ResponseStream(StreamWriter):
         generation: Generation,
         records: ResponseRecords,
         use: ToolUse,
-        keep: Callable[[list[Block], dict[str, Any]], None],
+        keep: Callable[[list[Block], dict[str, Any]], Awaitable[None]],
     ) -> None:
         self._records = records
         self._keep = keep
@@ -58,12 +58,12 @@ class ResponseStream(StreamWriter):
             deltas += [] if self._parser is None else self._parser.finish()
         return b"".join(map(self._block_event, self._blocks.take(deltas)))
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         if self._reason in ("abort", "error"):
             raise ApiError(503, "the server ended the request", code="request_aborted")
         closing = b"".join(map(self._block_event, self._blocks.finish()))
         record = self._records.ended(self._blocks.all, self._reason, self._usage)
-        self._keep(self._blocks.all, record)
+        await self._keep(self._blocks.all, record)
         return closing + self._event(f"response.{record['status']}", {"response": record})
 
     def fail(self, error: ApiError) -> bytes:

@@ -14,7 +14,7 @@ from enginebay_server.bodies import check_unknown
 from enginebay_server.chat import ChatBody, chat_jobs, chat_params
 from enginebay_server.errors import ApiError
 from enginebay_server.generation import PromptJob
-from enginebay_server.response_store import StoredResponse
+from enginebay_server.response_store import StoredResponse, store
 from enginebay_server.response_stream import ResponseStream
 from enginebay_server.responses import (
     ResponseRecords,
@@ -40,23 +40,26 @@ def response_routes(state: AppState) -> APIRouter:
 
     @router.get("/v1/responses/{response_id}")
     async def response(response_id: str) -> Response:
-        return as_json(found(state, response_id).record)
+        return await state.lanes.files.run(lambda: as_json(found(state, response_id).record))
 
     @router.delete("/v1/responses/{response_id}")
     async def forget(response_id: str) -> Response:
-        if not state.responses.delete(response_id):
+        if not await state.lanes.files.run(state.responses.delete, response_id):
             raise not_found(response_id)
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def input_items(response_id: str) -> Response:
-        items = [
-            {"id": f"item_{place}", **item}
-            for place, item in enumerate(found(state, response_id).input_items)
-        ]
-        ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-        listed = {"object": "list", "data": items, "has_more": False}
-        return as_json({**listed, "first_id": ends[0], "last_id": ends[1]})
+        def listed() -> Response:
+            items = [
+                {"id": f"item_{place}", **item}
+                for place, item in enumerate(found(state, response_id).input_items)
+            ]
+            ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+            record = {"object": "list", "data": items, "has_more": False}
+            return as_json({**record, "first_id": ends[0], "last_id": ends[1]})
+
+        return await state.lanes.files.run(listed)
 
     return router
 
@@ -86,7 +89,11 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
             headers, model, messages, chat, use, chat_params(model, chat, settings, use)
         )
 
-    headers, model, messages, chat, use, params = await state.lanes.read(request.scope, read)
+    if body.previous_response_id is None:
+        taken = await state.lanes.read(request.scope, read)
+    else:  # the conversation so far is read from the store
+        taken = await state.lanes.of(request.scope).run(read)
+    headers, model, messages, chat, use, params = taken
     has_form = chat.has_form or use.schema is not None
     generation = begin(state, request, model, "resp_", has_form=has_form)
     records = ResponseRecords(generation.id, model, body)
@@ -94,10 +101,11 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
     def make() -> Sequence[PromptJob]:
         return chat_jobs(model, chat, params, use)
 
-    def keep(blocks: list[Block], record: dict[str, Any]) -> None:
+    async def keep(blocks: list[Block], record: dict[str, Any]) -> None:
         if body.store is not False:
             conversation = [*messages, answer_message(blocks)]
-            state.responses.put(generation.id, StoredResponse(record, body.items, conversation))
+            stored = StoredResponse(record, body.items, conversation)
+            await state.lanes.files.run(store, state.responses, generation.id, stored)
 
     if body.stream:
         return await streamed(
@@ -114,7 +122,7 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
     usage.add_output(output)
     blocks = whole_blocks(one.text, use.parser(model, output.prompt_token_ids)).all
     record = records.ended(blocks, one.finish_reason, usage)
-    keep(blocks, record)
+    await keep(blocks, record)
     return as_json(record, headers)
 
 

@@ -26,6 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_concurrency": (1, MAX_COUNT),
     "max_queue": (0, MAX_COUNT),
     "max_responses": (1, MAX_COUNT),
+    "max_stored_bytes": (0, MAX_COUNT),
     "response_ttl_s": (0, MAX_SECONDS),
     "retry_after_s": (1, MAX_SECONDS),
     "request_timeout_s": (0.001, MAX_SECONDS),
@@ -70,6 +71,8 @@ class ServerSettings:
     """Journal of the SQLite file; WAL is for processes of one machine only."""
     max_responses: int = 1024
     """Max number of stored responses; the oldest is dropped."""
+    max_stored_bytes: int = 256 * 2**20
+    """Max bytes of all stored responses, with their conversations; the oldest are dropped."""
     response_ttl_s: float = 3600.0
     """Seconds that a response is stored."""
     cors_origins: tuple[str, ...] = ()

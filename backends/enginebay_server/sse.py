@@ -37,7 +37,7 @@ class StreamWriter(ABC):
         """Return the events of a chunk of the job at `place`; b"" if there is nothing to send."""
 
     @abstractmethod
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         """Return the bytes after the end of the last job."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class EventStream(Response):
                 ready = []
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-            return writer.end()
+            return await writer.end()
         except (ApiError, EnginebayError) as error:
             log.warning("request %s failed in its stream: %s", self._generation.id, error)
             return b"".join(ready) + self._fail(api_error(error))

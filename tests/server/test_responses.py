@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from enginebay_server.response_store import (
     ResponseStore,
     SqliteStore,
     StoredResponse,
+    StoreLimits,
 )
 from tests.server.asking import HELLO, Asker, error_of
 from tests.server.test_tools import CALL, PARSERS
@@ -219,9 +223,11 @@ def test_a_store_keeps_the_newest_for_their_time(kind: str, tmp_path: Path) -> N
     now_s = [100.0]
     made: ResponseStore
     if kind == "memory":
-        made = MemoryStore(2, 10.0, lambda: now_s[0])
+        made = MemoryStore(StoreLimits(2, 10**6, 10.0), lambda: now_s[0])
     else:
-        made = SqliteStore(str(tmp_path / "responses"), 2, 10.0, lambda: now_s[0])
+        made = SqliteStore(
+            str(tmp_path / "responses"), StoreLimits(2, 10**6, 10.0), lambda: now_s[0]
+        )
     for name in "abc":
         made.put(name, stored(name))
         now_s[0] += 4
@@ -238,7 +244,7 @@ def test_a_store_keeps_the_newest_for_their_time(kind: str, tmp_path: Path) -> N
 def test_a_file_keeps_responses_for_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "responses"
     for expected in (None, stored("a")):
-        made = SqliteStore(str(path), 10, 60.0)
+        made = SqliteStore(str(path), StoreLimits(10, 10**6, 60.0))
         assert made.get("a") == expected
         made.put("a", stored("a"))
         made.close()
@@ -255,4 +261,83 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes | Non
     else:
         path.write_bytes(content)
     with pytest.raises(InputError, match="--response-store"):
-        SqliteStore(str(path), 10, 60.0)
+        SqliteStore(str(path), StoreLimits(10, 10**6, 60.0))
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_store_is_bounded_by_its_bytes(kind: str, tmp_path: Path) -> None:
+    size = len(stored("a" * 1000).to_bytes())
+    limits = StoreLimits(100, 3 * size, 60.0)
+    path = tmp_path / "responses"
+    made = MemoryStore(limits) if kind == "memory" else SqliteStore(str(path), limits)
+    for name in "abcd":
+        made.put(name, stored(name * 1000))
+    assert [name for name in "abcd" if made.get(name)] == ["b", "c", "d"]
+    made.put("c", stored("c" * 1000))  # again: it is counted once
+    assert [name for name in "abcd" if made.get(name)] == ["b", "c", "d"]
+    made.put("e", stored("e" * 10_000))  # larger than all together may be
+    assert made.get("e") is None
+    made.put("f", stored("f" * 1000))
+    assert made.get("f") == stored("f" * 1000)
+    made.close()
+
+
+def test_a_file_of_an_earlier_version_is_counted_too(tmp_path: Path) -> None:
+    path, old = tmp_path / "responses", stored("a" * 1000)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(
+            "CREATE TABLE responses (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT "
+            "NULL, made_s REAL NOT NULL, stored TEXT NOT NULL)"
+        )
+        row = ("old", time.time(), old.to_bytes().decode())
+        database.execute("INSERT INTO responses (id, made_s, stored) VALUES (?, ?, ?)", row)
+        database.commit()
+    made = SqliteStore(str(path), StoreLimits(10, len(old.to_bytes()) + 10, 60.0))
+    assert made.get("old") == old
+    made.put("new", stored("b" * 1000))
+    assert made.get("old") is None
+    made.close()
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_unknown_and_odd_ids_are_404(asker: Asker, tmp_path: Path, in_file: bool) -> None:
+    path = str(tmp_path / "responses") if in_file else None
+    served = Asker(asker.llm, response_store=path)
+    for odd in ("\ud800", "\x00", "no", "\U0001f600"):
+        content = json.dumps({"input": "Hello!", "previous_response_id": odd})
+        answer = served.post(PATH, content=content, headers={"content-type": "application/json"})
+        error = error_of(answer, 404)
+        assert error["param"] == "previous_response_id"
+    served.state.close()
+
+
+def test_metadata_has_the_limits_of_openai(asker: Asker) -> None:
+    most = {f"{number:064}": "v" * 512 for number in range(16)}
+    made = asker.ok(PATH, input="Hello!", max_output_tokens=1, metadata=most)
+    assert made["metadata"] == most
+    for wrong in ({"k" * 65: "v"}, {"k": "v" * 513}, {**most, "k": "v"}):
+        error = asker.refused(PATH, 400, input="Hello!", metadata=wrong)
+        assert error["param"].startswith("metadata")
+
+
+def test_fields_that_are_ignored_are_not_kept(asker: Asker) -> None:
+    made = asker.ok(PATH, input="Hello!", max_output_tokens=1, prompt_cache_key="k" * 10_000)
+    kept = asker.state.responses.get(made["id"])
+    assert kept is not None
+    assert len(kept.to_bytes()) < 5000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_disk_takes_no_answer_away(
+    asker: Asker, tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Asker(asker.llm, response_store=str(tmp_path / "responses"))
+    # SQLite refuses to let the file grow, as a full disk does.
+    served.state.responses._database.execute("PRAGMA max_page_count = 1")  # type: ignore[attr-defined]
+    body = {"input": "a" * 50, "instructions": "b " * 30, "max_output_tokens": 1}
+    for _ in range(30):
+        answer = served.post(PATH, {**body, "stream": stream})
+        assert answer.status_code == 200
+        assert 'error"' not in answer.text.replace('"error":null', "")
+    assert "is not stored" in caplog.text
+    served.state.close()
