@@ -300,13 +300,15 @@ def test_a_file_of_an_earlier_version_is_counted_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_unknown_and_odd_ids_are_404(asker: Asker, tmp_path: Path, in_file: bool) -> None:
+def test_unknown_and_odd_ids_are_refused(asker: Asker, tmp_path: Path, in_file: bool) -> None:
     path = str(tmp_path / "responses") if in_file else None
     served = Asker(asker.llm, response_store=path)
+    assert served.state.responses.get("\ud800") is None
+    assert not served.state.responses.delete("\ud800")
     for odd in ("\ud800", "\x00", "no", "\U0001f600"):
         content = json.dumps({"input": "Hello!", "previous_response_id": odd})
         answer = served.post(PATH, content=content, headers={"content-type": "application/json"})
-        error = error_of(answer, 404)
+        error = error_of(answer, 400 if odd == "\ud800" else 404)
         assert error["param"] == "previous_response_id"
     served.state.close()
 
