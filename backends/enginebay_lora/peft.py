@@ -11,12 +11,14 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from enginebay.adapters import AdapterRankError
-from enginebay.errors import CheckpointError, InputError, shown
+from enginebay.errors import CheckpointError, InputError, shown, shown_text
+from enginebay.regular_files import check_regular, read_regular
 from enginebay_lora.layers import Adapted, AdaptedEmbedding, by_module
 from enginebay_models.safetensors_file import StoredTensor, read_file
 from enginebay_startup.json_text import parse_json
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 16 * 2**20
 PREFIX = "base_model.model."
 _NAME = re.compile(
     r"(?P<module>.+)\.(?:lora_(?P<kind>[AB])\.weight|lora_embedding_(?P<embedding>[AB])"
@@ -82,6 +84,18 @@ def read_adapter(
     return arrays
 
 
+def home_of(folder: Path) -> Path:
+    """Return the folder out of which no link in `folder` may lead: itself, or for a snapshot in the
+    cache of the hub the folder of its repository, where the files are.
+    """
+    return folder.parent.parent if folder.parent.name == "snapshots" else folder
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """Return why a path cannot be read: it may hold what no path can, such as a NUL."""
+    return (isinstance(error, OSError) and error.strerror) or shown_text(str(error))
+
+
 def _wrong(given: str, allowed: str, todo: str = "") -> CheckpointError:
     usual = "Pass an adapter that was trained for this model, or fetch its files again."
     return CheckpointError(f"the adapter cannot be used: {given}", allowed, todo or usual)
@@ -89,10 +103,12 @@ def _wrong(given: str, allowed: str, todo: str = "") -> CheckpointError:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        text = (folder / CONFIG).read_bytes()
-    except OSError as error:
+        text = read_regular(folder / CONFIG, MAX_CONFIG_BYTES, inside=home_of(folder))
+    except InputError as error:
+        raise CheckpointError(f"the adapter cannot be used: {error}") from None
+    except (OSError, ValueError) as error:
         raise _wrong(
-            f"{folder / CONFIG} cannot be read ({error.strerror})",
+            f"{shown_text(str(folder))} cannot be read ({reason_of(error)})",
             f"a folder with {CONFIG} and {TENSORS}",
             "Pass the folder that PEFT's save_pretrained() has written.",
         ) from None
@@ -193,6 +209,12 @@ def _pairs(folder: Path, layers: Mapping[str, Adapted]) -> dict[str, dict[str, S
     """Return the tensors "A" and "B" of each layer."""
     pairs: dict[str, dict[str, StoredTensor]] = {}
     of_module = {part.module: one for one in layers.values() for part in one.parts}
+    try:
+        check_regular(folder / TENSORS, inside=home_of(folder))
+    except InputError as error:
+        raise CheckpointError(f"the adapter cannot be used: {error}") from None
+    except OSError:
+        pass  # read_file says what is missing
     for name, tensor in read_file(folder / TENSORS).items():
         found = _NAME.fullmatch(name.removeprefix(PREFIX))
         if found is None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from enginebay.errors import CheckpointError, InputError, shown, shown_text
 from enginebay.model import Model, TokenInfo
+from enginebay.regular_files import read_regular
 from enginebay_models.quantized_tensors import QuantizedTensor, Tensors
 from enginebay_models.safetensors_file import StoredTensor, read_file
 from enginebay_models.tensors import EMBEDDING, HEAD
@@ -22,6 +23,8 @@ from enginebay_startup.json_text import parse_json
 DEMO = "demo"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+MAX_JSON_BYTES = 2**30
+"""Max bytes of a file of a model that is text: tokenizers have tens of megabytes."""
 HUB_PATTERNS = (
     "*.json",
     "*.safetensors",
@@ -97,7 +100,7 @@ def _not_found(name: str, why: str) -> CheckpointError:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; CheckpointError for anything else."""
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(read_regular(path, MAX_JSON_BYTES).decode())
     except InputError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     except (ValueError, OSError) as error:

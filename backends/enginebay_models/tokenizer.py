@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import CheckpointError, shown, shown_text
+from enginebay.regular_files import read_regular
 from enginebay.text import Tokenizer
-from enginebay_models.checkpoint import read_json
+from enginebay_models.checkpoint import MAX_JSON_BYTES, read_json
 from enginebay_models.gil_free import decode_released, encode_released
 from enginebay_worker.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
@@ -212,7 +213,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         template: str | None = config.get("chat_template")
         return template
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, MAX_JSON_BYTES).decode()
     except (OSError, ValueError) as error:
         given = f"{path} cannot be read: {shown_text(str(error))}"
         raise CheckpointError(given, "a text in UTF-8", "Fetch the file again.") from error

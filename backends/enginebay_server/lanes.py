@@ -105,7 +105,11 @@ class Lanes:
         """Adapters that are loaded or unloaded."""
         self.files = Lane("files")
         """Files of the page."""
-        self._all = (self.small, self.large, self.guided, self.adapters, self.files)
+        self.ending = Lane("ending")
+        """Engines that are closed."""
+        self._all = (
+            self.small, self.large, self.guided, self.adapters, self.files, self.ending
+        )  # fmt: skip
 
     def of(self, scope: Mapping[str, Any], *, has_form: bool = False) -> Lane:
         """Return the lane on which a request is prepared."""

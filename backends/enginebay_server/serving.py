@@ -9,6 +9,7 @@ import errno
 import functools
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -39,6 +40,9 @@ log = logging.getLogger("enginebay.server")
 POLL_S = 0.05
 GC_THRESHOLDS = 50_000, 20, 100
 """Arguments of gc.set_threshold: new objects, and collections of a younger generation."""
+END_S = 60.0
+"""Seconds that the engines have to end after the last answer: a step or a compilation may run."""
+
 LAST_WORDS_S = 2.0
 """Seconds that requests have, after the drain timeout, to send their final error."""
 
@@ -204,10 +208,29 @@ def serve(
         announce = started and functools.partial(started, url)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             number = runner.run(run_until_drained(server, at, state, where, announce))
+        code = INTERRUPTED if number == signal.SIGINT else 0
+        end_in_time(models, thread, code)
+    return code
+
+
+def end_in_time(models: Sequence[ServedModel], warmup: threading.Thread, code: int) -> None:
+    """Close the engines, which also ends a compilation, and wait for the warm-up. Ends the process
+    with the exit code `code` if that takes more than END_S seconds: a thread that hangs must not
+    keep it.
+    """
+
+    def close() -> None:
         for model in models:
-            model.llm.close()  # this also ends a running compilation
-        thread.join()
-    return INTERRUPTED if number == signal.SIGINT else 0
+            model.llm.close()
+        warmup.join()
+
+    closing = threading.Thread(target=close, name="enginebay-end", daemon=True)
+    closing.start()
+    closing.join(END_S)
+    if closing.is_alive():
+        log.error("the engines have not ended after %g s; the process ends without them", END_S)
+        logging.shutdown()
+        os._exit(code)
 
 
 def load_model(config: EngineConfig) -> LLM:
@@ -328,7 +351,9 @@ async def drain(server: uvicorn.Server, state: Draining, ending: asyncio.Future[
                 await asyncio.sleep(POLL_S)
     if state.num_open:
         log.warning("the drain timeout ends %d requests", state.num_open)
-        await state.end_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await state.end_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while state.num_open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 from enginebay_server.lanes import Lanes
@@ -50,4 +49,4 @@ class AppState:
     async def end_all(self) -> None:
         """Close the engines, so that the accepted requests end with an error."""
         for model in self.models:
-            await asyncio.to_thread(model.llm.close)
+            await self.lanes.ending.run(model.llm.close)

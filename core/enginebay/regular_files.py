@@ -19,7 +19,7 @@ def read_regular(path: Path, max_bytes: int, *, inside: Path | None = None) -> b
     check_regular(path, inside=inside)
     # O_NONBLOCK: a pipe that took the place of the file since then is opened without waiting.
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(opened, "rb") as file:
+    with os.fdopen(opened, "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise _irregular(path)

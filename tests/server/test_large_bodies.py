@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -245,3 +247,24 @@ def test_an_exception_of_a_lane_is_that_of_its_caller() -> None:
         lane.close()
 
     asyncio.run(run())
+
+
+HOLDING = """
+import asyncio, threading, time
+from enginebay_server.lanes import Lane
+
+async def run():
+    lane = Lane("test")
+    task = asyncio.ensure_future(lane.run(threading.Event().wait))
+    await asyncio.sleep(0)
+    task.cancel()
+
+asyncio.run(run())
+print("ended")
+"""
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
+    command = [sys.executable, "-c", HOLDING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ended\n"
