@@ -19,6 +19,7 @@ from enginebay_server.parsing.constrained import (
 )
 from enginebay_server.parsing.contract import Parser, ParseRequest
 from enginebay_server.parsing.message import MessageParser
+from enginebay_server.parsing.schema_types import SchemaTypes
 from enginebay_server.served import ServedModel
 
 ToolMode = Literal["none", "auto", "required", "named"]
@@ -157,11 +158,12 @@ def _function(place: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
             param=f"tools.{place}",
         )
     assert isinstance(function, dict), "it was checked above"
-    kind = (parameters or {}).get("type", "object")
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+    types = SchemaTypes(parameters).types()
+    if "object" not in types:
+        given = ", ".join(sorted(types)) or shown((parameters or {}).get("type"))
         raise ApiError(
             400,
-            f"tools.{place}.function.parameters.type = {shown(kind)}. Allowed: object, because the "
+            f"tools.{place}.function.parameters of type {given}. Allowed: object, because the "
             'arguments of a call are an object. Pass "object", or leave it out.',
             param=f"tools.{place}.function.parameters.type",
         )

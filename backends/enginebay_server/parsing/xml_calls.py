@@ -19,27 +19,22 @@ from enginebay_server.parsing.contract import (
     Piece,
 )
 from enginebay_server.parsing.marks import TextBeforeMarks
+from enginebay_server.parsing.schema_types import ALL, SchemaTypes, Types, types_of_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 ARGUMENT, END_OF_ARGUMENT = "<parameter=", "</parameter>"
 _NAME = re.compile(r"([^<>\n]{1,200})>")
 _OPEN = re.compile(r"[^<>\n]{0,200}")
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "object": (dict,),
-    "array": (list,),
-}
+_WORDS: Mapping[str, bool | None] = {"True": True, "False": False, "None": None}
+"""Words of Python: the models' chat templates write these values so, and so do the models."""
 
 
 class XmlCallParser(Parser):
     """Returns a call when its function's tag is closed. A mark without a call is content."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._properties = {str(tool["name"]): _properties(tool) for tool in tools}
+        self._types = {str(tool["name"]): SchemaTypes(tool.get("parameters")) for tool in tools}
         self._writer = CallWriter()
         self._content = TextBeforeMarks((OPEN, FUNCTION))
         self._mark = ""
@@ -123,8 +118,9 @@ class XmlCallParser(Parser):
                 return None
             if rest.startswith((ARGUMENT, END_OF_FUNCTION)):
                 value = self._raw[self._at : end].removeprefix("\n").removesuffix("\n")
-                schema = self._properties.get(self._name, {}).get(self._key)
-                self._arguments[self._key] = _typed(value, schema)
+                schema = self._types.get(self._name)
+                types = ALL if schema is None else schema.of_property(self._key)
+                self._arguments[self._key] = _typed(value, types)
                 self._at, self._step = end + len(END_OF_ARGUMENT), self._argument
                 return []
             self._searched = end + len(END_OF_ARGUMENT)
@@ -168,25 +164,20 @@ class XmlCallParser(Parser):
         return [ContentDelta(text)] if text else []
 
 
-def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = tool.get("parameters")
-    found = parameters.get("properties") if isinstance(parameters, dict) else None
-    return found if isinstance(found, dict) else {}
+def _typed(text: str, types: Types) -> Any:
+    """Return the value of an argument, in one of the types if possible, else as text.
 
-
-def _typed(text: str, schema: Any) -> Any:
-    """Return the value of an argument, in the type of its schema if possible, else as text."""
-    asked = schema.get("type") if isinstance(schema, dict) else None
-    types = asked if isinstance(asked, list) else [asked]
-    if "string" in types:
+    A text that may be a string is one, but for null: null and None are null where it is allowed.
+    """
+    if types == ALL or ("string" in types and not ("null" in types and text in ("null", "None"))):
         return text
     try:
-        value = loads(text)
+        value = _WORDS[text] if text in _WORDS else loads(text)
     except (ValueError, RecursionError):
         return text
-    wanted = tuple(one for name in types for one in _TYPES.get(str(name), ()))
-    is_bool = isinstance(value, bool)
-    return value if isinstance(value, wanted) and (not is_bool or bool in wanted) else text
+    if isinstance(value, float) and "number" not in types and value.is_integer():
+        value = int(value)
+    return value if types & types_of_value(value) else text
 
 
 def _make(request: ParseRequest) -> Parser:
