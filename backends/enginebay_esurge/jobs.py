@@ -17,6 +17,7 @@ from enginebay.llm.priority import RequestPriority
 from enginebay.llm.prompts import Prompt
 from enginebay.llm.requests import with_id
 from enginebay.llm.segments import Segments
+from enginebay.text import ChatPrompt
 from enginebay.types import SamplingParams, as_sampling_params
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 from enginebay_faces.params import with_length
@@ -100,6 +101,8 @@ class Jobs:
             text, token_ids = prompt, self.tokenizer.encode(prompt)
         else:
             token_ids = [int(token_id) for token_id in prompt]
+            if isinstance(prompt, ChatPrompt):
+                token_ids = ChatPrompt(token_ids)
             text = self._text_of(token_ids)
         before = len(token_ids)
         about = {"request_id": request_id, "prompt": text, "engine": engine}
@@ -110,7 +113,8 @@ class Jobs:
             num_new = min(lengths.num_new, self._preparer.room(lengths.num_prompt))
             lengths = dataclasses.replace(lengths, num_new=num_new)
         if lengths.num_prompt < before:
-            token_ids = truncate(token_ids, lengths.num_prompt, self.rules.truncate_mode)
+            kind = type(token_ids)
+            token_ids = kind(truncate(token_ids, lengths.num_prompt, self.rules.truncate_mode))
             text = self._text_of(token_ids) if self._decodes_truncated else text
         changes: dict[str, Any] = {"max_tokens": lengths.num_new}
         if self._returns_logprobs and own.logprobs is None:

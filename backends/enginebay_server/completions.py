@@ -165,7 +165,13 @@ class CompletionAnswer:
             "text": self._echo.text(place) + ("" if is_prompt_only else one.text),
             "logprobs": self._logprobs(output, one, is_prompt_only=is_prompt_only),
             "finish_reason": "length" if is_prompt_only else one.finish_reason,
-            "stop_reason": stop_reason(self._model, self._params, one.token_ids, one.finish_reason),
+            "stop_reason": stop_reason(
+                self._model,
+                self._params,
+                one.token_ids,
+                one.finish_reason,
+                output.prompt_token_ids,
+            ),
         }
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_record(output.prompt_logprobs)
@@ -278,7 +284,11 @@ class CompletionStream(StreamWriter):
                 "logprobs": None,
                 "finish_reason": chunk.finish_reason,
                 "stop_reason": stop_reason(
-                    self._model, self._params, token_ids, chunk.finish_reason
+                    self._model,
+                    self._params,
+                    token_ids,
+                    chunk.finish_reason,
+                    self._prompts[index // self._num_each],
                 ),
             }
         )

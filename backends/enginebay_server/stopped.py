@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from enginebay.llm.assemble import MAX_CONTEXT
 from enginebay.text import StopChecker
 from enginebay.types import FinishReason, SamplingParams
 from enginebay_server.served import ServedModel
@@ -14,10 +15,12 @@ def stop_reason(
     params: SamplingParams,
     token_ids: Sequence[int],
     finish_reason: FinishReason | None,
+    after: Sequence[int] = (),
 ) -> str | int | None:
     """Return the stop text, or the id among stop_token_ids, that ended a completion.
 
-    Returns None if an end-of-sequence token or the length ended it.
+    `after` is the prompt that the completion continues; empty for an answer in a chat. Returns None
+    if an end-of-sequence token or the length ended it.
     """
     if finish_reason != "stop" or not token_ids:
         return None
@@ -25,7 +28,9 @@ def stop_reason(
         return token_ids[-1]
     if not params.stop:
         return None
-    text = model.llm.tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+    decoder = model.llm.tokenizer.decoder(
+        skip_special_tokens=params.skip_special_tokens, after=after[-MAX_CONTEXT:]
+    )
     checker = StopChecker(params.stop)
-    checker.push(text)
+    checker.push(decoder.push(token_ids) + decoder.flush())
     return checker.met

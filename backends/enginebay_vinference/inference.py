@@ -312,13 +312,14 @@ class vInference:  # noqa: N801  # the name its users know
         """Return a checked prompt's PromptText and text generator, which stops if
         `is_cancelled()`.
         """
-        ids = np.asarray([prompt_token_ids(self._tokenizer, prompt)], np.int32)
-        if ids.size == 0:
+        ids = prompt_token_ids(self._tokenizer, prompt)
+        if not ids:
             raise RequestError("an empty prompt", "at least one token", "Pass a prompt with text.")
-        state = self.init_state(ids, sampling_params=params.model_copy(update={"stop": ()}))
+        batch = np.asarray([ids], np.int32)
+        state = self.init_state(batch, sampling_params=params.model_copy(update={"stop": ()}))
         mask = np.asarray(state.model_kwargs["attention_mask"])[:1]
-        rows = list(real_rows(np.asarray(state.sequences)[:1], mask))
-        text = PromptText(self._requests.of_text(rows[0], params), self._tokenizer)
+        [row] = real_rows(np.asarray(state.sequences)[:1], mask)
+        text = PromptText(self._requests.of_text(type(ids)(row), params), self._tokenizer)
         return text, self._text_of(text, state, is_cancelled)
 
     @closable

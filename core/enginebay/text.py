@@ -31,6 +31,13 @@ class ChatOptions(TypedDict, total=False):
     max_prompt_tokens: int | None
 
 
+class ChatPrompt(list[int]):
+    """Token ids of a rendered conversation, after which an answer begins. Its text stands alone,
+    where the output after any other prompt continues the prompt's text: a tokenizer of the kind of
+    SentencePiece drops the first space of a text, and keeps that of a continuation.
+    """
+
+
 class TextDecoder(ABC):
     """Decodes token ids to text while they arrive. The parts join to the text of all ids decoded at
     once. A copy (copy.copy) continues from the same tokens, independently.
@@ -79,14 +86,19 @@ class Tokenizer(ABC):
         """Return the text of token ids."""
 
     @abstractmethod
-    def decoder(self, *, skip_special_tokens: bool = True) -> TextDecoder:
-        """Return a decoder for one stream of token ids."""
+    def decoder(
+        self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()
+    ) -> TextDecoder:
+        """Return a decoder for one stream of token ids. Its text continues that of the token ids
+        `after`, without repeating it.
+        """
 
     @abstractmethod
     def apply_chat_template(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> list[int]:
         """Render a conversation and return its token ids. The template writes all special tokens.
+        They are a ChatPrompt unless the final message is continued.
 
         RequestError for messages that are empty, malformed or refused by the template, and for a
         template that exceeds a limit. UnsupportedError when there is no chat template.

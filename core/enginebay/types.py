@@ -360,6 +360,10 @@ class Request:
     """How to pool the prompt's hidden states, for a request that wants them instead of tokens; None
     for a request that generates tokens.
     """
+    begins_text: bool = False
+    """Whether the output is a text of its own, as an answer in a chat is. If not, it continues the
+    prompt's text.
+    """
     streams: bool = False
     """Whether the caller reads tokens as they are made. This changes no token."""
 

@@ -25,10 +25,17 @@ class IncrementalDetokenizer(TextDecoder):
     text-generation-inference. A push decodes only its own tokens, held tokens and the last part.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
+    ) -> None:
+        """The text continues that of the token ids `after`."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._context: list[int] = []
+        self._context = self._context_in(after)
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -54,6 +61,17 @@ class IncrementalDetokenizer(TextDecoder):
         text = self._text_of(self._held) if self._held else ""
         self._context, self._held = [], []
         return text
+
+    def _context_in(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the fewest last tokens that have a text which ends with a whole character; all
+        tokens if none has a text, and [] if none of the texts ends so.
+        """
+        text = ""
+        for start in range(len(token_ids) - 1, -1, -1):
+            text = self._decode(list(token_ids[start:]))
+            if text and not text.endswith(UNFINISHED):
+                return list(token_ids[start:])
+        return [] if text else list(token_ids)
 
     def _decode(self, token_ids: list[int]) -> str:
         return (

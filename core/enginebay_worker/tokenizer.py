@@ -10,7 +10,7 @@ from typing import Any, Protocol, Unpack
 
 from enginebay.config_sections import TemplateLimits
 from enginebay.errors import PromptLengthError, RequestError
-from enginebay.text import ChatOptions, Message, Tokenizer
+from enginebay.text import ChatOptions, ChatPrompt, Message, Tokenizer
 from enginebay_worker.chat import Chat, WorkerChats
 from enginebay_worker.detokenizer import IncrementalDetokenizer
 from enginebay_worker.token_lengths import max_chars_per_token, settings_of
@@ -79,8 +79,10 @@ class TextTokenizer(Tokenizer):
             clean_up_tokenization_spaces=False,
         )
 
-    def decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+    def decoder(
+        self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()
+    ) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens, after=after)
 
     def apply_chat_template(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
@@ -88,7 +90,8 @@ class TextTokenizer(Tokenizer):
         fields: dict[str, Any] = {**options}
         max_prompt_tokens = fields.pop("max_prompt_tokens", None)
         text = self._chats.render(self.inner, Chat(messages, **fields))
-        return self.encode(text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens)
+        ids = self.encode(text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens)
+        return ids if options.get("continue_final_message") else ChatPrompt(ids)
 
     def _check_length(self, text: str, max_prompt_tokens: int) -> None:
         """PromptLengthError for a text that certainly has more tokens. Tokenising it would take 200

@@ -20,6 +20,10 @@ Fed = tuple[int, int, FinishReason | None, RequestMetrics | None]
 """The lengths of a completion's text and token_ids, its finish reason and metrics, at one time."""
 
 
+MAX_CONTEXT = 64
+"""Max tokens of a prompt that are looked at to decode its continuation."""
+
+
 class CompletionReader:
     """Turns the events of one completion into text, and ends the completion when a stop text
     appears. Belongs to the delivery thread until `done`, except read().
@@ -49,7 +53,7 @@ class CompletionReader:
         self._hidden = frozenset(sampling.stop_token_ids)
         self._abort = abort
         self._detokenizer = tokenizer.decoder(
-            skip_special_tokens=sampling.params.skip_special_tokens
+            skip_special_tokens=sampling.params.skip_special_tokens, after=_text_before(request)
         )
         self._sequences = SequenceChecker(sampling.params.stop_words_ids, sampling.min_tokens)
         self._num_early, self._is_early = sampling.min_tokens, False
@@ -175,6 +179,17 @@ class CompletionReader:
             logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
         )
+
+
+def _text_before(request: Request) -> list[int]:
+    """The last tokens of the prompt, if the output continues its text. Embeddings have no text."""
+    if request.begins_text:
+        return []
+    ids: list[int] = request.prompt_token_ids[-MAX_CONTEXT:].tolist()
+    if request.embeds is not None:
+        first = len(request.prompt_token_ids) - len(ids)
+        ids = ids[max(0, max(request.embeds.positions) + 1 - first) :]
+    return ids
 
 
 def _best_first(

@@ -29,7 +29,7 @@ from enginebay.llm.requested_processors import requested_processors
 from enginebay.llm.segments import Segments
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
-from enginebay.text import Tokenizer
+from enginebay.text import ChatPrompt, Tokenizer
 from enginebay.types import (
     ALL_LOGPROBS,
     MAX_STOP_TOKENS,
@@ -195,6 +195,7 @@ class Preparer:
                 adapter=adapter,
                 grammar=grammar,
                 pooling=pooling,
+                begins_text=isinstance(prompt, ChatPrompt),
             )
             for index in range(params.best_of or params.n)
         )
