@@ -154,7 +154,13 @@ class ChatAnswer:
         told = None
         if one.logprobs is not None:
             num_best = self._body.num_logprobs or 0
-            content = chat_logprobs(one.token_ids, one.logprobs, num_best, model.token_text)
+            content = chat_logprobs(
+                one.token_ids,
+                one.logprobs,
+                num_best,
+                model.words,
+                begins_text=not self._body.continue_final_message,
+            )
             told = {"content": content, "refusal": None}
         parser = self._use.parser(model, self._generation.handles[0].prompt_token_ids)
         reply = whole_reply(one.text, parser)
@@ -193,6 +199,8 @@ class ChatStream(StreamWriter):
         self._token_ids: list[list[int]] = [[] for _ in range(count)]
         prompt_ids = generation.handles[0].prompt_token_ids
         self._use = use
+        self._begins_text = [not body.continue_final_message] * count
+        """By completion, whether the next token is the first of its text."""
         self._parsers = [use.parser(self._model, prompt_ids) for _ in range(count)]
 
     def begin(self) -> bytes:
@@ -260,8 +268,10 @@ class ChatStream(StreamWriter):
                 chunk.delta_token_ids,
                 chunk.logprobs,
                 self._body.num_logprobs or 0,
-                self._model.token_text,
+                self._model.words,
+                begins_text=self._begins_text[index],
             )
+            self._begins_text[index] = False
             told = {"content": content, "refusal": None}
         return self._frames.choice(
             {"index": index, "delta": delta, "logprobs": told, "finish_reason": None}

@@ -190,9 +190,21 @@ class CompletionAnswer:
         if not is_prompt_only:
             token_ids += one.token_ids
             told += one.logprobs or []
-        return CompletionLogprobs(self._body.logprobs, self._model.token_text).record(
-            token_ids, told
-        )
+        return completion_logprobs(self._model, self._body, self._params).record(token_ids, told)
+
+
+def completion_logprobs(
+    model: ServedModel, body: CompletionBody, params: SamplingParams
+) -> CompletionLogprobs:
+    """Return the log-probabilities of one choice, whose tokens begin with the prompt's with
+    `echo`.
+    """
+    return CompletionLogprobs(
+        body.logprobs or 0,
+        model.words,
+        begins_text=bool(body.echo),
+        skips_special=params.skip_special_tokens,
+    )
 
 
 def prompt_record(told: Sequence[dict[int, float] | None] | None) -> list[Any]:
@@ -261,8 +273,7 @@ class CompletionStream(StreamWriter):
         text, token_ids = chunk.delta_text, list(chunk.delta_token_ids)
         told: list[dict[int, float] | None] = list(chunk.logprobs or ())
         if index not in self._logprobs:
-            num_best = self._body.logprobs or 0
-            self._logprobs[index] = CompletionLogprobs(num_best, self._model.token_text)
+            self._logprobs[index] = completion_logprobs(self._model, self._body, self._params)
             if self._body.echo:
                 text = self._echo.text(place) + text
                 token_ids = [*self._prompts[place], *token_ids]

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from enginebay.token_bytes import shown_bytes
 from enginebay_server.bodies import Body, TokenIds, check_unknown
 from enginebay_server.chat import ChatBody, render_chat
 from enginebay_server.completions import check_texts
@@ -55,7 +56,8 @@ def token_routes(state: AppState) -> APIRouter:
                 "tokens": token_ids,
             }
             if body.return_token_strs:
-                record["token_strs"] = [model.token_text(token_id) for token_id in token_ids]
+                each = model.words.of_each(token_ids, begins_text=True)
+                record["token_strs"] = [shown_bytes(own) for own, _ in each]
             return as_json(record, headers)
 
         return await state.lanes.of(request.scope).run(answer)
@@ -95,7 +97,7 @@ def tokenizer_record(model: ServedModel) -> dict[str, Any]:
         "pad_token": info.pad_token_id,
     }
     texts = {
-        name: None if token_id is None else model.token_text(token_id)
+        name: None if token_id is None else shown_bytes(model.words.of(token_id))
         for name, token_id in token_ids.items()
     }
     template = model.formats.chat.chat_template

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Literal
 from enginebay.config_sections import AUTO
 from enginebay.errors import EnginebayError, nearest, shown
 from enginebay.llm import LLM
+from enginebay.token_bytes import TokenBytes
 from enginebay_server.decode_rate import ROOFLINE
 from enginebay_server.errors import ApiError
 from enginebay_server.parsing.choose import choose_formats, model_chat
@@ -62,7 +62,7 @@ class ServedModel:
         self.warmup: WarmupState = "waiting"
         self.progress = (0, 0)
         self.failure: EnginebayError | None = None
-        self.token_text = functools.lru_cache(maxsize=65536)(self._token_text)
+        self.words = TokenBytes(llm.tokenizer)
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -137,10 +137,6 @@ class ServedModel:
         thread = threading.Thread(target=self.compile_all, name="enginebay-warmup", daemon=True)
         thread.start()
         return thread
-
-    def _token_text(self, token_id: int) -> str:
-        """Return the text of one token, also of special tokens."""
-        return self.llm.tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 class ServedModels:

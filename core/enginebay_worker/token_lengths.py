@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
+
+from enginebay.token_bytes import Part, pipeline_of
 
 NFC_CHARS: Final = 4
 """Max characters that the normalisation NFC makes one character of."""
 
 KEEPING: Final = frozenset({"ByteLevel", "Digits", "Metaspace"})
 """Pre-tokenizers of the tokenizers library that drop no character."""
-
-Part = Mapping[str, Any]
 
 
 def max_chars_per_token(settings: Part) -> int | None:
@@ -70,15 +69,6 @@ def chars_normalised(normaliser: Part | None) -> int | None:
         elif part["type"] != "Prepend":
             return None
     return factor
-
-
-def pipeline_of(part: Part | None, name: str) -> list[Part]:
-    """Return the parts of a pipeline, which may be one part, or none."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return [inner for one in part[name] for inner in pipeline_of(one, name)]
 
 
 def settings_of(backend: Any) -> Part:

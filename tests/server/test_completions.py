@@ -85,6 +85,24 @@ def test_log_probabilities_name_the_place_of_each_token(asker: Asker) -> None:
         assert [one for part in parts for one in part[name]] == told[name]
 
 
+def test_tokens_within_a_character_have_their_own_bytes_and_places(asker: Asker) -> None:
+    whole = "客 🫠"
+    fields: dict[str, Any] = {"prompt": "Hi", "guided_choice": [whole], "max_tokens": 40}
+    [choice] = asker.ok(PATH, **fields, logprobs=2)["choices"]
+    told = choice["logprobs"]
+    assert choice["text"] == whole
+    assert told["tokens"][0] == r"bytes:\xe5"
+    assert told["text_offset"] == sorted(told["text_offset"])
+    assert {0, 1} <= set(told["text_offset"]) <= {0, 1, 2, 3}
+    fields = {**fields, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True}
+    del fields["prompt"]
+    [choice] = asker.ok("/v1/chat/completions", **fields, top_logprobs=2)["choices"]
+    content = [e for e in choice["logprobs"]["content"] if e["token"] != "<|im_end|>"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content) == whole.encode()
+    found = asker.ok("/tokenize", prompt="客", return_token_strs=True)["token_strs"]
+    assert found == [r"\xe5", r"\xae", r"\xa2"]
+
+
 def test_the_prompt_alone_is_scored_without_new_tokens(asker: Asker) -> None:
     answer = asker.ok(PATH, prompt=TEXT, max_tokens=0, echo=True, logprobs=1)
     assert text(answer) == TEXT
