@@ -58,7 +58,8 @@ class Generation:
         self.usage_since_s: float | None = None
         """The value of Usage.since_s for this generation's answer."""
         self._metrics = metrics
-        self._num_open = 0
+        self._num_open: list[int] = []
+        """By job, the completions whose end was not counted yet."""
         self._last_s: dict[tuple[str, int], float] = {}
         self._limit = limit
         self._lane = lane
@@ -82,7 +83,7 @@ class Generation:
         except BaseException:
             self.close()
             raise
-        self._num_open = sum(handle.num_completions for handle in self.handles)
+        self._num_open = [handle.num_completions for handle in self.handles]
 
     def _submit(self, make: Callable[[], Sequence[PromptJob]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
         jobs = make()
@@ -115,18 +116,16 @@ class Generation:
             self.span.see(events)
         now_s = time.monotonic()
         for event in events:
+            place = self.place_of(event)
             if isinstance(event, StreamChunk):
                 self._count_chunk(event, now_s)
             elif event.error is not None:
-                self._count_ends("error", self._num_open)
-            elif (
-                self._num_open and event.output is not None
-            ):  # not streamed, so its tokens were not counted yet
+                self._count_ends(place, "error", self._num_open[place])
+            elif self._num_open[place] and event.output is not None:
+                # Not streamed, so its completions were not counted yet.
                 for one in event.output.outputs:
-                    self._count_ends(one.finish_reason or "error", 1)
-                made = self.handles[self.place_of(event)].num_completions
-                # completions that are not returned
-                self._num_open -= made - len(event.output.outputs)
+                    self._count_ends(place, one.finish_reason or "error", 1)
+                self._num_open[place] = 0  # completions that are not returned
         return events
 
     def _count_chunk(self, chunk: StreamChunk, now_s: float) -> None:
@@ -138,11 +137,13 @@ class Generation:
             if before_s is not None:
                 self._metrics.inter_token.observe((now_s - before_s) / num_tokens, num_tokens)
         if chunk.finish_reason is not None:
-            self._count_ends(chunk.finish_reason, 1)
+            self._count_ends(self.place_of(chunk), chunk.finish_reason, 1)
 
-    def _count_ends(self, reason: FinishReason, times: int) -> None:
+    def _count_ends(self, place: int, reason: FinishReason, times: int) -> None:
+        """Count the end of completions of a job, each of which is counted once."""
+        times = min(times, self._num_open[place])
         self._metrics.num_ended[reason] += times
-        self._num_open -= times
+        self._num_open[place] -= times
 
     async def outputs(self) -> list[RequestOutput]:
         """Return the outputs in the order of the jobs; raises the error of the first that fails."""
@@ -164,7 +165,8 @@ class Generation:
     def close(self) -> None:
         """Abort the requests that have not ended, and give the place to the next request."""
         self._is_closed = True
-        self._count_ends("abort", self._num_open)
+        for place, count in enumerate(self._num_open):
+            self._count_ends(place, "abort", count)
         self._events.close()
         self._leave()
 

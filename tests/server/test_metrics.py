@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -72,6 +72,47 @@ def test_times_are_counted_by_bucket(after: dict[str, float], name: str, count: 
     assert after[f"{name}_sum"] > 0
     buckets = [value for key, value in after.items() if key.startswith(f"{name}_bucket")]
     assert buckets == sorted(buckets)
+
+
+TWO = {"prompt": ["Once upon a time", "One day"], "max_tokens": 3, "ignore_eos": True}
+CHAT = {"messages": HELLO, "max_tokens": 3, "ignore_eos": True}
+MANY = {"n": 3, "temperature": 1, "seed": 1}
+KINDS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
+    ("completions", TWO, {"length": 2}),
+    ("completions", {**TWO, **MANY}, {"length": 6}),
+    ("completions", {**TWO, **MANY, "n": 1, "best_of": 3}, {"length": 2}),
+    ("completions", {**TWO, "stream": True}, {"length": 2}),
+    ("completions", {**TWO, **MANY, "stream": True}, {"length": 6}),
+    ("completions", {**TWO, "max_tokens": 0, "echo": True}, {"length": 2}),
+    ("completions", {**TWO, "stop": ["e"], "stream": True, "max_tokens": 40}, {"stop": 2}),
+    ("chat/completions", CHAT, {"length": 1}),
+    ("chat/completions", {**CHAT, **MANY, "stream": True}, {"length": 3}),
+    ("responses", {"input": "Hello!", "max_output_tokens": 3}, {"length": 1}),
+    ("messages", {"messages": HELLO, "max_tokens": 3, "stream": True}, {"length": 1}),
+    ("embeddings", {"input": ["a", "b"]}, {}),
+    ("completions", {**TWO, "prompt": []}, {}),
+]
+
+
+def test_each_completion_ends_once_and_no_counter_goes_down(asker: Asker) -> None:
+    before = samples(asker)
+    for path, body, ends in KINDS:
+        asker.post(f"/v1/{path}", body)
+        found = samples(asker)
+        counted = ("_total", "_bucket", "_count", "_sum")
+        fallen = {
+            name: (value, found[name])
+            for name, value in before.items()
+            if name.partition(" ")[0].endswith(counted) and found[name] < value
+        }
+        assert not fallen, (path, body)
+        changes = {
+            reason: found[name] - before[name]
+            for reason in ("stop", "length", "abort", "error")
+            for name in [f"enginebay:request_success_total finished_reason={reason}"]
+        }
+        assert {reason: n for reason, n in changes.items() if n} == ends, (path, body)
+        before = found
 
 
 def test_times_between_tokens_are_those_of_streams(after: dict[str, float]) -> None:
