@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.errors import shown
 from enginebay.outputs import RequestOutput, StreamChunk
@@ -27,6 +27,18 @@ from enginebay_server.stopped import stop_reason
 from enginebay_server.tools import ToolUse
 from enginebay_server.usage import Usage
 
+FAILED = "Error: "
+"""Begins the content of the result of a tool call that failed."""
+
+
+class OutputConfig(BaseModel):
+    """How the model answers. `effort` is a variable for chat templates that use it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    effort: str | None = None
+    format: None = None
+
 
 class CountBody(Body):
     """A conversation in Anthropic's form."""
@@ -38,21 +50,28 @@ class CountBody(Body):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     """Accepted and ignored: the chat template decides whether the model reasons."""
+    output_config: OutputConfig | None = None
 
     def as_chat(self, **others: Any) -> ChatBody:
-        """Return the same conversation in OpenAI's format. Raises ApiError for a malformed part."""
+        """Return the same conversation in OpenAI's format. Raises ApiError for a malformed part.
+
+        A final message of the assistant is the beginning of the answer, which continues it.
+        """
         messages: list[dict[str, Any]] = []
         if self.system:
             messages.append({"role": "system", "content": self.system})
         for place, message in enumerate(self.messages):
             messages += _chat_messages(place, message)
         choice = self.tool_choice or {}
+        if _is_begun(messages[-1]):
+            others |= {"continue_final_message": True, "add_generation_prompt": False}
         return ChatBody(
             model=self.model,
             messages=messages,
             tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
             tool_choice=_choice(choice),
             parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
+            reasoning_effort=None if self.output_config is None else self.output_config.effort,
             **others,
         )
 
@@ -78,6 +97,12 @@ class MessagesBody(CountBody):
             top_p=self.top_p,
             top_k=self.top_k,
         )
+
+
+def _is_begun(message: Mapping[str, Any]) -> bool:
+    """Return whether a final message is the beginning of the answer."""
+    is_answer = message.get("role") == "assistant" and not message.get("tool_calls")
+    return is_answer and bool(message.get("content"))
 
 
 def _choice(given: Mapping[str, Any]) -> str | dict[str, Any] | None:
@@ -120,7 +145,7 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
-            results.append({**result, "content": block.get("content")})
+            results.append(result | _result(block))
         elif kind not in ("thinking", "redacted_thinking"):
             param = f"messages.{place}.content.{number}"
             raise ApiError(
@@ -133,6 +158,19 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
     if calls:
         message["tool_calls"] = calls
     return [*results, message] if texts or calls or not results else results
+
+
+def _result(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a tool result. That of a failed call says so: few chat templates read
+    `is_error`.
+    """
+    content = block.get("content")
+    if not block.get("is_error"):
+        return {"content": content}
+    given = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(given, list):
+        return {"content": content}
+    return {"content": [{"type": "text", "text": FAILED}, *given], "is_error": True}
 
 
 def block_record(block: Block, *, is_new: bool = False) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -23,9 +25,36 @@ IGNORED = frozenset(
         "safety_identifier",
         "service_tier",
         "store",
+        "verbosity",
+        # of Anthropic's API, whose caching is always on here
+        "cache_control",
+        # of the Responses API: the number of calls of tools that OpenAI runs
+        "max_tool_calls",
     }
 )
-"""Fields of OpenAI's API that the server accepts and ignores."""
+"""Fields of the APIs that the server accepts and ignores."""
+
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "modalities": [["text"]],
+    "audio": [],
+    "prediction": [],
+    "web_search_options": [],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "moderation": [],
+    # of the Responses API
+    "prompt": [],
+    "conversation": [],
+    "top_logprobs": [0],
+    "context_management": [[], {}, {"edits": []}],
+    # of Anthropic's API
+    "container": [],
+    "mcp_servers": [[]],
+    "inference_geo": [],
+}
+"""Fields of the APIs that the server does not support, with the values that ask for nothing. Null
+is such a value too.
+"""
 
 IGNORED_HEADER = "x-enginebay-ignored"
 MAX_IGNORED = 100
@@ -78,12 +107,22 @@ def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
     unknown field, unless the setting `unknown_fields` is "ignore".
     """
     extra = body.model_extra or {}
-    unknown = extra.keys() - IGNORED
+    unknown = [name for name in extra.keys() - IGNORED if not _is_neutral(name, extra[name])]
+    first = min(unknown, default="")
+    given = shown(extra.get(first))
     extra.clear()  # they may be large, and nothing reads them
     if not unknown:
         return {}
+    if first in NEUTRAL and settings.unknown_fields == "refuse":
+        neutral = ["null", *map(json.dumps, NEUTRAL[first])]
+        raise ApiError(
+            400,
+            f"{first} = {given}. Allowed: {' or '.join(neutral)}, because it is not supported here. "
+            "Leave it out.",
+            param=first,
+            code="unsupported_parameter",
+        )
     if settings.unknown_fields == "refuse":
-        first = min(unknown)
         near = nearest(first, type(body).model_fields)
         raise ApiError(
             400,
@@ -97,13 +136,23 @@ def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
     return {IGNORED_HEADER: ", ".join(names)[:1000]}
 
 
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a field of an API asks for nothing."""
+    return name in NEUTRAL and (value is None or value in NEUTRAL[name])
+
+
 class StreamOptions(BaseModel):
     """Whether the events of a stream have token counts."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def asks_for_usage(self) -> bool:
+        """Whether the stream has token counts."""
+        return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class JsonSchema(BaseModel):
@@ -228,8 +277,9 @@ def sampling_params(
 
 
 def check_stream(body: GenerationBody) -> None:
-    """Raise ApiError for stream_options without a stream."""
-    if body.stream_options is not None and not body.stream:
+    """Raise ApiError for stream_options that ask for something without a stream."""
+    options = body.stream_options
+    if options is not None and options.asks_for_usage and not body.stream:
         raise ApiError(
             400,
             "stream_options is set without stream. Allowed: both, or neither. Pass stream = true.",

@@ -66,7 +66,7 @@ def chat_params(
     model: ServedModel, body: ChatBody, settings: ServerSettings, use: ToolUse
 ) -> SamplingParams:
     """Return the SamplingParams of a chat, with the constraint of a tool call that it demands."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(
             400,
             f"top_logprobs = {body.top_logprobs} is set without logprobs. Allowed: both. "

@@ -14,6 +14,9 @@ from enginebay_server.errors import ApiError
 ROLES = {"developer": "system"}
 """Roles with another name in chat templates."""
 
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""The types of parts of a content that are text, and the field that has the text."""
+
 
 def as_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages for a chat template; ApiError names the field of a malformed one."""
@@ -49,12 +52,9 @@ def _text(content: Any, param: str) -> str:
         )
     texts = []
     for number, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str) or part.get("type") not in (
-            "text",
-            "input_text",
-            "output_text",
-        ):
+        field = TEXT_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        text = None if field is None else part.get(field)
+        if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else part
             raise ApiError(
                 400,

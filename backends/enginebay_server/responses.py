@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.errors import shown
 from enginebay_server.blocks import Block
@@ -31,6 +31,25 @@ Metadata = Annotated[
     AtMost(MAX_METADATA, is_list=False),
 ]
 
+Include = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream. No event has padding, so there is nothing to switch off."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_obfuscation: bool | None = None
+
 
 class ResponsesBody(Body):
     """The body of a POST to /v1/responses: one turn of a conversation."""
@@ -53,8 +72,11 @@ class ResponsesBody(Body):
     user: Name | None = None
     truncation: Literal["disabled"] | None = None
     background: bool | None = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(64)] | None = None
-    """Accepted, because clients always send it, and ignored: nothing is encrypted."""
+    include: Annotated[list[Include], AtMost(64)] | None = None
+    """Accepted, because clients always send it, and ignored: nothing is encrypted, no tool of
+    OpenAI runs, and no log-probabilities are returned.
+    """
+    stream_options: StreamOptions | None = None
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -104,24 +126,32 @@ def input_messages(items: Sequence[Mapping[str, Any]]) -> list[MessageRecord]:
         kind = item.get("type", "message")
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+        elif kind in ("function_call", "custom_tool_call"):
+            function = {"name": item.get("name"), "arguments": _arguments(item)}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             if messages and messages[-1].get("tool_calls"):
                 messages[-1]["tool_calls"].append(call)
             else:
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             message = {"role": "tool", "tool_call_id": item.get("call_id")}
             messages.append({**message, "content": item.get("output")})
         elif kind != "reasoning":
             raise ApiError(
                 400,
                 f"input.{place} of type {shown(kind)}. Allowed: message, function_call, "
-                "function_call_output and reasoning. Leave it out.",
+                "function_call_output, custom_tool_call, custom_tool_call_output and reasoning. "
+                "Leave it out.",
                 param=f"input.{place}",
             )
     return messages
+
+
+def _arguments(item: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call. The text of a custom tool's call is its one argument."""
+    if item["type"] == "custom_tool_call":
+        return json.dumps({"input": item.get("input", "")})
+    return item.get("arguments", "{}")
 
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +302,7 @@ class ResponseRecords:
         num_reasoning = sum(len(encode(text, add_special_tokens=False)) for text in texts)
         return {
             "input_tokens": usage.num_prompt,
-            "input_tokens_details": {"cached_tokens": usage.num_cached},
+            "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
             "output_tokens": usage.num_new,
             "output_tokens_details": {"reasoning_tokens": num_reasoning},
             "total_tokens": usage.num_prompt + usage.num_new,

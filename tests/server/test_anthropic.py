@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from enginebay_server.anthropic import CountBody
+from enginebay_server.messages_in import as_messages
 from tests.server.asking import HELLO, Asker
 from tests.server.test_tools import CALL, PARSERS
 
@@ -139,6 +141,42 @@ def test_tools_and_results_reach_the_chat_template(asker: Asker) -> None:
     assert call["tool_calls"][0]["function"] == {"name": "now", "arguments": {"zone": "UTC"}}
     assert (tool["role"], tool["tool_call_id"], tool["content"]) == ("tool", "1", "noon")
     assert thanks == {"role": "user", "content": "Thanks."}
+
+
+@pytest.mark.parametrize("content", ["The sky is", [{"type": "text", "text": "The sky is"}]])
+def test_a_final_message_of_the_assistant_is_continued(asker: Asker, content: Any) -> None:
+    messages = [
+        {"role": "user", "content": "What color is the sky?"},
+        {"role": "assistant", "content": content},
+    ]
+    found = asker.ok(PATH, messages=messages, max_tokens=20)
+    chat = asker.ok(
+        "/v1/chat/completions",
+        messages=messages,
+        max_tokens=20,
+        continue_final_message=True,
+        add_generation_prompt=False,
+    )
+    assert found["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+    usage = found["usage"]
+    num_prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert num_prompt == chat["usage"]["prompt_tokens"] == 19
+    counted = asker.ok(f"{PATH}/count_tokens", messages=messages)
+    assert counted == {"input_tokens": num_prompt}
+
+
+@pytest.mark.parametrize("content", ["no such city", [{"type": "text", "text": "no such city"}]])
+def test_a_failed_call_says_so(content: Any) -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": content}
+    said = []
+    for is_error in (True, False):
+        one = {"role": "user", "content": [{**result, "is_error": is_error}]}
+        [message] = as_messages(CountBody(messages=[one]).as_chat().messages)
+        said.append(message["content"])
+    assert said == ["Error: no such city", "no such city"]
+    empty = {**result, "content": None, "is_error": True}
+    [message] = CountBody(messages=[{"role": "user", "content": [empty]}]).as_chat().messages
+    assert message["content"] == [{"type": "text", "text": "Error: "}]
 
 
 def test_tokens_are_counted(asker: Asker) -> None:
