@@ -109,7 +109,7 @@ def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
     extra = body.model_extra or {}
     unknown = [name for name in extra.keys() - IGNORED if not _is_neutral(name, extra[name])]
     first = min(unknown, default="")
-    given = shown(extra.get(first))
+    given = shown(extra[first]) if first in NEUTRAL else ""
     extra.clear()  # they may be large, and nothing reads them
     if not unknown:
         return {}
@@ -117,8 +117,8 @@ def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
         neutral = ["null", *map(json.dumps, NEUTRAL[first])]
         raise ApiError(
             400,
-            f"{first} = {given}. Allowed: {' or '.join(neutral)}, because it is not supported here. "
-            "Leave it out.",
+            f"{first} = {given}. Allowed: {' or '.join(neutral)}, because it is not supported "
+            "here. Leave it out.",
             param=first,
             code="unsupported_parameter",
         )
