@@ -14,6 +14,7 @@ from enginebay.adapters import AdapterRankError
 from enginebay.errors import CheckpointError, InputError, shown, shown_text
 from enginebay.regular_files import check_regular, read_regular
 from enginebay_lora.layers import Adapted, AdaptedEmbedding, by_module
+from enginebay_lora.peft_fields import check_fields, wrong
 from enginebay_models.safetensors_file import StoredTensor, read_file
 from enginebay_startup.json_text import parse_json
 
@@ -27,21 +28,6 @@ _NAME = re.compile(
 TARGETED = ("embed_tokens", "lm_head")
 """Layers that have slots only if lora_targets names them."""
 _PLAIN = re.compile(r"\^?(?:\w|\\?\.)+")
-
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "modules_to_save": (None, [], ()),
-    "use_dora": (None, False),
-    "lora_bias": (None, False),
-    "fan_in_fan_out": (None, False),
-    "trainable_token_indices": (None, [], {}),
-    "megatron_config": (None,),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "use_bdlora": (None, False),
-}
-"""Fields that change the model in a way that slots cannot hold, with the values that do not."""
 
 
 def read_adapter(
@@ -58,16 +44,18 @@ def read_adapter(
     config = _read_config(folder)
     scales = Scales.of(config, max_rank)
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for module, pair in _pairs(folder, layers).items():
+    stored = _pairs(folder, layers)
+    _check_tying(config, stored)
+    for module, pair in stored.items():
         (outputs, inputs), (rank, factor) = parts[module].shape, scales.of_module(module)
         if rank > max_rank:
             raise _rank_error(f"rank {rank} of layer {shown(module)}", rank, max_rank)
         for kind, allowed in (("A", (rank, inputs)), ("B", (outputs, rank))):
             if kind not in pair:
-                raise _wrong(f"layer {shown(module)} has no tensor lora_{kind}", "both tensors")
+                raise wrong(f"layer {shown(module)} has no tensor lora_{kind}", "both tensors")
             if pair[kind].shape != allowed:
                 given = f"tensor {shown(pair[kind].name)} has shape {list(pair[kind].shape)}"
-                raise _wrong(given, f"{list(allowed)}, for rank {rank} and this model")
+                raise wrong(given, f"{list(allowed)}, for rank {rank} and this model")
         a, b = (pair[kind].view().astype(np.float32) for kind in "AB")
         with np.errstate(over="ignore", invalid="ignore"):
             pairs[module] = a, b * np.float32(factor)
@@ -75,7 +63,7 @@ def read_adapter(
                 np.isfinite(one.astype(dtype).astype(np.float32)).all() for one in pairs[module]
             )
         if not finite:
-            raise _wrong(f"layer {shown(module)} holds NaN or infinity", f"finite {dtype} weights")
+            raise wrong(f"layer {shown(module)} holds NaN or infinity", f"finite {dtype} weights")
     arrays: dict[str, np.ndarray] = {}
     for layer in layers.values():
         own = {part.module: pairs[part.module] for part in layer.parts if part.module in pairs}
@@ -96,18 +84,13 @@ def reason_of(error: OSError | ValueError) -> str:
     return (isinstance(error, OSError) and error.strerror) or shown_text(str(error))
 
 
-def _wrong(given: str, allowed: str, todo: str = "") -> CheckpointError:
-    usual = "Pass an adapter that was trained for this model, or fetch its files again."
-    return CheckpointError(f"the adapter cannot be used: {given}", allowed, todo or usual)
-
-
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         text = read_regular(folder / CONFIG, MAX_CONFIG_BYTES, inside=home_of(folder))
     except InputError as error:
         raise CheckpointError(f"the adapter cannot be used: {error}") from None
     except (OSError, ValueError) as error:
-        raise _wrong(
+        raise wrong(
             f"{shown_text(str(folder))} cannot be read ({reason_of(error)})",
             f"a folder with {CONFIG} and {TENSORS}",
             "Pass the folder that PEFT's save_pretrained() has written.",
@@ -117,17 +100,26 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (InputError, UnicodeDecodeError):
         config = None
     if not isinstance(config, dict):
-        raise _wrong(f"{folder / CONFIG} is not a JSON object", "a configuration of PEFT")
+        raise wrong(f"{folder / CONFIG} is not a JSON object", "a configuration of PEFT")
     if config.get("peft_type") != "LORA":
-        raise _wrong(f"peft_type = {shown(config.get('peft_type'))}", "LORA")
-    for field, neutral in _NEUTRAL.items():
-        if config.get(field, neutral[0]) not in neutral:
-            raise _wrong(
-                f"{field} = {shown(config[field])}",
-                f"{field} = {neutral[0]!r}",
-                "Train an adapter without it, or merge it into the weights of the model.",
-            )
+        raise wrong(f"peft_type = {shown(config.get('peft_type'))}", "LORA")
+    check_fields(config)
     return config
+
+
+def _check_tying(config: Mapping[str, Any], modules: Iterable[str]) -> None:
+    """Refuse an adapter of an embedding that PEFT also applies to the head that is tied to it."""
+    tying = config.get("ensure_weight_tying")
+    if tying in (None, False):
+        return
+    if tying is not True:
+        raise wrong(f"ensure_weight_tying = {shown(tying)}", "true or false")
+    if tied := [one for one in modules if one.rpartition(".")[2] in TARGETED]:
+        raise wrong(
+            f"ensure_weight_tying = True with matrices of layer {shown(tied[0])}",
+            "ensure_weight_tying = False",
+            "Train an adapter without it, or merge it into the weights of the model.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +139,13 @@ class Scales:
         """Check the fields of a configuration."""
         rank, is_stable = config.get("r"), config.get("use_rslora")
         if not _is_rank(rank):
-            raise _wrong(f"r = {shown(rank)}", "a whole number of at least 1")
+            raise wrong(f"r = {shown(rank)}", "a whole number of at least 1")
         if rank > max_rank and not config.get("rank_pattern"):
             raise _rank_error(f"r = {rank}", rank, max_rank)
         if not _is_number(config.get("lora_alpha")):
-            raise _wrong(f"lora_alpha = {shown(config.get('lora_alpha'))}", "a number")
+            raise wrong(f"lora_alpha = {shown(config.get('lora_alpha'))}", "a number")
         if is_stable not in (None, True, False):
-            raise _wrong(f"use_rslora = {shown(is_stable)}", "true or false")
+            raise wrong(f"use_rslora = {shown(is_stable)}", "true or false")
         ranks = _pattern(config, "rank_pattern", _is_rank, "whole numbers of at least 1")
         alphas = _pattern(config, "alpha_pattern", _is_number, "numbers")
         return cls(rank, float(config["lora_alpha"]), ranks, alphas, bool(is_stable))
@@ -191,12 +183,12 @@ def _pattern(
     """
     given = config.get(field) or {}
     if not isinstance(given, dict):
-        raise _wrong(f"{field} = {shown(given)}", "an object of names of layers")
+        raise wrong(f"{field} = {shown(given)}", "an object of names of layers")
     for name, value in given.items():
         if not _PLAIN.fullmatch(name):
-            raise _wrong(f"{field} with the key {shown(name)}", "names of layers, or their ends")
+            raise wrong(f"{field} with the key {shown(name)}", "names of layers, or their ends")
         if not is_allowed(value):
-            raise _wrong(f"{field}[{shown(name)}] = {shown(value)}", allowed)
+            raise wrong(f"{field}[{shown(name)}] = {shown(value)}", allowed)
     return {name.replace("\\.", "."): value for name, value in given.items()}
 
 
@@ -219,19 +211,19 @@ def _pairs(folder: Path, layers: Mapping[str, Adapted]) -> dict[str, dict[str, S
         found = _NAME.fullmatch(name.removeprefix(PREFIX))
         if found is None:
             allowed = "lora_A.weight and lora_B.weight, or lora_embedding_A and _B, of layers only"
-            raise _wrong(f"tensor {shown(name)}", allowed)
+            raise wrong(f"tensor {shown(name)}", allowed)
         module, kind, of_embedding, base = found.group("module", "kind", "embedding", "base")
         if module not in of_module:
             raise _unknown(module, of_module)
         if base and module.rpartition(".")[2] in TARGETED:
             continue  # PEFT saves the model's own weight beside the adapter of a head or embedding
         if base:
-            raise _wrong(f"tensor {shown(name)}", "tensors of adapters")
+            raise wrong(f"tensor {shown(name)}", "tensors of adapters")
         if isinstance(of_module[module], AdaptedEmbedding) != bool(of_embedding):
-            raise _wrong(f"tensor {shown(name)}", "tensors of the kind of the layer")
+            raise wrong(f"tensor {shown(name)}", "tensors of the kind of the layer")
         pairs.setdefault(module, {})[kind or of_embedding] = tensor
     if not pairs:
-        raise _wrong(f"{TENSORS} has no tensors", "the tensors of at least one layer")
+        raise wrong(f"{TENSORS} has no tensors", "the tensors of at least one layer")
     return pairs
 
 
@@ -242,7 +234,7 @@ def _unknown(module: str, known: Iterable[str]) -> CheckpointError:
     todo = "Pass an adapter for this model; fused layers and experts cannot have adapters."
     if leaf in TARGETED:
         todo = f"Set lora_targets = {[*leaves, leaf]}, if the model has this layer of its own."
-    return _wrong(
+    return wrong(
         f"layer {shown(module)}, which this model does not have or cannot adapt",
         f"the layers {', '.join(leaves)} of the model",
         f"{todo} See lora_targets if the layer is left out there.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay_lora.peft_fields import FIELDS
 from tests.parity import reference, tiny
 
 pytestmark = [
@@ -50,6 +52,12 @@ def write_by_peft(folder: Path, model: Path, seed: int, setting: dict[str, Any])
                 weight.normal_(std=0.5 * weight.shape[1] ** -0.5)
     adapted.save_pretrained(folder)
     return adapted
+
+
+def test_each_field_of_this_peft_is_read_neutral_or_refused() -> None:
+    import peft
+
+    assert {field.name for field in dataclasses.fields(peft.LoraConfig)} <= FIELDS
 
 
 @pytest.mark.parametrize("variant", ["llama-mha", "qwen3-tied", "gemma3-mixed"])

@@ -105,32 +105,6 @@ def test_factor_is_alpha_over_rank_or_over_its_root(layers: Layers, tmp_path: Pa
         np.testing.assert_allclose(stable[path], factor * array, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"peft_type": "IA3"}, "peft_type = 'IA3'. Allowed: LORA"),
-        ({"bias": "all"}, "bias = 'all'. Allowed: bias = 'none'"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
-        ({"use_dora": True}, "use_dora = True"),
-        ({"rank_pattern": {"q_.*": 2}}, "rank_pattern with the key 'q_.*'"),
-        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern['q_proj'] = 0"),
-        ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern['q_proj'] = '4'"),
-        ({"alpha_pattern": [1]}, "alpha_pattern = [1]"),
-        ({"r": 0}, "r = 0"),
-        ({"r": 3}, "has shape"),
-        ({"lora_alpha": None}, "lora_alpha = None"),
-        ({"use_rslora": "yes"}, "use_rslora = 'yes'"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_a_field_that_slots_cannot_hold_is_refused_by_name(
-    layers: Layers, tmp_path: Path, fields: dict[str, Any], message: str
-) -> None:
-    folder = change_config(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), **fields)
-    with pytest.raises(CheckpointError, match=re.escape(message)):
-        read(folder, layers)
-
-
 def test_a_rank_above_that_of_the_slots_has_its_own_error(layers: Layers, tmp_path: Path) -> None:
     folder = change_config(write_adapter(tmp_path / "a", TINY, targets=["q_proj"]), r=9)
     message = "r = 9. Allowed: at most 8. Pass --max-lora-rank 9."
