@@ -124,9 +124,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
+_BY_MODEL_TYPE = {
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mpt": "MptForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+"""model_type -> the language model that transformers makes of it."""
+
+
 def read_architecture(config: Mapping[str, Any]) -> str:
-    """Return the first architecture of config.json; CheckpointError without one."""
+    """Return the first architecture of config.json; without `architectures`, that of model_type,
+    as transformers does. CheckpointError when neither says it.
+    """
     names = config.get("architectures")
+    kind = config.get("model_type")
+    if not names and isinstance(kind, str) and kind in _BY_MODEL_TYPE:
+        return _BY_MODEL_TYPE[kind]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         given = f"config.json has architectures = {shown(names)}"
         raise CheckpointError(

@@ -28,7 +28,7 @@ def positive(
     """Read a field that must be an integer from 1 to `most`; `default` if it is absent."""
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise bad_field(name, value, "a positive whole number")
+        raise bad_field(name, value, "a positive whole number", is_null=name in config)
     if value > most:
         raise bad_field(name, value, f"1 to {most}")
     return value
@@ -41,7 +41,7 @@ def number(config: Mapping[str, Any], name: str, default: float, *, path: str = 
     """
     value = config.get(name, default)
     if not is_number(value) or value <= 0:
-        raise bad_field(path or name, value, "a positive number")
+        raise bad_field(path or name, value, "a positive number", is_null=name in config)
     return float(value)
 
 
@@ -49,17 +49,17 @@ def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """Read a field that must be true or false."""
     value = config.get(name, default)
     if not isinstance(value, bool):
-        raise bad_field(name, value, "true or false")
+        raise bad_field(name, value, "true or false", is_null=name in config)
     return value
 
 
-def bad_field(name: str, value: object, allowed: str) -> CheckpointError:
-    """Return the error for a field that is missing, null, malformed or not supported."""
-    given = (
-        f"config.json has no {name}"
-        if value is None
-        else f"config.json has {name} = {shown(value)}"
-    )
+def bad_field(name: str, value: object, allowed: str, *, is_null: bool = False) -> CheckpointError:
+    """Return the error for a field that is missing, malformed or not supported. With `is_null` a
+    value None is a null in the file, and not a missing field.
+    """
+    given = f"config.json has {name} = {'null' if value is None else shown(value)}"
+    if value is None and not is_null:
+        given = f"config.json has no {name}"
     return CheckpointError(
         given, allowed, "Correct the checkpoint's config.json, or choose another model."
     )

@@ -21,6 +21,13 @@ from enginebay_models.rope_config import check_spec, read_rope
 
 _DEFAULT_HEAD_DIM = 256
 _DEFAULT_KV_HEADS = 4
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+"""What transformers takes for fields that the configuration of Gemma 3 4B leaves out."""
 _DEFAULT_THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 _DEFAULT_PATTERN = 6
 """Every sixth layer has full attention."""
@@ -32,7 +39,7 @@ class Gemma3Family(ModelFamily):
     """
 
     name = "gemma3"
-    architectures = ("Gemma3ForCausalLM",)
+    architectures = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
     def build(
         self,
@@ -45,7 +52,7 @@ class Gemma3Family(ModelFamily):
         if flag(config, "use_bidirectional_attention", default=False):
             raise bad_field("use_bidirectional_attention", value=True, allowed="false or absent")
         # Names and defaults that differ from those of the shared reader.
-        shared = {"tie_word_embeddings": True} | dict(config)
+        shared = dict(_DEFAULTS) | dict(config)
         shared["hidden_act"] = config.get("hidden_activation", "gelu_pytorch_tanh")
         decoder = read_decoder(
             _with_rope(shared, FULL),

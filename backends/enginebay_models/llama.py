@@ -17,7 +17,7 @@ class LlamaFamily(ModelFamily):
     """
 
     name = "llama"
-    architectures = ("LlamaForCausalLM",)
+    architectures = ("LlamaForCausalLM", "LLaMAForCausalLM")
 
     def build(
         self,

@@ -159,7 +159,7 @@ class MptFamily(ModelFamily):
     """Multi-head attention with ALiBi, without biases, as in transformers."""
 
     name = "mpt"
-    architectures = ("MptForCausalLM",)
+    architectures = ("MptForCausalLM", "MPTForCausalLM")
 
     def build(
         self,

@@ -8,11 +8,11 @@ from enginebay.hooks import Register, hookimpl
 
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
-    "gemma3": ("Gemma3ForCausalLM",),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     "lfm2": ("Lfm2ForCausalLM",),
-    "llama": ("LlamaForCausalLM",),
+    "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
     "mistral": ("MistralForCausalLM",),
-    "mpt": ("MptForCausalLM",),
+    "mpt": ("MptForCausalLM", "MPTForCausalLM"),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
     "qwen3_moe": ("Qwen3MoeForCausalLM",),

@@ -20,6 +20,7 @@ from enginebay_models.load import LoadProgress, Place, load_weights
 from enginebay_models.quantized_tensors import Tensors, quantized_weights
 from enginebay_models.sampling_defaults import read_sampling_defaults
 from enginebay_models.stored_quantization import quantization_of, read_stored
+from enginebay_models.text_part import COMPOSITE, text_config, text_tensors
 
 
 class CheckpointSource:
@@ -30,10 +31,16 @@ class CheckpointSource:
 
     def __init__(self, name_or_path: str) -> None:
         self.folder: Path = find_folder(name_or_path)
-        self.config: Mapping[str, Any] = read_config(self.folder)
+        self.config: Mapping[str, Any] = text_config(read_config(self.folder))
         self.architecture: str = read_architecture(self.config)
         self.token_info: TokenInfo = read_token_info(self.folder, self.config)
-        self.quantization: str = quantization_of(self.config)
+
+    @cached_property
+    def quantization(self) -> str:
+        """Return the name of the form of quantised weights. It is read when it is needed: a family
+        that is not served is refused before a quantisation that is not served.
+        """
+        return quantization_of(self.config)
 
     @cached_property
     def sampling_defaults(self) -> Mapping[str, Any]:
@@ -64,4 +71,7 @@ class CheckpointSource:
         return load_weights(model, stored, form=form, place=place, verify=verify, progress=progress)
 
     def _tensors(self) -> Tensors:
-        return read_stored(self.config, find_tensors(self.folder))
+        stored = find_tensors(self.folder)
+        if self.architecture in COMPOSITE:
+            stored = text_tensors(stored)
+        return read_stored(self.config, stored)

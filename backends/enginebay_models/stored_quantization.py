@@ -21,11 +21,11 @@ READERS: Mapping[str, Callable[[Mapping[str, Any], Stored], Tensors]] = {
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:
-    """Return quant_method of quantization_config, "none" without it. CheckpointError for a method
-    that is not served.
+    """Return quant_method of quantization_config, "none" if that is absent or null.
+    CheckpointError for a method that is not served, and for none.
     """
     fields = config.get("quantization_config")
-    if not fields:
+    if fields is None:
         return NO_QUANTIZATION
     if not isinstance(fields, Mapping):
         raise refused("quant_method", fields, ", ".join(READERS))

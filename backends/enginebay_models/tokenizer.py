@@ -8,6 +8,7 @@ transformers itself uses.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -48,11 +49,41 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     settings = folder / "tokenizer_config.json"
     config = read_json(settings) if settings.is_file() else {}
     _check_settings(config)
+    _check_sentencepiece(folder)
     if _may_be_plain(folder, config):
         plain = PlainTokenizer(folder, config)
         if plain.says_all(config):
             return TextTokenizer(plain)
     return TextTokenizer(_from_transformers(folder, config.get("tokenizer_class")))
+
+
+def _check_sentencepiece(folder: Path) -> None:
+    """Raise CheckpointError for a SentencePiece model alone that the library is missing for."""
+    path = folder / "tokenizer.model"
+    if (folder / "tokenizer.json").is_file() or not path.is_file():
+        return
+    with path.open("rb") as file:
+        is_protobuf = file.read(1) == b"\n"  # the first field; a file of tiktoken is a text
+    missing = [
+        name
+        for name, module in (("sentencepiece", "sentencepiece"), ("protobuf", "google.protobuf"))
+        if is_protobuf and not _has_module(module)
+    ]
+    if missing:
+        raise CheckpointError(
+            f"{folder} has its tokenizer as a SentencePiece model only (tokenizer.model), and "
+            f"{' and '.join(missing)} is not installed",
+            "tokenizer.json, or tokenizer.model with the packages sentencepiece and protobuf",
+            "Install them with pip install 'enginebay[sentencepiece]', or copy the tokenizer.json "
+            "that a newer release of the model has.",
+        )
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that the module is in
+        return False
 
 
 def as_transformers(tokenizer: Tokenizer) -> HuggingFaceTokenizer:

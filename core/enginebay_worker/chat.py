@@ -146,9 +146,12 @@ def _check_tools(tools: Any) -> None:
         )
 
 
+_CALLS = ("tool_calls", "function_call")
+
+
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise RequestError unless `messages` is a non-empty sequence of mappings with a role and a
-    content.
+    content. An assistant's message with calls of tools needs no content.
     """
     todo = 'Pass a list such as [{"role": "user", "content": "Hello"}].'
     allowed = "mappings with a role (a string) and a content (a string or a list)"
@@ -163,7 +166,8 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise RequestError(f"message {index} of type {type(message).__name__}", allowed, todo)
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise RequestError(f"message {index} with role {message.get('role')!r}", allowed, todo)
-        if "content" not in message or not isinstance(message["content"], str | list | None):
+        calls = message["role"] == "assistant" and any(message.get(one) for one in _CALLS)
+        if not isinstance(message.get("content", None if calls else 0), str | list | None):
             raise RequestError(
                 f"message {index} ({message['role']}) without a text or list as content",
                 allowed,

@@ -190,6 +190,25 @@ def test_values_that_json_has_not(own: Tokenizer) -> None:
         deep = deep.pop()  # not by recursion
 
 
+def test_an_assistants_message_with_calls_needs_no_content(own: Tokenizer) -> None:
+    """As transformers renders it; a message without calls needs a content."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    template = "{% for m in messages %}[{{ m.role }}{{ m.content }}{{ m.tool_calls }}]{% endfor %}"
+    chat = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    ids = own.apply_chat_template(chat, chat_template=template)
+    assert "[assistant[{'type': 'function'" in own.decode(ids)
+    for message in ({"role": "assistant"}, {"role": "user", "tool_calls": [call]}):
+        with pytest.raises(RequestError, match="without a text or list as content"):
+            own.apply_chat_template([*HELLO, message])
+    with pytest.raises(RequestError, match="no text in"):
+        own.apply_chat_template(
+            chat,
+            chat_template=template,
+            continue_final_message=True,
+            add_generation_prompt=False,
+        )
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

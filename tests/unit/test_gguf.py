@@ -23,8 +23,10 @@ from enginebay.model import Model
 from enginebay.registry import load_registry
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.gguf.block_types import BLOCK_TYPES
-from enginebay_models.gguf.header import read_gguf
+from enginebay_models.gguf.header import read_gguf, read_parts
+from enginebay_models.gguf.metadata import Metadata
 from enginebay_models.gguf.source import GgufSource
+from enginebay_models.gguf.vocabulary import read_vocabulary
 from enginebay_models.opening import open_stored_model
 from enginebay_models.rope_config import read_rope
 from enginebay_models.source import CheckpointSource
@@ -285,6 +287,19 @@ def test_another_architecture_and_type_are_refused_by_name(tmp_path: Path) -> No
     _finish(writer)
     with pytest.raises(CheckpointError, match=r"'blk.0.ffn_up.weight' of type Q2_K.*Q4_K"):
         open_stored_model(str(tmp_path / "b.gguf"))
+
+
+@pytest.mark.parametrize("role", ["eos", "eot", "eom"])
+def test_an_end_outside_the_vocabulary_is_refused(tmp_path: Path, role: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", "a"])
+    writer.add_uint32(f"tokenizer.ggml.{role}_token_id", 4)
+    writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
+    _finish(writer)
+    metadata = Metadata(read_parts(tmp_path / "a.gguf"))
+    with pytest.raises(CheckpointError, match=rf"{role}_token_id = 4. Allowed: 0 to 3"):
+        read_vocabulary(metadata)
 
 
 def _finish(writer: gguf.GGUFWriter) -> None:

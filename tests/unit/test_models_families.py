@@ -267,7 +267,7 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": None}, "no hidden_size"),
+        ({"hidden_size": None}, "hidden_size = null"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3.*divisor of num_attention_heads = 8"),
@@ -311,11 +311,11 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "no finite frequencies"),
         (
             {"rope_scaling": LLAMA3, "original_max_position_embeddings": None},
-            "no original_max_position_emb",
+            "original_max_position_embeddings = null",
         ),
-        ({"rope_theta": None}, "no rope_theta"),
+        ({"rope_theta": None}, "rope_theta = null"),
         ({"rope_theta": 10**400}, "rope_theta = 1000"),
-        ({"attention_bias": None}, "no attention_bias"),
+        ({"attention_bias": None}, "attention_bias = null"),
         ({"rope_scaling": {"type": "linear"}}, "no rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor = '2'"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor = 0"),

@@ -114,6 +114,18 @@ def test_folder_without_a_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_a_sentencepiece_model_alone_names_the_packages_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(CheckpointError, match=r"SentencePiece model only.*sentencepiece") as info:
+        load_tokenizer(tmp_path)
+    assert "enginebay[sentencepiece]" in str(info.value)
+    assert "tiktoken" not in str(info.value)
+
+
 def test_broken_tokenizer_is_named(demo: Path, tmp_path: Path) -> None:
     shutil.copy(demo / "tokenizer_config.json", tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')

@@ -24,6 +24,10 @@ _ENDS = frozenset({
 PREFIX = "tokenizer.ggml."
 
 
+ENDS = ("eos", "eot", "eom")
+"""Roles of the tokens that end a text or a turn."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
     """Ids of special tokens, None where a file has none, and which of them begin and end a text."""
@@ -49,8 +53,8 @@ class GgufVocabulary:
     @property
     def token_info(self) -> TokenInfo:
         """The tokens that end a text: those that the file names, and those that always do."""
-        found = [self.metadata.get(f"{PREFIX}{role}_token_id") for role in ("eos", "eot", "eom")]
-        ids = [one for one in found if isinstance(one, int) and 0 <= one < len(self.tokens)]
+        found = [self.metadata.get(f"{PREFIX}{role}_token_id") for role in ENDS]
+        ids = [one for one in found if isinstance(one, int)]
         if self.special.eos is not None:
             ids.insert(0, self.special.eos)
         ids += [number for number, token in enumerate(self.tokens) if token in _ENDS]
@@ -94,6 +98,11 @@ def _special_ids(metadata: Metadata, model: str, size: int) -> SpecialIds:
         number = metadata.whole(key, usual.get(role), least=0)
         return number if number < size else None
 
+    for role in ENDS:
+        number = metadata.get(f"{PREFIX}{role}_token_id")
+        if number is not None and not (isinstance(number, int) and 0 <= number < size):
+            allowed = f"0 to {size - 1}, the file's tokens"
+            raise metadata.refused(f"{PREFIX}{role}_token_id", allowed)
     by_default = model == BY_SCORES or pre_tokenizer_of(metadata).adds_bos
     special = SpecialIds(
         bos=read("bos"),

@@ -1,0 +1,141 @@
+"""The files of published checkpoints: names of architectures, parts of larger models, order of
+refusals.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from enginebay.compose.composition import find_family, make_plan
+from enginebay.config import EngineConfig
+from enginebay.errors import CheckpointError
+from enginebay.registry import load_registry
+from enginebay_models.checkpoint import read_architecture
+from enginebay_models.source import CheckpointSource
+from enginebay_models.stored_quantization import quantization_of
+from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
+
+PUBLISHED = {
+    "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),
+    "google/gemma-3-1b-it": ("Gemma3ForCausalLM", "gemma3_text"),
+    "google/gemma-3-4b-it": ("Gemma3ForConditionalGeneration", "gemma3"),
+    "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
+    "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),
+    "the first Llama conversions": ("LLaMAForCausalLM", "llama"),
+    "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
+    "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
+    "transformers' own MPT": ("MptForCausalLM", "mpt"),
+    "Qwen/Qwen2.5-0.5B": ("Qwen2ForCausalLM", "qwen2"),
+    "Qwen/Qwen3-0.6B": ("Qwen3ForCausalLM", "qwen3"),
+    "Qwen/Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+}
+"""Checkpoint -> architectures and model_type of its config.json."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_architecture_that_a_published_file_names_is_served(name: str) -> None:
+    architecture, model_type = PUBLISHED[name]
+    registry = load_registry()
+    config = {"architectures": [architecture], "model_type": model_type}
+    family = find_family(registry, read_architecture(config))
+    assert architecture in family.architectures
+    if model_type != "gemma3":
+        by_type = find_family(registry, read_architecture({"model_type": model_type}))
+        assert by_type is family
+
+
+def test_every_row_of_the_docs_has_a_published_file() -> None:
+    text = (Path(__file__).parents[2] / "docs/supported.md").read_text()
+    table = text.partition("| architecture |")[2].partition("\n\n")[0]
+    named = {part for part in table.split("`") if part.endswith(("CausalLM", "Generation"))}
+    assert named == {architecture for architecture, _ in PUBLISHED.values()}
+
+
+GEMMA_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "eos_token_id": [1, 106],
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+"""The fields of the published config.json that say something of the model."""
+
+
+def test_gemma_3_4b_is_read_from_its_text_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_4B))
+    source = CheckpointSource(str(tmp_path))
+    assert source.token_info.eos_token_ids == (1, 106)
+    model = find_family(load_registry(), source.architecture).build(source.config, dtype="bfloat16")
+    info = model.info
+    assert (info.family, info.vocab_size, info.hidden_size) == ("gemma3", 262208, 2560)
+    assert info.attention["full"].num_q_heads == 8
+    assert [(one.num_layers, one.num_kv_heads, one.window) for one in info.groups] == [
+        (29, 4, 1024),
+        (5, 4, None),
+    ]
+
+
+@pytest.mark.parametrize("prefixes", [("language_model.model.",), ("model.language_model.",)])
+def test_the_language_model_of_a_larger_one_has_the_weights_of_it_alone(
+    tmp_path: Path, prefixes: tuple[str]
+) -> None:
+    text = {name: value for name, value in CONFIG.items() if name != "architectures"}
+    alone = {**text, "head_dim": 4, "architectures": ["Gemma3ForCausalLM"]}
+    config = EngineConfig(model=str(tmp_path / "alone"), dtype="float32")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone/config.json").write_text(json.dumps(alone))
+    model = make_plan(config).model
+    tensors = random_tensors(model)
+    write(tmp_path / "alone", tensors, **alone)
+    whole = {name.replace("model.", prefixes[0], 1): tensor for name, tensor in tensors.items()} | {
+        "vision_tower.a.weight": np.ones(3),
+        "model.multi_modal_projector.b": np.ones(3),
+    }
+    (tmp_path / "whole").mkdir()
+    save_file(whole, tmp_path / "whole/model.safetensors")
+    (tmp_path / "whole/config.json").write_text(
+        json.dumps(GEMMA_4B | {"text_config": text | {"head_dim": 4}, "eos_token_id": 1})
+    )
+    assert len(load_file(tmp_path / "whole/model.safetensors")) == len(tensors) + 2
+    sources = [CheckpointSource(str(tmp_path / name)) for name in ("alone", "whole")]
+    read, theirs = (source._tensors() for source in sources)
+    assert read.keys() == theirs.keys()
+    assert all(np.array_equal(read[name].view()[:], theirs[name].view()[:]) for name in read)
+    plan = make_plan(config.model_copy(update={"model": str(tmp_path / "whole")}))
+    assert plan.model.info == model.info
+
+
+def test_a_family_that_is_not_served_is_refused_before_its_quantisation(tmp_path: Path) -> None:
+    fields = {"architectures": ["MambaForCausalLM"], "quantization_config": {"quant_method": "bnb"}}
+    folder = write(tmp_path / "m", random_tensors(model_of()), **fields)
+    with pytest.raises(CheckpointError, match="unknown architecture 'MambaForCausalLM'"):
+        make_plan(EngineConfig(model=str(folder), dtype="float32"))
+    served = write(tmp_path / "m", {}, quantization_config={"quant_method": "bnb"})
+    with pytest.raises(CheckpointError, match="quant_method"):
+        make_plan(EngineConfig(model=str(served), dtype="float32"))
+
+
+@pytest.mark.parametrize("name", ["head_dim", "tie_word_embeddings", "vocab_size"])
+def test_a_null_is_not_reported_as_a_missing_field(name: str) -> None:
+    family = find_family(load_registry(), "Qwen3ForCausalLM")
+    with pytest.raises(CheckpointError, match=f"config.json has {name} = null"):
+        family.build(CONFIG | {name: None}, dtype="float32")
+
+
+def test_an_empty_quantization_config_names_no_method() -> None:
+    assert quantization_of({"quantization_config": None}) == "none"
+    with pytest.raises(CheckpointError, match="quant_method"):
+        quantization_of({"quantization_config": {}})
