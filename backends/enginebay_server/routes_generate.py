@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,18 +47,10 @@ def generate_routes(state: AppState) -> APIRouter:
         has_form = body.has_form or use.schema is not None
         generation = begin(state, request, model, "chatcmpl-", has_form=has_form)
 
-        def make() -> Any:
-            return chat_jobs(model, body, params, use)
-
+        make = functools.partial(chat_jobs, model, body, params, use)
         if body.stream:
-            return await streamed(
-                state,
-                request,
-                generation,
-                make,
-                lambda: ChatStream(generation, body, params, use),
-                headers,
-            )
+            stream = functools.partial(ChatStream, generation, body, params, use)
+            return await streamed(state, request, generation, make, stream, headers)
         outputs = await whole_outputs(state, request, generation, make)
         answer = ChatAnswer(generation, body, params, use)
         return await written(state, outputs, lambda: answer.record(outputs[0]), headers)
@@ -74,18 +67,10 @@ def generate_routes(state: AppState) -> APIRouter:
         headers, model, params = await state.lanes.read(request.scope, read)
         generation = begin(state, request, model, "cmpl-", has_form=body.has_form)
 
-        def make() -> Any:
-            return completion_jobs(body, params)
-
+        make = functools.partial(completion_jobs, body, params)
         if body.stream:
-            return await streamed(
-                state,
-                request,
-                generation,
-                make,
-                lambda: CompletionStream(generation, body, params),
-                headers,
-            )
+            stream = functools.partial(CompletionStream, generation, body, params)
+            return await streamed(state, request, generation, make, stream, headers)
         outputs = await whole_outputs(state, request, generation, make)
         answer = CompletionAnswer(generation, body, params)
         return await written(state, outputs, lambda: answer.record(outputs), headers)
