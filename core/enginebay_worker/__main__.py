@@ -15,6 +15,8 @@ import contextlib
 import importlib
 import os
 import resource
+import select
+import signal
 import sys
 import threading
 import time
@@ -98,16 +100,34 @@ def _limit(which: int, value: int) -> None:
 
 
 def main(stack_bytes: int) -> None:
-    """Serve in a thread with this stack size. Other output goes to stderr, because stdout carries
-    the answers.
+    """Serve in a thread with this stack size, and end with the parent, however it ends. Other
+    output goes to stderr, because stdout carries the answers.
+
+    A supervisor may send the signals of a stop to every process of a service. The parent then still
+    answers what it has accepted, and needs its workers.
     """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.stack_size(stack_bytes)
-    thread = threading.Thread(target=serve_jobs, args=(requests, answers))
+    ended, is_working = os.pipe()
+
+    def serve() -> None:
+        try:
+            serve_jobs(requests, answers)
+        finally:
+            os.close(is_working)
+
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
+    ends = select.poll()
+    for pipe in (requests.fileno(), ended):
+        ends.register(pipe, 0)  # no data, only that its other side was closed
+    if ended not in dict(ends.poll()):
+        os._exit(0)  # the parent has ended, and the thread may be within a library for long
     thread.join()
 
 

@@ -9,9 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import EnginebayError, RequestError, UnsupportedError, error_line
+from enginebay.errors import (
+    EnginebayError,
+    RequestError,
+    StoppedError,
+    UnsupportedError,
+    error_line,
+)
 from enginebay.text import Message
-from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
+from enginebay_worker.process import (
+    KilledError,
+    LimitedWorker,
+    LimitError,
+    WorkerError,
+    WorkerLimits,
+)
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables of a template that are set by other parameters."""
@@ -83,6 +95,10 @@ class WorkerChats:
             raise _refused(str(error)) from None
         except LimitError as error:
             raise self._exceeded(error.limit) from None
+        except KilledError as error:
+            raise StoppedError(
+                f"the worker process of chat templates cannot work: {error}"
+            ) from None
         except WorkerError as error:
             raise _refused(str(error)) from None
         if "exceeded" in answer:

@@ -31,6 +31,11 @@ START_LIMIT_S = 120.0
 PIPE_BYTES = 1 << 20
 """Size of the pipe for answers; the masks of one step fit into it."""
 
+OUTSIDE_SIGNALS = {
+    -number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+}
+"""Exit codes of a process that was killed from outside."""
+
 Limit = Literal["time", "memory", "stack", "depth"]
 """`stack` means a crash, `depth` means Python's own recursion limit."""
 
@@ -338,7 +343,7 @@ class _Process:
             return KilledError("its worker process was killed")
         log.error("the worker process %d ended with code %s: %s", self.pid, code, said[-2000:])
         last = said.splitlines()[-1] if said else "no output"
-        kind = KilledError if code == -signal.SIGKILL else WorkerError
+        kind = KilledError if code in OUTSIDE_SIGNALS else WorkerError
         return kind(f"its worker process ended with code {code}: {last[:200]}")
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
-from enginebay.errors import RequestError, UnsupportedError
+from enginebay.errors import RequestError, StoppedError, UnsupportedError
 from enginebay.grammar import Grammar, Structure
 from enginebay_samplers.guides.mask_messages import Mask
 from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
 from enginebay_worker.process import (
+    KilledError,
     LimitedWorker,
     LimitError,
     StartError,
@@ -49,6 +50,8 @@ class GuardedLibrary(GrammarLibrary):
                 "a library that can be imported in a separate process",
                 "Fix its plugin, or set grammars to another library.",
             ) from None
+        except KilledError as error:
+            raise StoppedError(f"the worker process of grammars cannot work: {error}") from None
         except WorkerError as error:
             given = f"{structure.form} = {_shown(structure)}, with which the library fails: {error}"
             raise RequestError(

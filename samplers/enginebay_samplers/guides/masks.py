@@ -293,7 +293,7 @@ def _ask(worker: LimitedWorker, limits: GuidedLimits, content: dict[str, Any]) -
     return [None if a is None else a.get("refused") or Mask.read(a) for a in answers]
 
 
-def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestError:
+def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestError | StoppedError:
     """Return the error with which the request of an order ends."""
     place = f"the mask after token {len(order.token_ids)} of the request's output"
     if isinstance(error, LimitError):
@@ -310,6 +310,8 @@ def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestErr
         )
         order.grammar.refuse(why)
         return why
+    if isinstance(error, KilledError):
+        return StoppedError(f"the worker process of masks cannot work: {error}")
     if isinstance(error, WorkerError):
         given = f"a constraint with which the library fails at {place}: {error}"
         return RequestError(given, "a constraint that it can follow", "Simplify the constraint.")
