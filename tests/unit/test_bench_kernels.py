@@ -158,6 +158,7 @@ def wrong(change: Callable[..., Any]) -> Candidate:
     "change",
     [
         lambda out, cache, lse: (out * 1.001, cache, lse),
+        lambda out, cache, lse: (out.at[3, 0, 1].set(jnp.nan), cache, lse),
         lambda out, cache, lse: (
             out + 1e-3 * (jnp.arange(out.shape[0]) == out.shape[0] - 1)[:, None, None],
             cache,
@@ -165,7 +166,7 @@ def wrong(change: Callable[..., Any]) -> Candidate:
         ),
         lambda out, cache, lse: (out, cache | {"k": cache["k"].at[0, 0, 0, 0].add(1.0)}, lse),
     ],
-    ids=["values", "padding", "cache"],
+    ids=["values", "nan", "padding", "cache"],
 )
 def test_wrong_results_are_told(change: Callable[..., Any]) -> None:
     # The prefill's bucket has padding behind its 40 tokens.

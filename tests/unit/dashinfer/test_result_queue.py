@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 
 from enginebay.errors import InternalError
 from enginebay.llm.events import RequestEnded
-from enginebay.outputs import StreamChunk
+from enginebay.outputs import RequestMetrics, StreamChunk
 from enginebay_dashinfer.allspark import (
     AsStatus,
     DashInferModel,
@@ -140,6 +141,17 @@ def test_elements_say_how_much_of_the_prompt_was_cached(running: Engine) -> None
         lengths.append((elements.prefix_cache_len, results.RequestStatInfo()))
     assert lengths[0][0] == 0
     assert lengths[1][0] == lengths[1][1]["context_cached_length"] == 32
+
+
+# holds D14
+def test_cached_tokens_of_the_host_are_not_those_of_the_device() -> None:
+    results = ResultQueue(3, None)
+    metrics = RequestMetrics(num_cached_tokens=32, num_host_tokens=12)
+    results.reader = types.SimpleNamespace(progress=metrics)  # type: ignore[assignment]
+    results.put(chunk(4))
+    elements = results.Get()
+    assert (elements.prefix_len_gpu, elements.prefix_len_cpu) == (20, 12)
+    assert elements.prefix_cache_len == 32
 
 
 # holds D14
