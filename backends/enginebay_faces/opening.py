@@ -50,6 +50,25 @@ def wrong_llm(llm: LLM, engine: str) -> ConfigError:
     return ConfigError(given, f"engine {engine!r}", f"Pass LLM(..., engine={engine!r}).")
 
 
+OWN_PARTS = {"scheduler": "fcfs", "proposer": "none", "executor": "local"}
+"""Settings whose work an API with slots does itself, with their defaults."""
+
+
+def refuse_unused(config: EngineConfig, face: str, engine: str) -> None:
+    """Raise ConfigError for a part that the configuration names and the API `face`, which plans and
+    runs its steps itself, would not use.
+    """
+    for name, usual in OWN_PARTS.items():
+        value = getattr(config, name)
+        chosen = value if isinstance(value, str) else value.name
+        if chosen not in (usual, "auto"):
+            raise ConfigError(
+                f"{name} = {chosen!r} for {face}, which would not use it",
+                f"{usual!r} or 'auto'",
+                f"Leave {name} out, or use LLM(..., engine={engine!r}).",
+            )
+
+
 def refuse_states(plan: Plan, face: str) -> None:
     """Raise UnsupportedError for a model with a recurrent state, which the arrays of the API `face`
     cannot hold.

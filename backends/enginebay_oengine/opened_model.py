@@ -13,10 +13,17 @@ from enginebay.executor.parts import EngineParts
 from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay_executor.local import runner_of
-from enginebay_faces.opening import ModelLike, config_of, refuse_states, wrong_llm
+from enginebay_faces.opening import (
+    ModelLike,
+    config_of,
+    refuse_states,
+    refuse_unused,
+    wrong_llm,
+)
 from enginebay_oengine.engine import is_paged
 
 ENGINE = "oengine"
+FACE = "the oEngine API"
 
 QUANTIZATION = "kv_cache_quantization_method"
 """The field of a model's configuration that requests a quantised cache."""
@@ -60,18 +67,23 @@ class OpenedModel:
 def open_model(model: ModelLike) -> OpenedModel:
     """Open a folder, a hub id, "demo", a configuration (or a mapping of its fields), or an LLM.
 
-    An LLM must have the engine "oengine"; its weights are shared. ConfigError for another engine.
+    An LLM must have the engine "oengine"; its weights are shared. ConfigError for another engine,
+    and for a scheduler, a proposer or an executor by name: oEngine runs its steps itself, and its
+    scheduler is an InferenceScheduler.
     """
     if isinstance(model, LLM):
         if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
+        refuse_unused(model.config, FACE, ENGINE)
         return _opened(model.plan, model.engine.parts, runner_of(model.engine).weights)
-    plan = make_plan(config_of(model, ENGINE))
+    config = config_of(model, ENGINE)
+    refuse_unused(config, FACE, ENGINE)
+    plan = make_plan(config)
     parts = make_parts(plan)
     return _opened(plan, parts, parts.load_weights())
 
 
 def _opened(plan: Plan, parts: EngineParts, weights: Weights) -> OpenedModel:
-    refuse_states(plan, "the oEngine API")
+    refuse_states(plan, FACE)
     ends = list(plan.checkpoint.token_info.eos_token_ids)
     return OpenedModel(plan, parts, weights, GenerationConfig(ends or None))

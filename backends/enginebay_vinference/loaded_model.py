@@ -14,7 +14,14 @@ from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.text import Tokenizer
 from enginebay_executor.local import runner_of
-from enginebay_faces.opening import ModelLike, config_of, refuse_states, size_name, wrong_llm
+from enginebay_faces.opening import (
+    ModelLike,
+    config_of,
+    refuse_states,
+    refuse_unused,
+    size_name,
+    wrong_llm,
+)
 from enginebay_stepping.engine import StepEngine
 from enginebay_vinference.engine import is_contiguous
 from enginebay_vinference.errors import MissingSettingError
@@ -78,14 +85,18 @@ def make_loaded_model(model: ModelLike) -> LoadedModel:
     """Load the model of a folder, a hub id, "demo" or a configuration, or use the engine of an LLM
     and its weights.
 
-    ConfigError for another engine than the contiguous one.
+    ConfigError for another engine than the contiguous one, and for a scheduler, a proposer or an
+    executor by name: vInference runs its steps itself.
     """
     if isinstance(model, LLM):
         if not is_contiguous(model.engine):
             raise wrong_llm(model, ENGINE)
+        refuse_unused(model.config, "vInference", ENGINE)
         refuse_states(model.plan, "vInference")
         return LoadedModel(model.plan, model.engine, model)
-    plan = make_plan(config_of(model, ENGINE))
+    config = config_of(model, ENGINE)
+    refuse_unused(config, "vInference", ENGINE)
+    plan = make_plan(config)
     refuse_states(plan, "vInference")
     engine = make_engine(plan)
     engine.make_arrays()
