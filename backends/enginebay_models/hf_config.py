@@ -15,6 +15,8 @@ from enginebay_numerics.rotary import RopeSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 1000
+MAX_HEAD_DIM = 2**16
+"""Larger sizes of heads are refused before arrays of that size are made."""
 """Largest number of layers. A layer is a Python object, so a larger number is refused before any
 layer is made.
 """
@@ -59,8 +61,8 @@ def read_decoder(
     num_kv_heads = _kv_heads(config, heads, kv_heads or heads)
     silent = config.get("head_dim") is None and head_dim is None
     width = max(1, hidden // heads) if silent else positive(config, "head_dim", head_dim)
-    if width % 2:
-        raise bad_field("head_dim", width, "an even number")
+    if width % 2 or width > MAX_HEAD_DIM:
+        raise bad_field("head_dim", width, f"an even number of at most {MAX_HEAD_DIM}")
     rules = read_rope(config)
     rope = rules.spec(width, max_model_len)
     check_spec(rope)

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import re
 import time
+import urllib.parse
 import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping, MutableMapping
 from typing import Any, Protocol
@@ -96,7 +97,7 @@ class Door:
                 "id=%s method=%s path=%s status=%s ms=%.1f",
                 request_id.decode(),
                 scope["method"],
-                scope["path"],
+                urllib.parse.quote(scope["path"], errors="replace"),
                 status,
                 1000 * (time.monotonic() - began_s),
             )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from enginebay.errors import InputError
+from enginebay.errors import InputError, shown
+
+log = logging.getLogger("enginebay.server")
 
 VARIABLE = "ENGINEBAY_API_KEY"
 MIN_LENGTH = 8
@@ -22,6 +26,7 @@ def read_api_keys(path: str | None, environment: Mapping[str, str] = os.environ)
     lines: list[str] = []
     if path is not None:
         try:
+            mode = Path(path).stat().st_mode
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
@@ -30,6 +35,10 @@ def read_api_keys(path: str | None, environment: Mapping[str, str] = os.environ)
                 "a readable file with one key a line",
                 "Write the keys into a file, and pass its path.",
             ) from None
+        if stat.S_ISREG(mode) and mode & 0o077:
+            log.warning(
+                "the file of keys %s can be read by others: run chmod 600 on it", shown(path)
+            )
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith("#")]
         if not lines:

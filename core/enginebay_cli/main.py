@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from enginebay import __version__
 from enginebay.cli import PLUGIN
 from enginebay.cli.command import Command
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
+from enginebay.log_lines import OneLineFormatter
 from enginebay.registry import Registry, load_registry
 from enginebay_cli.interrupts import INTERRUPTED, second_ends
 from enginebay_cli.parsing import CommandParser, refuse_rest
@@ -22,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _show_any_text()
     try:
         with second_ends():
             code = _dispatch(arguments)
@@ -37,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _show_any_text() -> None:
+    """Let stdout write characters that its encoding lacks as escapes, as stderr does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -69,11 +78,9 @@ def _dispatch(arguments: list[str]) -> int:
             command.add_arguments(listed, sub)
     args, rest = parser.parse_known_args(arguments)
     refuse_rest(commands.choices[args.command], args, rest)
-    logging.basicConfig(
-        level=args.log_level.upper(),
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
     assert command is not None, "argparse requires a command"
     with plain_waits(args.log_level):
         return command.run(args.command, args)

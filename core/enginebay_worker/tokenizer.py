@@ -4,12 +4,13 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, Unpack
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import PromptLengthError, RequestError
+from enginebay.errors import PromptLengthError, RequestError, error_line
 from enginebay.text import ChatOptions, ChatPrompt, Message, Tokenizer
 from enginebay_worker.chat import Chat, WorkerChats
 from enginebay_worker.detokenizer import IncrementalDetokenizer
@@ -41,6 +42,23 @@ class HuggingFaceTokenizer(Protocol):
         """Convert ids to text."""
 
 
+@contextlib.contextmanager
+def refusing(done: str) -> Iterator[None]:
+    """Raise RequestError for a panic of a library in Rust, which is no Exception. Expressions that
+    split a text panic when they try too many ways.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RequestError(
+            f"a text that cannot be {done}: {error_line(error)}",
+            "text that the model's tokenizer can process",
+            "Change the text, or the expression in the model's tokenizer.json.",
+        ) from None
+
+
 class TextTokenizer(Tokenizer):
     """A fast tokenizer with clear errors, whose chats are rendered in a worker process."""
 
@@ -69,15 +87,17 @@ class TextTokenizer(Tokenizer):
             ) from None
         if max_prompt_tokens is not None and len(text) > max_prompt_tokens:
             self._check_length(text, max_prompt_tokens)
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+        with refusing("tokenised"):
+            return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, with spaces unchanged."""
-        return self.inner.decode(
-            list(token_ids),
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
+        with refusing("decoded"):
+            return self.inner.decode(
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
 
     def decoder(
         self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()
