@@ -280,7 +280,7 @@ def test_a_step_that_fails_while_the_loop_is_closed_fails_nobody_else(
 
 def test_who_still_waits_in_the_inbox_of_a_broken_engine_is_told() -> None:
     inbox, ticket, answer = Inbox(), Ticket(request("late")), Future[Any]()
-    inbox.put(Submit(ticket), Abort("late"), LoopCall(lambda: 1, answer))
+    inbox.put(Submit([ticket]), Abort("late"), LoopCall(lambda: 1, answer))
     inbox.close("the engine broke down")
     with pytest.raises(StoppedError, match="the engine broke down"):
         inbox.put(Stop())

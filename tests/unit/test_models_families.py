@@ -272,6 +272,8 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3.*divisor of num_attention_heads = 8"),
         ({"head_dim": 7}, "head_dim = 7"),
+        ({"head_dim": 10**9}, "head_dim = 1000000000"),
+        ({"hidden_size": 2 * 10**9}, "head_dim = 250000000"),
         ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
         ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'.*relu, silu"),

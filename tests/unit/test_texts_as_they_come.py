@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,6 +201,41 @@ def test_an_error_in_the_last_prompt_surfaces_at_once(
     thread.join(DEADLOCK_S)  # no step has run
     assert isinstance(found[0], RequestError)
     gate.open()
+
+
+class SlowQueue:
+    """A queue whose writer is held up after each message, as on a busy machine: the reader has
+    taken it and gone on.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def put(self, message: Any) -> None:
+        self._inner.put(message)
+        time.sleep(0.2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_an_error_in_the_last_prompt_surfaces_at_once_on_a_busy_machine(
+    faked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(BRIEF, processors=(), **SIZES) as llm:
+        gate = Gate(llm)
+        monkeypatch.setattr(type(llm.engine.ledger), "max_tokens", 50)
+        inbox = llm.loop._inbox
+        inbox._messages = SlowQueue(inbox._messages)  # type: ignore[assignment]
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        thread, found = in_thread(
+            lambda: llm.generate(["A", "A", "A long prompt: " + "fox " * 40], params)
+        )
+        thread.join(10)
+        waits, early = thread.is_alive(), list(found)  # no step has run
+        gate.open()
+        assert not waits
+        assert isinstance(early[0], RequestError)
 
 
 def test_a_stream_is_closed_while_another_thread_waits_for_it(engine: Engine) -> None:

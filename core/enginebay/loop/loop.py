@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import queue
@@ -80,6 +81,7 @@ class EngineLoop:
         self.observers = self._steps.observers
         self._inbox = Inbox()
         self._submitted: Ticket | None = None  # the request that is being queued
+        self._unqueued: collections.deque[Ticket] = collections.deque()  # those after it
         # Set inside call(). While it is True, messages are handled but no step is launched.
         self.is_paused = False
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
@@ -124,7 +126,7 @@ class EngineLoop:
             tickets = [
                 Ticket(request, self._delivery.outbox(request, take)) for request, take in each
             ]
-        self._inbox.put(*(Submit(ticket) for ticket in tickets))
+        self._inbox.put(Submit(tickets))
         return tickets
 
     def abort(self, request_id: str) -> None:
@@ -211,6 +213,7 @@ class EngineLoop:
             self._steps.awaits_stop_texts = False
             # A step is running meanwhile. No row whose text has ended is launched again.
             self._delivery.catch_up()
+        self._queue_all()
         if not self._handle_messages():
             return False
         if self._steps.late:
@@ -256,12 +259,18 @@ class EngineLoop:
                 return False
         return True
 
+    def _queue_all(self) -> None:
+        """Queue the requests of a message, or those after one that could not be queued."""
+        while self._unqueued:
+            self._submitted = self._unqueued.popleft()
+            self._steps.add(self._submitted)
+            self._submitted = None
+
     def _handle(self, message: LoopMessage) -> bool:
         match message:
-            case Submit(ticket):
-                self._submitted = ticket
-                self._steps.add(ticket)
-                self._submitted = None
+            case Submit(tickets):
+                self._unqueued.extend(tickets)
+                self._queue_all()
             case Abort(request_id):
                 tracked = self._requests.find(request_id)
                 if tracked is not None:
@@ -310,6 +319,9 @@ class EngineLoop:
         for tracked in self._requests.everything:
             tracked.finished = True
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))
+        for ticket in self._unqueued:
+            ticket.put(TokenEvent((), "error", error=cause))
+        self._unqueued.clear()
         self._requests.waiting.clear()
         self._requests.running.clear()
         self._inbox.refuse_all(cause)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -81,9 +81,11 @@ class Ticket:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Submit:
-    """Queue a request."""
+    """Queue requests that were submitted together. No step begins between the first and the last,
+    so the error of any of them does not wait for a step of the others.
+    """
 
-    ticket: Ticket
+    tickets: Sequence[Ticket]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,8 +178,9 @@ class Inbox:
         """Answer every request and call that is still in it with an error."""
         while not self._messages.empty():
             match self._messages.get():
-                case Submit(ticket):
-                    ticket.put(TokenEvent((), "error", error=error))
+                case Submit(tickets):
+                    for ticket in tickets:
+                        ticket.put(TokenEvent((), "error", error=error))
                 case LoopCall(_, result):
                     if result.set_running_or_notify_cancel():
                         result.set_exception(error)
