@@ -36,12 +36,16 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 LINGER_S = 5.0
 
+MAX_HELD_BODIES = 64
+"""The bodies of all open requests together may have this many times the bytes of the largest."""
+
 
 class DoorState(Protocol):
     """The state that Door reads and writes."""
 
     is_draining: bool
     num_open: int
+    body_bytes: int
 
     @property
     def settings(self) -> ServerSettings:
@@ -76,12 +80,13 @@ class Door:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
+        held = HeldBytes(self._state)
         is_probe = scope["path"] in PROBES
         if not is_probe:
             self._state.num_open += 1
         try:
             self._check(scope["path"], headers)
-            body = await self._body(scope, headers, receive)
+            body = await self._body(scope, headers, receive, held)
             await self._app(scope, replaying(body, receive), send_named)
         except ApiError as error:
             await refuse(send_named, error, scope["path"], receive)
@@ -91,6 +96,7 @@ class Door:
                 raise
             await refuse(send_named, api_error(error), scope["path"], receive)
         finally:
+            held.free()
             if not is_probe:
                 self._state.num_open -= 1
             log.info(
@@ -124,13 +130,17 @@ class Door:
             )
 
     async def _body(
-        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], receive: Receive
+        self,
+        scope: Mapping[str, Any],
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        held: HeldBytes,
     ) -> bytes:
-        """Read the body.
+        """Read the body, whose bytes `held` counts.
 
         Raises ApiError 413 for a body that is too large, 408 for one that is too slow, 499 when the
-        client leaves before its end, and 415 for a content type other than JSON, or a compressed
-        body.
+        client leaves before its end, 429 while the bodies of all requests are too large together,
+        and 415 for a content type other than JSON, or a compressed body.
         """
         settings = self._state.settings
         too_large = ApiError(
@@ -153,6 +163,7 @@ class Door:
                     size += len(parts[-1])
                     if size > settings.max_body_bytes:
                         raise too_large
+                    held.add(len(parts[-1]))
                     if not message.get("more_body"):
                         break
         except TimeoutError:
@@ -163,6 +174,33 @@ class Door:
             check_content_type(headers.get(b"content-type", b""))
             check_encoding(headers.get(b"content-encoding", b""))
         return b"".join(parts)
+
+
+class HeldBytes:
+    """The bytes of one body that are counted in the state of a Door."""
+
+    def __init__(self, state: DoorState) -> None:
+        self._state = state
+        self._num = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes. ApiError 429 when all bodies have too many."""
+        self._num += num_bytes
+        self._state.body_bytes += num_bytes
+        settings = self._state.settings
+        if self._state.body_bytes > MAX_HELD_BODIES * settings.max_body_bytes:
+            raise ApiError(
+                429,
+                "the bodies of all requests together are as large as the server takes. Send the "
+                "request again later.",
+                code="rate_limit_exceeded",
+                retry_after_s=settings.retry_after_s,
+            )
+
+    def free(self) -> None:
+        """Count the bytes no longer."""
+        self._state.body_bytes -= self._num
+        self._num = 0
 
 
 def is_page(path: str) -> bool:
@@ -225,7 +263,7 @@ async def refuse(send: Send, error: ApiError, path: str, receive: Receive) -> No
         "content-length": str(len(body)),
         **error.headers,
     }
-    if error.status in (408, 413):
+    if error.status in (408, 413, 429):
         headers["connection"] = "close"  # the rest of the body is not read
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})

@@ -28,6 +28,8 @@ class AppState:
     """Whether the server drains: it answers accepted requests and refuses new ones."""
     num_open: int = 0
     """Number of HTTP requests that were accepted and not yet answered."""
+    body_bytes: int = 0
+    """Bytes of the bodies of these requests."""
 
     def close(self) -> None:
         """Close the stored responses, and send the last spans."""

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from enginebay_server.door import MAX_HELD_BODIES
 from enginebay_server.json_bodies import check_values, num_values, read_body
 from enginebay_server.lanes import LARGE_BYTES, Lane
 from tests.server.asking import HELLO, Asker
@@ -178,6 +179,33 @@ def test_a_small_request_does_not_wait_for_large_ones(asker: Asker) -> None:
             return [one.status_code for one in (alive, chat, count, *answers)]
 
     assert asyncio.run(run()) == [200, 200, 200, 200, 400, 200, 400]
+
+
+def test_bodies_that_wait_are_bounded_together(asker: Asker) -> None:
+    """The lane of large requests is held, so that each body stays until the lane goes on."""
+    served = Asker(asker.llm, max_body_bytes=LARGE_BYTES + 1024)
+    held, large = threading.Event(), b'{"prompt": "' + b"a" * LARGE_BYTES + b'"}'
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(served.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            holding = asyncio.create_task(served.state.lanes.large.run(held.wait))
+
+            async def send() -> int:
+                return (await client.post("/tokenize", content=large, headers=JSON)).status_code
+
+            waiting = [asyncio.create_task(send()) for _ in range(MAX_HELD_BODIES + 4)]
+            while not any(task.done() for task in waiting):
+                await asyncio.sleep(0.01)
+            held.set()
+            await holding
+            return list(await asyncio.gather(*waiting))
+
+    statuses = asyncio.run(run())
+    assert set(statuses) == {200, 429}
+    assert statuses.count(429) <= 4
+    assert served.state.body_bytes == 0
+    served.state.close()
 
 
 def test_a_slow_grammar_and_a_slow_adapter_hold_up_no_chat(asker: Asker) -> None:

@@ -64,6 +64,7 @@ class FrontState:
     """None: clients may not load adapters."""
     is_draining: bool = False
     num_open: int = 0
+    body_bytes: int = 0
     forwards: set[Forward] = dataclasses.field(default_factory=set)
 
     @property
