@@ -45,7 +45,7 @@ class CompletionBody(GenerationBody):
         if isinstance(given, str):
             return [given]
         if given and isinstance(given[0], int):
-            return [cast("list[int]", given)]
+            return [given]
         return cast("list[str | list[int]]", given)
 
 

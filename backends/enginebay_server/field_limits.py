@@ -20,7 +20,7 @@ MAX_TOOLS = 128
 MAX_NAME_CHARS = 1024
 """Max characters of a name, such as that of a model or a tenant."""
 
-FIELD_TYPES = {list: "List", dict: "Dictionary", str: "String"}
+FIELD_TYPES: dict[type[Any], str] = {list: "List", dict: "Dictionary", str: "String"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

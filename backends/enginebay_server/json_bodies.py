@@ -143,7 +143,7 @@ def body_routes(routers: Iterable[APIRouter]) -> dict[str, Route]:
     found = {}
     for router in routers:
         for route in router.routes:
-            if isinstance(route, APIRoute) and "POST" in route.methods:
+            if isinstance(route, APIRoute) and "POST" in (route.methods or ()):
                 hints = typing.get_type_hints(route.endpoint)
                 takes_request = "request" in inspect.signature(route.endpoint).parameters
                 found[route.path] = Route(hints["body"], route.endpoint, takes_request)
