@@ -79,7 +79,7 @@ def home_of(folder: Path) -> Path:
     return folder.parent.parent if folder.parent.name == "snapshots" else folder
 
 
-def reason_of(error: OSError | ValueError) -> str:
+def why_unreadable(error: OSError | ValueError) -> str:
     """Return why a path cannot be read: it may hold what no path can, such as a NUL."""
     return (isinstance(error, OSError) and error.strerror) or shown_text(str(error))
 
@@ -91,7 +91,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"the adapter cannot be used: {error}") from None
     except (OSError, ValueError) as error:
         raise wrong(
-            f"{shown_text(str(folder))} cannot be read ({reason_of(error)})",
+            f"{shown_text(str(folder))} cannot be read ({why_unreadable(error)})",
             f"a folder with {CONFIG} and {TENSORS}",
             "Pass the folder that PEFT's save_pretrained() has written.",
         ) from None

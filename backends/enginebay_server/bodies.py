@@ -63,7 +63,7 @@ MAX_TOKEN_IDS = 2**20
 """Max token ids of a list; a prompt has fewer, as the model's context says."""
 
 TokenId = Annotated[int, Field(ge=0)]
-TokenIds = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
+TokenIdList = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
 
 
 def _prompt_kind(given: Any) -> str:
@@ -79,8 +79,8 @@ def _prompt_kind(given: Any) -> str:
 PromptField = Annotated[
     Annotated[str, Tag("str")]
     | Annotated[list[str], AtMost(MAX_TOKEN_IDS), Tag("list[str]")]
-    | Annotated[TokenIds, Tag("list[int]")]
-    | Annotated[list[TokenIds], AtMost(MAX_TOKEN_IDS), Tag("list[list[int]]")],
+    | Annotated[TokenIdList, Tag("list[int]")]
+    | Annotated[list[TokenIdList], AtMost(MAX_TOKEN_IDS), Tag("list[list[int]]")],
     Discriminator(_prompt_kind),
 ]
 """A text, several texts, a list of token ids, or several lists."""
@@ -89,7 +89,7 @@ PromptField = Annotated[
 Stops = Annotated[
     list[Annotated[str, AtMost(MAX_TEXT_CHARS["stop"], is_list=False)]], AtMost(MAX_ITEMS["stop"])
 ]
-BadWords = Annotated[
+BadWordTexts = Annotated[
     list[Annotated[str, AtMost(MAX_TEXT_CHARS["bad_words"], is_list=False)]],
     AtMost(MAX_ITEMS["bad_words"]),
 ]
@@ -197,8 +197,8 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: Biases | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: BadWords | None = None
+    allowed_token_ids: TokenIdList | None = None
+    bad_words: BadWordTexts | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_choice: Annotated[list[str], AtMost(MAX_ITEMS["choice"])] | None = Field(

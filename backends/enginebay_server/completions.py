@@ -60,7 +60,7 @@ def check_prompts(prompts: Sequence[str | list[int]], settings: ServerSettings, 
         )
 
 
-def check_texts(texts: Iterable[str | list[int]], model: ServedModel, param: str) -> None:
+def check_text_lengths(texts: Iterable[str | list[int]], model: ServedModel, param: str) -> None:
     """Raise ApiError for a text that is longer than the model's limit on characters."""
     longest = max((len(one) for one in texts if isinstance(one, str)), default=0)
     if longest > model.max_text_chars:

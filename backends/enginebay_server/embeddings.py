@@ -12,7 +12,7 @@ from fastapi import Request
 
 from enginebay.types import Pooling
 from enginebay_server.bodies import Body, PromptField
-from enginebay_server.completions import check_prompts, check_texts
+from enginebay_server.completions import check_prompts, check_text_lengths
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import Name
 from enginebay_server.request_span import request_span
@@ -47,7 +47,7 @@ async def embed(
         given = cast("list[str] | list[list[int]]", [given])
     texts = cast("list[str | list[int]]", given)
     check_prompts(texts, state.settings, "input")
-    check_texts(texts, model, "input")
+    check_text_lengths(texts, model, "input")
     size = model.llm.plan.model.info.hidden_size
     if body.dimensions not in (None, size):
         raise ApiError(

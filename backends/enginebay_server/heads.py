@@ -100,15 +100,16 @@ class LimitedHeads(HttpToolsProtocol):
         self.transport.close()
 
     def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._end)
+        self._timer = self.loop.call_later(
+            HEAD_TIMEOUT_S,
+            self._refuse,
+            f"The head of the request took more than {HEAD_TIMEOUT_S:g} s.",
+        )
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _end(self) -> None:
-        self._refuse(f"The head of the request took more than {HEAD_TIMEOUT_S:g} s.")
 
     def _refuse(self, why: str) -> None:
         self._stop_timer()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from enginebay.llm.reading import answered
 
 Result = TypeVar("Result")
-Job = Callable[[], None]
+LaneJob = Callable[[], None]
 
 LARGE_BYTES = 64 * 1024
 """A larger body is read and prepared on the lane of large requests, one request at a time."""
@@ -34,7 +34,7 @@ class Lane:
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._name = name
         self._num_threads = num_threads
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[LaneJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:

@@ -23,7 +23,7 @@ MessageRecord = dict[str, Any]
 MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """OpenAI's limits on the metadata of a response."""
 
-Metadata = Annotated[
+ResponseMetadata = Annotated[
     dict[
         Annotated[str, AtMost(MAX_KEY_CHARS, is_list=False)],
         Annotated[str, AtMost(MAX_VALUE_CHARS, is_list=False)],
@@ -68,7 +68,7 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    metadata: Metadata | None = None
+    metadata: ResponseMetadata | None = None
     user: Name | None = None
     truncation: Literal["disabled"] | None = None
     background: bool | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from enginebay_server.completions import (
     CompletionAnswer,
     CompletionBody,
     CompletionStream,
-    check_texts,
+    check_text_lengths,
     completion_jobs,
     completion_params,
 )
@@ -36,44 +35,11 @@ def generate_routes(state: AppState) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        def read() -> tuple[dict[str, str], ServedModel, ToolUse, SamplingParams]:
-            headers = check_unknown(body, settings)
-            check_stream(body)
-            model = state.models.ready(body.model, settings.retry_after_s)
-            use = body.tool_use
-            return headers, model, use, chat_params(model, body, settings, use)
-
-        headers, model, use, params = await state.lanes.read(request.scope, read)
-        has_form = body.has_form or use.schema is not None
-        generation = begin(state, request, model, "chatcmpl-", has_form=has_form)
-
-        make = functools.partial(chat_jobs, model, body, params, use)
-        if body.stream:
-            stream = functools.partial(ChatStream, generation, body, params, use)
-            return await streamed(state, request, generation, make, stream, headers)
-        outputs = await whole_outputs(state, request, generation, make)
-        answer = ChatAnswer(generation, body, params, use)
-        return await written(state, outputs, lambda: answer.record(outputs[0]), headers)
+        return await answer_chat(state, body, request)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        def read() -> tuple[dict[str, str], ServedModel, SamplingParams]:
-            headers = check_unknown(body, settings)
-            check_stream(body)
-            model = state.models.ready(body.model, settings.retry_after_s)
-            check_texts(body.prompts, model, "prompt")
-            return headers, model, completion_params(body, settings)
-
-        headers, model, params = await state.lanes.read(request.scope, read)
-        generation = begin(state, request, model, "cmpl-", has_form=body.has_form)
-
-        make = functools.partial(completion_jobs, body, params)
-        if body.stream:
-            stream = functools.partial(CompletionStream, generation, body, params)
-            return await streamed(state, request, generation, make, stream, headers)
-        outputs = await whole_outputs(state, request, generation, make)
-        answer = CompletionAnswer(generation, body, params)
-        return await written(state, outputs, lambda: answer.record(outputs), headers)
+        return await answer_completion(state, body, request)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
@@ -85,6 +51,69 @@ def generate_routes(state: AppState) -> APIRouter:
     return router
 
 
+async def answer_chat(state: AppState, body: ChatBody, request: Request) -> Response:
+    """Answer a chat, whole or as a stream."""
+    settings = state.settings
+
+    def read() -> tuple[dict[str, str], ServedModel, ToolUse, SamplingParams]:
+        headers = check_unknown(body, settings)
+        check_stream(body)
+        model = state.models.ready(body.model, settings.retry_after_s)
+        use = body.tool_use
+        return headers, model, use, chat_params(model, body, settings, use)
+
+    headers, model, use, params = await state.lanes.read(request.scope, read)
+    has_form = body.has_form or use.schema is not None
+    generation = begin(state, request, model, "chatcmpl-", has_form=has_form)
+
+    def make() -> Any:
+        return chat_jobs(model, body, params, use)
+
+    if body.stream:
+        return await streamed(
+            state,
+            request,
+            generation,
+            make,
+            lambda: ChatStream(generation, body, params, use),
+            headers,
+        )
+    outputs = await whole_outputs(state, request, generation, make)
+    answer = ChatAnswer(generation, body, params, use)
+    return await written(state, outputs, lambda: answer.record(outputs[0]), headers)
+
+
+async def answer_completion(state: AppState, body: CompletionBody, request: Request) -> Response:
+    """Answer prompts, whole or as a stream."""
+    settings = state.settings
+
+    def read() -> tuple[dict[str, str], ServedModel, SamplingParams]:
+        headers = check_unknown(body, settings)
+        check_stream(body)
+        model = state.models.ready(body.model, settings.retry_after_s)
+        check_text_lengths(body.prompts, model, "prompt")
+        return headers, model, completion_params(body, settings)
+
+    headers, model, params = await state.lanes.read(request.scope, read)
+    generation = begin(state, request, model, "cmpl-", has_form=body.has_form)
+
+    def make() -> Any:
+        return completion_jobs(body, params)
+
+    if body.stream:
+        return await streamed(
+            state,
+            request,
+            generation,
+            make,
+            lambda: CompletionStream(generation, body, params),
+            headers,
+        )
+    outputs = await whole_outputs(state, request, generation, make)
+    answer = CompletionAnswer(generation, body, params)
+    return await written(state, outputs, lambda: answer.record(outputs), headers)
+
+
 async def written(
     state: AppState,
     outputs: Sequence[RequestOutput],
@@ -92,11 +121,11 @@ async def written(
     headers: dict[str, str],
 ) -> Response:
     """Return the answer that `make` records. Long outputs are written on another thread."""
-    size = sum(map(num_values, outputs))
+    size = sum(map(num_output_values, outputs))
     return await state.lanes.write(size, lambda: as_json(make(), headers))
 
 
-def num_values(output: RequestOutput) -> int:
+def num_output_values(output: RequestOutput) -> int:
     """Return how many token ids and log-probabilities an output has."""
     told = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
     found = sum(len(best or ()) for one in told if one for best in one)

@@ -9,9 +9,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from enginebay.token_bytes import shown_bytes
-from enginebay_server.bodies import Body, TokenIds, check_unknown
+from enginebay_server.bodies import Body, TokenIdList, check_unknown
 from enginebay_server.chat import ChatBody, render_chat
-from enginebay_server.completions import check_texts
+from enginebay_server.completions import check_text_lengths
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.routes_generate import as_json
@@ -37,7 +37,7 @@ class DetokenizeBody(Body):
     """The body of /detokenize: token ids to decode to a text."""
 
     model: Name | None = None
-    tokens: TokenIds
+    tokens: TokenIdList
 
 
 def token_routes(state: AppState) -> APIRouter:
@@ -129,7 +129,7 @@ def body_token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
             400, "prompt and messages. Allowed: one of the two. Pass one.", param="prompt"
         )
     if body.prompt is not None:
-        check_texts([body.prompt], model, "prompt")
+        check_text_lengths([body.prompt], model, "prompt")
         is_special = body.add_special_tokens is not False
         return model.llm.tokenizer.encode(body.prompt, add_special_tokens=is_special)
     chat = ChatBody(

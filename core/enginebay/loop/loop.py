@@ -213,7 +213,6 @@ class EngineLoop:
             self._steps.awaits_stop_texts = False
             # A step is running meanwhile. No row whose text has ended is launched again.
             self._delivery.catch_up()
-        self._queue_all()
         if not self._handle_messages():
             return False
         if self._steps.late:
@@ -247,10 +246,16 @@ class EngineLoop:
         return True
 
     def _handle_messages(self) -> bool:
-        """Handle all messages. Wait for one while there is nothing to do, or while the loop is
-        paused. Returns False to stop.
+        """Handle all messages, and queue the requests of each. Wait for a message while there is
+        nothing to do, or while the loop is paused. Returns False to stop.
         """
-        while self.is_paused or self._steps.is_idle or not self._inbox.is_empty:
+        while self._unqueued or self.is_paused or self._steps.is_idle or not self._inbox.is_empty:
+            if self._unqueued:
+                self._submitted = self._unqueued.popleft()
+                self._steps.add(self._submitted)
+                self._submitted = None
+                self._delivery.flush()
+                continue
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # handling Stop has failed, and the other requests have ended since
             goes_on = self._handle(self._inbox.get())
@@ -259,18 +264,10 @@ class EngineLoop:
                 return False
         return True
 
-    def _queue_all(self) -> None:
-        """Queue the requests of a message, or those after one that could not be queued."""
-        while self._unqueued:
-            self._submitted = self._unqueued.popleft()
-            self._steps.add(self._submitted)
-            self._submitted = None
-
     def _handle(self, message: LoopMessage) -> bool:
         match message:
             case Submit(tickets):
                 self._unqueued.extend(tickets)
-                self._queue_all()
             case Abort(request_id):
                 tracked = self._requests.find(request_id)
                 if tracked is not None:
