@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -28,7 +29,8 @@ IS_LARGE = "enginebay.is_large"
 class Lane:
     """Runs functions on a few daemon threads, first come, first served.
 
-    The process can end while a function runs, which threads of an Executor would prevent.
+    The process can end while a function runs, which threads of an Executor would prevent. The
+    threads end with the lane.
     """
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
@@ -36,6 +38,7 @@ class Lane:
         self._num_threads = num_threads
         self._jobs: queue.SimpleQueue[LaneJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _end, self._jobs, self._threads)
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
         """Return the result of a function, or raise its exception. A call that is cancelled before
@@ -71,22 +74,27 @@ class Lane:
 
     def close(self) -> None:
         """End the threads after the functions that were given to them. Does not wait."""
-        threads, self._threads = self._threads, []
-        for _ in threads:
-            self._jobs.put(None)
+        _end(self._jobs, self._threads)
 
     def _start(self) -> None:
         while len(self._threads) < self._num_threads:
             number = len(self._threads)
             name = f"enginebay-{self._name}-{number}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # its request may be large
+
+def _work(jobs: queue.SimpleQueue[LaneJob | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # its request may be large
+
+
+def _end(jobs: queue.SimpleQueue[LaneJob | None], threads: list[threading.Thread]) -> None:
+    for _ in threads:
+        jobs.put(None)
+    threads.clear()
 
 
 class Lanes:

@@ -158,6 +158,7 @@ def test_a_fault_of_ours_in_a_stream_is_its_last_event(
 
 
 def test_many_streams_that_leave_keep_nothing(asker: Asker) -> None:
+    asker.ok("/tokenize", prompt="a")  # starts the threads on which prompts are prepared
     before = threading.active_count()
 
     async def run() -> None:

@@ -99,7 +99,11 @@ def test_tokens_of_a_stream_share_the_time_since_the_chunk_before(asker: Asker) 
 
     async def count() -> None:
         generation = Generation(
-            asker.model, asker.state.metrics.of["demo"], asker.state.limit, "c-"
+            asker.model,
+            asker.state.metrics.of["demo"],
+            asker.state.limit,
+            asker.state.lanes.small,
+            "c-",
         )
         for num_tokens, at_s in ((3, 10.0), (0, 10.3), (4, 10.7), (1, 11.05)):
             chunk = StreamChunk("c-0", 0, "", tuple(range(num_tokens)))
