@@ -136,6 +136,35 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, f"the server failed: {error_line(error)}", code="internal_error")
 
 
+PROMPT_FIELDS = {
+    "/v1/completions": "prompt",
+    "/tokenize": "prompt",
+    "/v1/count_tokens": "prompt",
+    "/v1/chat/completions": "messages",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "input",
+    "/v1/responses": "input",
+}
+"""The field of each path that has the prompt."""
+ABOUT_PROMPT = re.compile(r"a prompt (?:of|with) |an empty prompt|token id -?\d|the lone surrogate")
+OTHER_IDS = re.compile(
+    r"(?P<field>\w+): token id |(?P<stop>stop token id )|(?:a|\d+) bad words? |bad_words with "
+)
+
+
+def with_param(error: ApiError, path: str) -> ApiError:
+    """Set the wrong field of an error about a prompt or about token ids, which the engine does not
+    name: fields have other names there.
+    """
+    if error.param is None and error.status == 400:
+        ids = OTHER_IDS.match(error.message)
+        if ABOUT_PROMPT.match(error.message):
+            error.param = PROMPT_FIELDS.get(path)
+        elif ids is not None:
+            error.param = ids["field"] or ("stop_token_ids" if ids["stop"] else "bad_words")
+    return error
+
+
 def error_body(path: str, error: ApiError) -> bytes:
     """Return the bytes of an error in the format of the API that a path belongs to."""
     is_anthropic = path.startswith("/v1/messages")

@@ -180,7 +180,9 @@ class SamplingParams(RowParams[float, int]):
         AppliedBy("allowed_token_ids", "token_ids"),
     ] = option(None, min_length=1, description="the only tokens that may be chosen; None: all")
     bad_words: Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]] = option(
-        (), description="texts that the completion must not contain"
+        (),
+        description="texts whose tokens, at the beginning of a text or after a space, must not "
+        "follow one another; the same letters may come from other tokens",
     )
     typical_p: Annotated[float, AppliedBy("typical", "typical_p"), FromCheckpoint("typical_p")] = (
         Field(

@@ -5,6 +5,7 @@ runs.
 from __future__ import annotations
 
 import gzip
+import json
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_wrong_field_is_named(asker: Asker, fields: dict[str, Any], param: str
     [
         ({}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, None),
+        ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": [10**6]}, None),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
@@ -190,3 +191,37 @@ def test_the_error_of_a_stream_is_its_last_event(
     answer = asker.post(COMPLETIONS, {"prompt": "One day", "max_tokens": 200, "stream": True})
     *_, last = events_of(answer.text)
     assert json.loads(last)["error"]["code"] == "engine_stopped"
+
+
+TOO_LONG, WRONG = "One day " * 2000, 10**6
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": TOO_LONG}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * 2000}, "prompt"),
+        (COMPLETIONS, {"prompt": [WRONG]}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+        (COMPLETIONS, {"prompt": "\ud800"}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": TOO_LONG}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        ("/v1/responses", {"input": TOO_LONG}, "input"),
+        ("/v1/embeddings", {"input": TOO_LONG}, "input"),
+        ("/v1/embeddings", {"input": [WRONG]}, "input"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "stop_token_ids": [WRONG]}, "stop_token_ids"),
+        (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [WRONG]}, "allowed_token_ids"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {str(WRONG): 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "bad_words": ["once upon a time " * 20]}, "bad_words"),
+        (COMPLETIONS, {"prompt": "a", "bad_words": [" "]}, "bad_words"),
+        (COMPLETIONS, {"prompt": "a", "bad_words": [str(i) for i in range(300)]}, "bad_words"),
+    ],
+)
+def test_a_refused_prompt_or_id_is_named(
+    asker: Asker, path: str, fields: dict[str, Any], param: str
+) -> None:
+    body = json.dumps(fields)  # halves of UTF-16 pairs are escaped
+    answer = asker.post(path, content=body, headers={"content-type": "application/json"})
+    assert error_of(answer, 400)["param"] == param, answer.text

@@ -77,9 +77,14 @@ def test_the_schema_of_demanded_calls_holds_each_tool_to_its_own_parameters() ->
             [(S, 0, "now"), (A, 0, "{}"), (S, 1, "f"), (A, 1, '{"a":{"b":"}"}}')],
         ),
         ('[{"name":"f","arguments":{"a":"cut o', [(S, 0, "f"), (A, 0, '{"a":"cut o')]),
-        ('[{"name":"f","argum', [(C, None, '[{"name":"f","argum')]),
-        ("[", [(C, None, "[")]),
+        ('[{"name":"f","argum', []),
+        ("[", []),
+        ('[{"name":"a{b\\', []),
         ('[{"name":"f","arguments":{}}', [(S, 0, "f"), (A, 0, "{}")]),
+        ('[{"name":"f","arguments":{}},{"n', [(S, 0, "f"), (A, 0, "{}")]),
+        ('[{"name":"f","arguments":{}}, {"name": "f", "arguments": ', [(S, 0, "f"), (A, 0, "{}")]),
+        ("No call.", [(C, None, "No call.")]),
+        ('[{"name":"f"} No', [(C, None, '[{"name":"f"} No')]),
     ],
 )
 def test_demanded_calls_are_given_out_as_they_come(text: str, expected: Found) -> None:

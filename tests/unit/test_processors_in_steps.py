@@ -209,7 +209,8 @@ def test_log_probabilities_are_those_of_the_models_own_logits(llm: LLM) -> None:
     assert told == pytest.approx(own, abs=1e-5)
 
 
-def test_texts_that_must_not_come_do_not_come(llm: LLM) -> None:
+def test_tokens_of_bad_words_do_not_follow_one_another(llm: LLM) -> None:
+    """As in vLLM, tokens are banned and not letters: "the" may still be a part of "together"."""
     (free,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True))
     word = free.outputs[0].text.split()[0]
     (without,) = llm.generate(

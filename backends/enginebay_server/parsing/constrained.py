@@ -28,6 +28,10 @@ NO_ARGUMENTS: Mapping[str, Any] = {
 _HEAD = re.compile(
     r'\s*\}?\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'
 )
+_CUT = re.compile(
+    r'\s*\}?\s*(?:[\[,]\s*(?:\{(?:[\s:,]|"(?:[^"\\]|\\.)*(?:"|\\?\Z))*)?)?\]?\s*\Z', re.DOTALL
+)
+"""A list of calls that is cut off between two calls, or before the arguments of one."""
 
 
 def arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +104,8 @@ class NamedCallParser(Parser):
 class CallListParser(Parser):
     """The output is a list as in `calls_schema`; names and arguments are returned as they arrive.
 
-    Text that is cut off before the arguments of a call is content.
+    The beginning of a call that is cut off before its arguments is left out: no reader wants the
+    punctuation of the list. Any other text that is no call is content.
     """
 
     def __init__(self) -> None:
@@ -137,6 +142,5 @@ class CallListParser(Parser):
         return [ToolArgumentsDelta(self._num_calls - 1, text)] if text else []
 
     def finish(self) -> list[Delta]:
-        """Return the text that was cut off before the arguments of a call, as content."""
-        rest = self._raw.strip("}], \t\r\n") if self._num_calls else self._raw
-        return [ContentDelta(self._raw)] if rest else []
+        """Return text that is no beginning of a call, as content."""
+        return [] if _CUT.match(self._raw) else [ContentDelta(self._raw)]
