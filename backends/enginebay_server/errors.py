@@ -148,7 +148,7 @@ PROMPT_FIELDS = {
 """The field of each path that has the prompt."""
 ABOUT_PROMPT = re.compile(r"a prompt (?:of|with) |an empty prompt|token id -?\d|the lone surrogate")
 OTHER_IDS = re.compile(
-    r"(?P<field>\w+): token id |(?P<stop>stop token id )|(?:a|\d+) bad words? |bad_words with "
+    r"(?P<field>\w+): token id |(?P<stop>stop token id )|(?:a|\d+) bad words?\b|bad_words with "
 )
 
 
