@@ -98,10 +98,10 @@ def completion_params(body: CompletionBody, settings: ServerSettings) -> Samplin
     if prompt_logprobs is not None:
         others["prompt_logprobs"] = prompt_logprobs
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # With max_tokens = 0 the prompt alone is returned: the engine makes one token, left out below.
-    return sampling_params(
-        body, settings, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, **others
-    )
+    if prompt_logprobs is None:
+        # Without scores the engine makes one token, which the answer leaves out.
+        max_tokens = max(max_tokens, 1)
+    return sampling_params(body, settings, max_tokens=max_tokens, logprobs=body.logprobs, **others)
 
 
 def completion_jobs(body: CompletionBody, params: SamplingParams) -> list[PromptJob]:

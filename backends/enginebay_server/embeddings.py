@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
 from fastapi import Request
 
+from enginebay.llm.prepare import encode_within
 from enginebay.types import Pooling
 from enginebay_server.bodies import Body, PromptField
 from enginebay_server.completions import check_prompts, check_text_lengths
@@ -57,10 +57,11 @@ async def embed(
         )
 
     def tokenised() -> list[list[int]]:
-        encode = functools.partial(
-            model.llm.tokenizer.encode, max_prompt_tokens=model.max_prompt_tokens
-        )
-        return [encode(text) if isinstance(text, str) else text for text in texts]
+        tokenizer, most = model.llm.tokenizer, model.max_prompt_tokens + 1
+        return [
+            encode_within(tokenizer, text, most, generates=False) if isinstance(text, str) else text
+            for text in texts
+        ]
 
     await state.limit.enter()
     try:

@@ -126,7 +126,7 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(400, message, param=param)
         message += " The prompt is too long."  # clients look for these sentences
         if too_long["most"]:
-            context = int(too_long["most"]) + 1
+            context = int(too_long["most"]) + ("leaves room" in message)
             message += f" This model's maximum context length is {context} tokens."
         return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, StoppedError):

@@ -107,9 +107,9 @@ class SamplingParams(RowParams[float, int]):
 
     max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens")] = Field(
         default=64,
-        ge=1,
+        ge=0,
         description="max number of new tokens, fewer if the context is full before; None: as many "
-        "as fit the context and the cache",
+        "as fit the context and the cache; 0, with prompt_logprobs: the prompt is scored alone",
     )
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="the same seed gives the same samples"
@@ -331,10 +331,11 @@ def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> Sam
 class Request:
     """One sequence to complete. A prompt with n completions becomes n requests.
 
-    Invariants: `prompt_token_ids` is int32 [tokens] with at least one token; the prompt and one new
-    token fit the engine's context; requests with the same `parent_id` (other than "") have the same
-    prompt, so that an engine may compute it once. `key` holds the two words of the random key,
-    which is the same for all completions of a prompt; the device folds `index` into it.
+    Invariants: `prompt_token_ids` is int32 [tokens] with at least one token; the prompt and, if the
+    request generates, one new token fit the engine's context; requests with the same `parent_id`
+    (other than "") have the same prompt, so that an engine may compute it once. `key` holds the
+    two words of the random key, which is the same for all completions of a prompt; the device folds
+    `index` into it.
     """
 
     request_id: str
@@ -368,6 +369,13 @@ class Request:
     """
     streams: bool = False
     """Whether the caller reads tokens as they are made. This changes no token."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the request generates tokens. If not, only its prompt is computed, which may fill
+        the whole context.
+        """
+        return self.pooling is None and self.sampling.max_tokens > 0
 
 
 def key_of(seed: int) -> tuple[int, int]:

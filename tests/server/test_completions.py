@@ -110,6 +110,19 @@ def test_the_prompt_alone_is_scored_without_new_tokens(asker: Asker) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_context_is_scored(asker: Asker, stream: bool) -> None:
+    most = asker.llm.config.max_model_len or 0
+    fields = {"prompt": [5] * most, "max_tokens": 0, "echo": True, "logprobs": 1}
+    found = asker.events(PATH, **fields) if stream else [asker.ok(PATH, **fields)]
+    told = [c["logprobs"]["tokens"] for event in found for c in event["choices"] if c["logprobs"]]
+    assert sum(map(len, told)) == most
+    usage = asker.ok("/v1/embeddings", input=[5] * most)["usage"]
+    assert usage["prompt_tokens"] == most
+    error = asker.refused(PATH, 400, **{**fields, "prompt": [5] * (most + 1)})
+    assert error["message"].endswith(f"maximum context length is {most} tokens.")
+
+
 def test_the_likeliest_of_several_is_returned(asker: Asker) -> None:
     fields: dict[str, Any] = {"prompt": TEXT, "temperature": 1.5, "seed": 4, "max_tokens": 6}
     best = text(asker.ok(PATH, **fields, best_of=3))

@@ -16,7 +16,7 @@ from enginebay.outputs import RequestMetrics, RequestOutput
 from enginebay.types import FrozenSampling, SamplingParams
 
 BAD_VALUES: list[tuple[str, Any]] = [
-    ("max_tokens", 0),
+    ("max_tokens", -1),
     ("max_tokens", -3),
     ("max_tokens", 2.5),
     ("max_tokens", "many"),
@@ -161,8 +161,8 @@ def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
 
 
 def test_several_bad_values_are_all_named() -> None:
-    with pytest.raises(RequestError, match=r"top_p = 2\.0\. .* Also: max_tokens = 0\. "):
-        SamplingParams(max_tokens=0, top_p=2.0)
+    with pytest.raises(RequestError, match=r"top_p = 2\.0\. .* Also: max_tokens = -1\. "):
+        SamplingParams(max_tokens=-1, top_p=2.0)
 
 
 def test_a_huge_bad_value_is_not_repeated_in_full() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from enginebay.constraint import Vocabulary
-from enginebay.errors import RequestError
+from enginebay.errors import PromptLengthError, RequestError
 from enginebay.llm.abilities import (
     Abilities,
     check_embeds,
@@ -47,10 +47,8 @@ Param = SamplingParams | Mapping[str, Any] | None
 
 Params = Param | Sequence[Param]
 
-_NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
-"""Parameters of a request for hidden states. The one token that its cache has room for is never
-sampled.
-"""
+_NO_SAMPLING = SamplingParams(max_tokens=0, prompt_logprobs=None, seed=0)
+"""Parameters of a request for hidden states, which generates nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,16 +158,19 @@ class Preparer:
             token_ids, embeds = prompt.resolve(self.abilities.hidden_size, self.vocab_size, check)
         else:
             if text is None:
-                self._check_room(len(prompt))
+                self._check_room(len(prompt), params)
             token_ids = (
-                self.tokenizer.encode(text, max_prompt_tokens=self.max_model_len - 1)
+                encode_within(
+                    self.tokenizer, text, self.max_model_len, generates=params.max_tokens != 0
+                )
                 if text is not None
                 else [int(t) for t in prompt]
             )
-            self._check_room(len(token_ids))
+            self._check_room(len(token_ids), params)
             check(token_ids)
         if pooling is None:
             params = self.with_defaults(params, len(token_ids))
+            check_length(params)
         self._check(token_ids, params)
         array = np.asarray(token_ids, np.int32)
         sampling = self._freeze(params, array)
@@ -201,12 +202,16 @@ class Preparer:
         )
         return Prepared(request_id, text, token_ids, requests, BestOf.of(params))
 
-    def _check_room(self, num_tokens: int) -> None:
-        """RequestError for a prompt of so many tokens that none fits after it."""
-        if num_tokens >= self.max_model_len:
+    def _check_room(self, num_tokens: int, params: SamplingParams) -> None:
+        """RequestError for a prompt of too many tokens. A request that generates nothing needs no
+        room for a new token.
+        """
+        most = self.max_model_len - (params.max_tokens != 0)
+        if num_tokens > most:
+            why = "which leaves room for one new token" if params.max_tokens != 0 else "the context"
             raise RequestError(
                 f"a prompt of {num_tokens} tokens",
-                f"at most {self.max_model_len - 1}, which leaves room for one new token",
+                f"at most {most}, {why}",
                 "Shorten the prompt, or pass a larger --max-model-len.",
             )
 
@@ -217,7 +222,7 @@ class Preparer:
                 "at least one token",
                 "Pass some text, or a begin-of-sequence token.",
             )
-        self._check_room(len(token_ids))
+        self._check_room(len(token_ids), params)
         num_allowed = len(params.allowed_token_ids or ())
         if num_allowed > self.vocab_size:
             raise RequestError(
@@ -275,6 +280,31 @@ class Preparer:
             num_prompt_logprobs=params.prompt_logprobs,
             processors=used,
             reads_tokens=chosen.reads_tokens(used),
+        )
+
+
+def encode_within(
+    tokenizer: Tokenizer, text: str, max_model_len: int, *, generates: bool
+) -> list[int]:
+    """Return the token ids of a prompt. PromptLengthError for a text that certainly does not fit
+    the context, with one new token if the request `generates`.
+    """
+    if generates:
+        return tokenizer.encode(text, max_prompt_tokens=max_model_len - 1)
+    try:
+        return tokenizer.encode(text, max_prompt_tokens=max_model_len)
+    except PromptLengthError as error:
+        message = str(error).replace("which leaves room for one new token", "the context")
+        raise PromptLengthError(message) from None
+
+
+def check_length(params: SamplingParams) -> None:
+    """RequestError for max_tokens = 0 in a request that asks for nothing else."""
+    if params.max_tokens == 0 and params.prompt_logprobs is None:
+        raise RequestError(
+            "max_tokens = 0 without prompt_logprobs",
+            "a number of at least 1; 0 with prompt_logprobs, which scores the prompt alone",
+            "Pass max_tokens = 1.",
         )
 
 

@@ -39,7 +39,7 @@ class Admission:
         most = self.engine.ledger.max_tokens
         if most is None or tracked.num_total <= most:
             return None
-        prompt, new = len(tracked.request.prompt_token_ids), tracked.request.sampling.max_tokens
+        prompt, new = tracked.num_prompt, tracked.num_total - tracked.num_prompt
         return RequestError(
             f"a prompt of {prompt} tokens and up to {new} new ones",
             f"{most} together, which is the size of the whole cache",
@@ -93,7 +93,9 @@ class Admission:
         row = table.add_request(request)
         table.append_tokens(row, tracked.output)
         token_ids = table.token_ids[row, : tracked.num_prefill]
-        wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
+        wanted = tracked.num_total
+        if ledger.grows:
+            wanted = min(wanted, tracked.num_prefill + 1)
         num_shared = tracked.num_shareable
         if tracked.needs_every_token:
             token_ids, head = token_ids[:1], None  # a lookup of one token finds no cached prefix

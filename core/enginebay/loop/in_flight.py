@@ -35,6 +35,8 @@ class InFlight:
             end = plan.num_computed + plan.num_tokens
             if plan.returns_prompt and tracked.prompt is not None:
                 tracked.prompt.add(self.pending.read_prompt_logprobs(row), end)
+            if end >= tracked.num_prompt and not tracked.request.generates:
+                tracked.is_scored = True
             if plan.pools and tracked.hidden is not None:
                 tracked.hidden.add(self.pending.read_hidden(row), end)
 

@@ -166,7 +166,7 @@ class DecisionLauncher:
         is_last = tracked.num_computed == tracked.num_prefill
         tracked.num_launched += is_last
         pooling = tracked.request.pooling
-        samples = is_last and pooling is None
+        samples = is_last and tracked.request.generates
         pools = pooling == "mean" or (is_last and pooling == "last")
         if not self.admission.reserve(tracked, tracked.num_computed):
             raise InternalError(

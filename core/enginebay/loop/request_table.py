@@ -55,6 +55,8 @@ class RequestState:
     """Whether the reader of its tokens may find a stop text and abort it."""
     constraint: Constraint | None = dataclasses.field(init=False)
     """The position of the committed output in the request's grammar; None: no grammar."""
+    is_scored: bool = False
+    """Whether the whole prompt of a request that generates nothing was computed and read."""
     is_late: bool = False
     """Whether the mask after its output is still being computed. Until it is there, the row is not
     launched, and it is not known whether the text ends here.
@@ -70,7 +72,8 @@ class RequestState:
         self.request = request = self.ticket.request
         self.constraint = None if request.grammar is None else request.grammar.start()
         self.num_prompt = len(request.prompt_token_ids)
-        self.num_total = self.num_prompt + request.sampling.max_tokens
+        max_new = request.sampling.max_tokens if request.generates else 0
+        self.num_total = self.num_prompt + max_new
         self.num_logprobs = request.sampling.num_logprobs
         self.ends_by_text = self.ticket.is_delivered and bool(request.sampling.params.stop)
         has_logprobs = request.sampling.num_prompt_logprobs is not None
@@ -109,7 +112,7 @@ class RequestState:
     @property
     def num_new_left(self) -> int:
         """Output tokens that may still be launched."""
-        return self.num_total - self.num_prompt - self.num_launched
+        return max(0, self.num_total - self.num_prompt - self.num_launched)
 
     def max_steps(self, steps: int) -> int:
         """How many of `steps` decode steps it can run in one call: a guided request needs a new
@@ -166,10 +169,12 @@ class RequestState:
         reason = (self.finish_reason() if end is None else "stop") if new else None
         if hidden is not None:
             reason = "stop"
+        elif self.is_scored:
+            reason = "length"
         if reason:
             metrics.finished_s = now_s
             self.finished = True
-        if self.prompt is not None and new:
+        if self.prompt is not None and (new or self.is_scored):
             logprobs_of_prompt = joined_logprobs(self.prompt.take(), sampling.num_prompt_logprobs)
         return TokenEvent(tuple(new), reason, metrics, None, logprobs, logprobs_of_prompt, hidden)
 
