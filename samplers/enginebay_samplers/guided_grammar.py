@@ -17,7 +17,7 @@ from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.text import Tokenizer
-from enginebay_samplers.guided_schema import why_not_enforced
+from enginebay_samplers.guided_schema import move_bounds, why_not_enforced
 
 ALLOWED = {
     "json_schema": "a schema with the keywords in docs/guided.md that some value satisfies",
@@ -231,16 +231,21 @@ def _definition(structure: Structure) -> str:
     """
     text = structure.text
     if structure.form in {"json_schema", "json_object"}:
-        reason = why_not_enforced(json.loads(text))
+        schema = json.loads(text)
+        reason = why_not_enforced(schema)
         if reason:
             raise _refusal(structure, reason)
+        if "exclusiveM" in text:
+            move_bounds(schema)
+            text = json.dumps(schema)
         return llguidance.LLMatcher.grammar_from_json_schema(
             text, {"whitespace_flexible": False}, {"lenient": False, "coerce_one_of": False}
         )
     if structure.form == "regex":
         return llguidance.LLMatcher.grammar_from_regex(text)
     if structure.form == "choice":
-        text = "start: " + " | ".join(json.dumps(one) for one in json.loads(text))
+        # One terminal of all texts: as rules they would be an item of the parser each.
+        text = "start: TEXT\nTEXT: " + " | ".join(json.dumps(one) for one in json.loads(text))
     elif text.lstrip().startswith("{"):
         raise _refusal(
             structure, "it is not a Lark text"

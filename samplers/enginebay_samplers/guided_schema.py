@@ -5,6 +5,7 @@ and keywords that do not constrain values.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,9 +92,66 @@ def why_not_enforced(schema: dict[str, Any]) -> str | None:
             return (
                 f"keywords that are not supported: {', '.join(unknown)} (in {where or 'the whole'})"
             )
-        reason = _few_keys(one)
+        reason = _malformed(one) or _few_keys(one)
         if reason:
             return f"{reason} (in {where or 'the whole'})"
+    return None
+
+
+STEP = 1e-9
+"""How far a bound is moved that llguidance would let through; see `move_bounds`."""
+
+
+def move_bounds(schema: dict[str, Any]) -> None:
+    """Replace exclusive bounds that llguidance takes as inclusive, in place.
+
+    It does so for a number between two bounds of one whole part, if the exclusive bound is a whole
+    number: with exclusiveMinimum 0 and maximum 0.5, the answer could be 0. The bound is replaced by
+    an inclusive one that is STEP inside, or two steps of a float if these are larger. The bounds of
+    a schema with allOf or $ref may come from several places, so all of them are moved there.
+    """
+    each = [one for _, one in _schemas(schema, "")]
+    is_spread = any("allOf" in one or "$ref" in one for one in each)
+    for one in each:
+        for exclusive, inclusive, others, sign in (
+            ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
+            ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
+        ):
+            bound = one.get(exclusive)
+            if not _is_number(bound) or bound != int(bound):
+                continue
+            ends = [one[name] for name in others if _is_number(one.get(name))]
+            if is_spread or any(sign * (end - bound) < 1 for end in ends):
+                del one[exclusive]
+                moved = bound + sign * max(STEP, 2 * math.ulp(bound))
+                own = one.get(inclusive, moved)
+                one[inclusive] = max(own, moved) if sign > 0 else min(own, moved)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _malformed(schema: dict[str, Any]) -> str | None:
+    """Return what is wrong with keywords that the library takes although no schema may have
+    them.
+    """
+    multiple = schema.get("multipleOf")
+    if _is_number(multiple) and multiple <= 0:
+        return f"multipleOf = {json.dumps(multiple)}: it must be greater than 0"
+    for key in ("allOf", "prefixItems"):
+        if schema.get(key) == []:
+            return f"{key} = []: it must have a schema"
+    for key in ("exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(schema.get(key), bool):
+            return f"{key} = {json.dumps(schema[key])}: it must be a number"
+    for key in ("$defs", "definitions"):
+        given = schema.get(key, {})
+        if not isinstance(given, dict):
+            return f"{key} = {json.dumps(given)[:80]}: it must be an object"
+        wrong = next((one for one in given.values() if not isinstance(one, dict | bool)), None)
+        if wrong is not None or None in given.values():
+            return f"{key} with {json.dumps(wrong)[:80]}: it must have schemas"
     return None
 
 

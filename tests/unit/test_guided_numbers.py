@@ -1,0 +1,149 @@
+"""Numbers under JSON schemas: no text is allowed that jsonschema finds invalid, at any edge of a
+bound; and malformed keywords are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from enginebay.constraint import Vocabulary
+from enginebay.errors import RequestError
+from enginebay.grammar import Grammar, Structure
+from enginebay_samplers.guided_grammar import Llguidance
+from tests.unit.test_text import byte_level
+
+VALUES = (0, 1, -1, 2, 5, 10, 100, 0.5, 0.001, 0.25, 1.5, -0.5, -1.5, 2.5, 99.99, -10, -3, 0.1)
+STEPS = (0, 1, -1, 0.5, -0.5, 0.1, -0.1, 0.01, -0.01, 0.001, -0.001, 0.25, -0.25)
+MULTIPLES = (1, 2, 3, 0.5, 0.25, 0.1, 10, 1.5)
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+@functools.cache
+def library() -> Llguidance:
+    return Llguidance(Vocabulary(byte_level(), 305, (0,)))
+
+
+def grammar_of(schema: Any) -> Grammar:
+    return library().compile(Structure("json_schema", json.dumps(schema)))
+
+
+def allows(grammar: Grammar, text: str) -> bool:
+    constraint = grammar.start()
+    for token_id in byte_level().encode(text, add_special_tokens=False):
+        if not constraint.bits()[token_id // 32] >> np.uint32(token_id % 32) & 1:
+            return False
+        constraint.accept(token_id)
+    return constraint.may_end
+
+
+def written(value: float) -> list[str]:
+    if value == int(value):
+        return [str(int(value)), f"{int(value)}.0", *(["-0", "-0.0"] if not value else [])]
+    return [f"{value:.9f}".rstrip("0")]
+
+
+def is_valid(schema: dict[str, Any], text: str) -> bool:
+    """Whether a number is valid; multiples are exact, where jsonschema divides floats."""
+    others = {name: value for name, value in schema.items() if name != "multipleOf"}
+    multiple = Decimal(str(schema.get("multipleOf", text)))
+    whole = not multiple or Decimal(text) % multiple == 0
+    return whole and jsonschema.Draft202012Validator(others).is_valid(json.loads(text))
+
+
+def random_schema(rng: np.random.Generator) -> dict[str, Any]:
+    low, high = sorted(VALUES[i] for i in rng.integers(0, len(VALUES), 2))
+    bounds = dict(zip(BOUNDS, (low, low, high, high), strict=True))
+    schema: dict[str, Any] = {"type": str(rng.choice(["number", "integer"]))}
+    schema |= {name: value for name, value in bounds.items() if rng.random() < 0.4}
+    if rng.random() < 0.3:
+        schema["multipleOf"] = MULTIPLES[rng.integers(len(MULTIPLES))]
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 100), pytest.param(1000, 2000, marks=pytest.mark.long)]
+)
+def test_no_number_outside_its_bounds_is_allowed(first: int, count: int) -> None:
+    num_compiled = 0
+    for seed in range(first, first + count):
+        schema = random_schema(np.random.default_rng(seed))
+        try:
+            grammar = grammar_of(schema)
+        except RequestError:
+            continue  # no value satisfies it
+        num_compiled += 1
+        edges = {schema[name] for name in BOUNDS if name in schema} | {0}
+        near = {round(edge + step, 9) for edge in edges for step in STEPS}
+        for text in [text for value in near for text in written(value)]:
+            assert is_valid(schema, text) or not allows(grammar, text), (schema, text)
+    assert num_compiled > count / 2
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused", "kept"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "0", "0.25"),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, "1", "1.25"),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, "0", "0.0005"),
+        ({"minimum": -3.5, "exclusiveMaximum": -3}, "-3", "-3.25"),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, "-0", "-0.25"),
+        ({"allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}, "0", "0.25"),
+        (
+            {"$ref": "#/$defs/a", "maximum": 0.5, "$defs": {"a": {"exclusiveMinimum": 0}}},
+            "0",
+            "0.1",
+        ),
+        ({"exclusiveMinimum": 10**6, "maximum": 10**6 + 0.5}, "1000000", "1000000.25"),
+    ],
+)
+def test_an_exclusive_bound_is_not_let_through(
+    schema: dict[str, Any], refused: str, kept: str
+) -> None:
+    grammar = grammar_of({"type": "number", **schema})
+    assert not allows(grammar, refused)
+    assert allows(grammar, kept)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "number", "multipleOf": -2}, "multipleOf = -2"),
+        ({"type": "array", "items": {"type": "integer", "multipleOf": -1}}, "multipleOf = -1"),
+        ({"allOf": []}, "allOf = "),
+        ({"type": "array", "prefixItems": []}, "prefixItems = "),
+        ({"$defs": 5}, r"\$defs = 5"),
+        ({"definitions": [1]}, "definitions = "),
+        ({"$defs": {"a": 5}}, r"\$defs with 5"),
+        ({"type": "number", "exclusiveMinimum": True}, "exclusiveMinimum = true"),
+    ],
+)
+def test_a_malformed_keyword_is_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        grammar_of(schema)
+
+
+@pytest.mark.parametrize("count", [2000, 10_000])
+def test_as_many_choices_as_the_limit_allows(count: int) -> None:
+    for form, value in (
+        ("choice", [f"it{i}" for i in range(count)]),
+        ("json_schema", {"enum": [f"it{i}" for i in range(count)]}),
+    ):
+        grammar = library().compile(Structure(form, json.dumps(value)))  # type: ignore[arg-type]
+        quote = '"' if form == "json_schema" else ""
+        assert allows(grammar, f"{quote}it{count - 1}{quote}")
+        assert not allows(grammar, f"{quote}it{count}{quote}")
+
+
+def test_a_choice_may_begin_another_one() -> None:
+    grammar = library().compile(Structure("choice", json.dumps(["a", "ab", "a b", "é"])))
+    assert [allows(grammar, text) for text in ("a", "ab", "a b", "é", "b", "abb", "")] == [
+        *[True] * 4,
+        *[False] * 3,
+    ]
