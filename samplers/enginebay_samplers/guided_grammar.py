@@ -5,7 +5,9 @@ followed token by token.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import re
 from typing import Any
 
 import llguidance
@@ -26,6 +28,14 @@ ALLOWED = {
     "choice": "a list of different texts",
     "grammar": "a grammar in llguidance's variant of Lark that begins with start",
 }
+
+
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*|#.*')
+"""Strings, regular expressions and comments of a Lark grammar, in which < names no token."""
+
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token of one byte."""
 
 
 class LlguidanceOptions(BaseModel):
@@ -105,7 +115,17 @@ class Llguidance(GrammarLibrary):
     def __init__(
         self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS
     ) -> None:
-        given = _serialised(vocabulary.tokenizer)
+        self._vocabulary, self._options = vocabulary, options
+        self._given = _serialised(vocabulary.tokenizer)
+        self._spelled = self._words_of(without_names(self._given))
+
+    @functools.cached_property
+    def _named(self) -> _Words:
+        """The tokenizer for grammars that name added tokens, such as <think>."""
+        return self._words_of(self._given)
+
+    def _words_of(self, given: str) -> _Words:
+        vocabulary = self._vocabulary
         ends = list(vocabulary.eos_token_ids) or None
         try:
             tokenizer = llguidance.LLTokenizer(given, eos_token=ends)
@@ -119,29 +139,30 @@ class Llguidance(GrammarLibrary):
         known = np.zeros(num_words(vocabulary.size) * 32, np.uint8)
         known[: min(vocabulary.size, tokenizer.vocab_size)] = 1
         known[[i for i in (*vocabulary.eos_token_ids, *tokenizer.eos_tokens) if i < len(known)]] = 0
-        self._words = _Words(
-            tokenizer, np.packbits(known, bitorder="little").view(np.uint32), options
-        )
+        usable = np.packbits(known, bitorder="little").view(np.uint32)
+        return _Words(tokenizer, usable, self._options)
 
     def compile(self, structure: Structure) -> Grammar:
         """Compile a structure. RequestError with llguidance's reason, and for schemas it would only
         partly enforce.
         """
+        names = structure.form == "grammar" and "<" in _LITERAL.sub("", structure.text)
+        words = self._named if names else self._spelled
         try:
             definition = _definition(structure)
             matcher = llguidance.LLMatcher(
-                self._words.tokenizer, definition, log_level=0, limits=self._words.options.limits()
+                words.tokenizer, definition, log_level=0, limits=words.options.limits()
             )
         except (ValueError, RecursionError) as error:
             if isinstance(error, RequestError):
                 raise
             raise _refusal(structure, str(error)) from None
         if matcher.is_error():
-            raise _refusal(structure, self._words.named(_first_part(matcher.get_error())))
+            raise _refusal(structure, words.named(_first_part(matcher.get_error())))
         warnings = matcher.get_grammar_warnings()
         if warnings:
             raise _refusal(structure, "; ".join(warnings))
-        first = LlguidanceConstraint(matcher, self._words)
+        first = LlguidanceConstraint(matcher, words)
         try:
             is_empty = first.is_done
             first.try_step()
@@ -270,6 +291,30 @@ def _first_part(error: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.encode(errors="backslashreplace").decode().split())
+
+
+def without_names(serialised: str) -> str:
+    """Return a tokenizer whose added tokens with a name, such as <think>, are found in no text.
+
+    llguidance takes a token as special if it is declared so or is written in <>, and then refuses
+    it as text, but still finds it in a text that the grammar forces. With other names, the text is
+    spelled by ordinary tokens. Ids do not change.
+    """
+    settings = json.loads(serialised)
+    vocab = settings["model"].get("vocab")
+    for token in settings["added_tokens"]:
+        old = token["content"]
+        is_named = token["special"] or (old.startswith("<") and old.endswith(">"))
+        if not is_named or _BYTE.fullmatch(old):
+            continue
+        token["content"] = new = f"<\ue000{token['id']}\ue001>"
+        if isinstance(vocab, dict) and old in vocab:
+            vocab[new] = vocab.pop(old)
+        elif isinstance(vocab, list):  # of Unigram: pairs of text and score, by id
+            vocab[:] = [[new, pair[1]] if pair[0] == old else pair for pair in vocab]
+        if settings["model"].get("unk_token") == old:
+            settings["model"]["unk_token"] = new
+    return json.dumps(settings)
 
 
 def _serialised(tokenizer: Tokenizer) -> str:

@@ -1,0 +1,77 @@
+"""Guided texts may have the text of an added token, such as <tool> or <think>: other tokens spell
+it. A grammar may still name the token.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from enginebay.constraint import Vocabulary
+from enginebay.grammar import Structure
+from enginebay.text import Tokenizer
+from enginebay_samplers.guided_grammar import Llguidance
+from enginebay_worker.tokenizer import TextTokenizer
+from tests.unit.test_continuations import sentencepiece_like
+from tests.unit.test_text import byte_level
+
+
+def with_added(fast: FastTokenizer) -> Tokenizer:
+    names = [AddedToken(name, special=False, normalized=False) for name in ("<tool>", "two")]
+    fast.add_tokens([*names, AddedToken("<|end|>", special=True)])
+    return TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=fast))
+
+
+def bytes_with_added() -> Tokenizer:
+    return with_added(FastTokenizer.from_str(byte_level().inner.backend_tokenizer.to_str()))
+
+
+def pieces_with_added() -> Tokenizer:
+    return with_added(sentencepiece_like())
+
+
+def text_of(tokenizer: Tokenizer, form: Any, value: Any, *, seed: int) -> str:
+    """A text that random allowed tokens make."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    size = len(tokenizer.inner)
+    grammar = Llguidance(Vocabulary(tokenizer, size, (0,))).compile(Structure(form, text))
+    constraint, rng = grammar.start(), np.random.default_rng(seed)
+    found: list[int] = []
+    while not constraint.is_done:
+        bits = np.unpackbits(constraint.bits().view(np.uint8), bitorder="little")
+        ids = np.flatnonzero(bits)
+        if not len(ids):
+            break
+        found.append(int(rng.choice(ids)))
+        constraint.accept(found[-1])
+    return tokenizer.decode([*tokenizer.encode("a"), *found], skip_special_tokens=False)[1:]
+
+
+CASES: list[tuple[str, Any, set[str]]] = [
+    ("choice", ["<tool>a"], {"<tool>a"}),
+    ("choice", ["<tool>a", "<tool>b"], {"<tool>a", "<tool>b"}),
+    ("choice", ["<|end|>"], {"<|end|>"}),
+    ("choice", ["two", "x<tool>"], {"two", "x<tool>"}),
+    ("regex", "<tool>[ab]", {"<tool>a", "<tool>b"}),
+    ("grammar", 'start: "<tool>" /[ab]/', {"<tool>a", "<tool>b"}),
+    ("grammar", 'start: "a" <tool>', {"a<tool>"}),
+    ("json_schema", {"const": "<tool>"}, {'"<tool>"'}),
+    ("json_schema", {"type": "object", "properties": {"<tool>": {"const": 1}},
+        "required": ["<tool>"], "additionalProperties": False}, {'{"<tool>":1}'}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [bytes_with_added, pieces_with_added])
+@pytest.mark.parametrize(("form", "value", "expected"), CASES)
+def test_the_text_of_an_added_token_is_made(
+    make: Any, form: str, value: Any, expected: set[str]
+) -> None:
+    tokenizer = make()
+    for seed in range(4):
+        assert text_of(tokenizer, form, value, seed=seed) in expected
