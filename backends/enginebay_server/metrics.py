@@ -45,6 +45,7 @@ class EngineObserver(Observer):
     def __init__(self, decodes: DecodeRate) -> None:
         self.decodes = decodes
         self.num_preempted = self.num_new_tokens = self.num_prompt = self.num_cached = 0
+        self.num_not_finite = 0
         self.num_from_host = self.num_from_disk = 0
         self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
         self.num_steps: Counter[Bucket] = Counter()
@@ -79,6 +80,7 @@ class EngineObserver(Observer):
 
     def executed(self, execution: Execution) -> None:
         self.num_new_tokens += execution.num_new_tokens
+        self.num_not_finite += execution.num_not_finite
         self.num_drafts += execution.num_drafts
         self.num_draft_tokens += execution.num_draft_tokens
         self.num_accepted += execution.num_accepted_tokens
@@ -202,6 +204,7 @@ class ModelMetrics:
         engine, compilations = self.engine, self.model.llm.engine.compilations
         return {
             ("num_preemptions", "Requests that lost their row for a time."): engine.num_preempted,
+            ("non_finite_logits", "Requests ended by NaN or infinity."): engine.num_not_finite,
             ("prompt_tokens", "Tokens of prompts of ended completions."): engine.num_prompt,
             ("generation_tokens", "New tokens."): engine.num_new_tokens,
             ("prefix_cache_queries", "Prompt tokens looked up in the cache."): engine.num_prompt,

@@ -149,7 +149,7 @@ class Pending(ABC):
     @abstractmethod
     def read(self) -> np.ndarray:
         """Wait for the step and return its tokens, int32 [rows, steps] in the order of the plan; -1
-        where a row produced no token.
+        where a row produced no token, NOT_FINITE where its logits had NaN or infinity.
         """
 
     def read_logprobs(self) -> TokenLogprobs:

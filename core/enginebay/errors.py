@@ -63,6 +63,10 @@ class StoppedError(EnginebayError):
     """The engine was closed, or the request's step failed, before the request finished."""
 
 
+class NonFiniteError(EnginebayError):
+    """A request whose logits have NaN or infinity, so that no token follows from them."""
+
+
 class CompilationError(UnsupportedError):
     """A program would have to be compiled while `forbid_compiling` is on."""
 

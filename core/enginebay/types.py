@@ -36,6 +36,9 @@ class StepVariant(enum.IntEnum):
     """Also applies logits processors and penalties."""
 
 
+NOT_FINITE = -2
+"""In the tokens of a step: the row's logits had NaN or infinity, so that it has no token."""
+
 MAX_STOP_TOKENS = 16
 """Max number of end-of-sequence and stop token ids of a request: the device compares them."""
 

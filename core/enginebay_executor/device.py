@@ -12,7 +12,7 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.sampler import DeviceParams, SamplingState
-from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
+from enginebay.types import MAX_STOP_TOKENS, NOT_FINITE, ROW_VALUES
 from enginebay_numerics import columns
 from enginebay_numerics.row_columns import by_name
 
@@ -178,10 +178,11 @@ class DeviceRows:
 
     def advanced(self, token_ids: jax.Array, active: jax.Array) -> DeviceRows:
         """The rows after token_ids int32 [S] were sampled where `active`; rows that meet a stop
-        condition are finished.
+        condition, and rows whose logits were not finite (NOT_FINITE), are finished.
         """
         length = self.length + active
         stopped = (token_ids[:, None] == self.stop_ids).any(axis=1) | (length >= self.max_length)
+        stopped |= token_ids == NOT_FINITE
         rows = jnp.where(active, jnp.arange(active.shape[0]), active.shape[0])
         return dataclasses.replace(
             self.record(rows, self.length, token_ids),

@@ -18,14 +18,14 @@ from enginebay.model import Model, ModelCache, Weights
 from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay.processor import Processors, ProcessorState
 from enginebay.sampler import Sampler
-from enginebay.types import StepVariant
+from enginebay.types import NOT_FINITE, StepVariant
 from enginebay_executor.compacting import compact_rows
 from enginebay_executor.device import ADVANCED, DeviceRows
 from enginebay_executor.full_vocab import FullVocab, log_softmax
 from enginebay_executor.logprobs import Logprobs, logprobs_of
 from enginebay_executor.processing import evolve, process
 from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.sampling import first_best, without_stage
+from enginebay_numerics.sampling import first_best, has_finite_best, without_stage
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler applies them."""
@@ -61,9 +61,9 @@ class StepState:
 class Sampled:
     """The results of a step, beside its state, for S rows and N tokens each.
 
-    tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W], undefined for tokens of -1,
-    and when all sampled rows have a num_logprobs of -1. logits: None unless
-    the program returns them. A prefill returns f32 [T, vocab], the logits after each of its tokens;
+    tokens int32 [S, N], -1 where none was sampled, NOT_FINITE where the logits had NaN or infinity.
+    logprobs [S, N, W], undefined for tokens below 0, and when all sampled rows have a num_logprobs
+    of -1. logits: None unless the program returns them. A prefill returns f32 [T, vocab], the logits after each of its tokens;
     a decode returns f32 [S, N, vocab], the logits that each token was sampled from. full_vocab:
     None unless the program returns it. hidden: f32 [S, 2, hidden_size] if the step is a prefill
     that pools, else None. It has two vectors for each row: the sum of the final hidden states of
@@ -160,15 +160,20 @@ class Program:
         processor_state: Mapping[str, ProcessorState],
         variant: StepVariant,
     ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
-        """Sample a token for each unfinished row of logits f32 [S, vocab]. Returns the results and
-        the rows' new fields.
+        """Sample a token for each unfinished row of logits f32 [S, vocab]; NOT_FINITE for a row
+        with NaN or infinity. Returns the results and the rows' new fields.
 
         The results have no axis of tokens: [S] and [S, W].
         """
         returned = logits if self.returns_logits else None
+        finite = has_finite_best(logits)
+
+        def ending(tokens: jax.Array) -> jax.Array:
+            return jnp.where(rows.finished, -1, jnp.where(finite, tokens, NOT_FINITE))
+
         full_vocab = FullVocab(log_softmax(logits)) if self.full_vocab else None
         if variant is StepVariant.GREEDY:
-            best = jnp.where(rows.finished, -1, first_best(logits.astype(jnp.float32)))
+            best = ending(first_best(logits.astype(jnp.float32)))
             return Sampled(
                 best, Logprobs.empty(best.shape, logits.shape[1]), returned, full_vocab
             ), processor_state
@@ -195,9 +200,7 @@ class Program:
         )
         asks = active & (rows.num_logprobs >= 0)
         logprobs = logprobs_of(logits, tokens, asks, rows_at_once=self.rows_at_once)
-        return Sampled(
-            jnp.where(rows.finished, -1, tokens), logprobs, returned, full_vocab
-        ), processor_state
+        return Sampled(ending(tokens), logprobs, returned, full_vocab), processor_state
 
 
 def batches_of(

@@ -65,6 +65,15 @@ def first_best(scores: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.where(scores == best, ids, vocab).min(axis=-1), vocab - 1)
 
 
+def has_finite_best(logits: jax.Array) -> jax.Array:
+    """logits [S, vocab] -> bool [S], whether each row's largest logit is finite: false for a row
+    with a NaN or with plus infinity, and for a row of minus infinity alone.
+
+    The maximum is the one of `first_best`, so that a step that calls both computes it once.
+    """
+    return jnp.isfinite(logits.astype(jnp.float32).max(axis=-1, keepdims=True))[..., 0]
+
+
 def least_that_holds(
     holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
 ) -> jax.Array:

@@ -23,12 +23,13 @@ class InFlight:
     rows: list[RequestState]
     launched_s: float = math.nan
 
-    def take_prompts(self) -> None:
+    def take_prompts(self) -> list[int]:
         """Pass log-probabilities and hidden states of prompts to the requests that asked for
-        them.
+        them. Returns the rows whose hidden states have NaN or infinity.
         """
+        failed: list[int] = []
         if self.plan.is_decode:
-            return
+            return failed
         for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
             if tracked.finished:
                 continue
@@ -38,7 +39,11 @@ class InFlight:
             if end >= tracked.num_prompt and not tracked.request.generates:
                 tracked.is_scored = True
             if plan.pools and tracked.hidden is not None:
-                tracked.hidden.add(self.pending.read_hidden(row), end)
+                hidden = self.pending.read_hidden(row)
+                if not all(np.isfinite(vector).all() for vector in hidden):
+                    failed.append(row)
+                tracked.hidden.add(hidden, end)
+        return failed
 
     def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
         """The log-probabilities that each request asked for, of its row's first counts[i]

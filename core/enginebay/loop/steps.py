@@ -13,6 +13,7 @@ from enginebay.loop.admission import Admission
 from enginebay.loop.guided import PATIENCE_S, advance_all, collect_masks
 from enginebay.loop.launching import DecisionLauncher
 from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.not_finite import not_finite
 from enginebay.loop.observer import Observers
 from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.loop.speculation import Speculation
@@ -119,7 +120,7 @@ class StepRunner:
         self._patience_s = time.monotonic() + PATIENCE_S
         self.admission.append(step.rows, tokens, counts)
         logprobs = step.logprobs(tokens, counts.tolist())
-        step.take_prompts()
+        failures |= not_finite(step, tokens, step.take_prompts(), self.config.dtype)
         for tracked, row_tokens, count, row_logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), logprobs, num_drafts, strict=True
         ):
@@ -127,13 +128,12 @@ class StepRunner:
                 continue
             self.launcher.current_requests = [tracked]
             del row_tokens[count:]
-            if tracked.constraint is not None:
-                failure = failures.get(id(tracked))
-                if failure is not None:
-                    self.end(tracked, "error", failure)
-                    continue
-                if tracked.is_late:
-                    self.late.append(tracked)
+            failure = failures.get(id(tracked))
+            if failure is not None:
+                self.end(tracked, "error", failure)
+                continue
+            if tracked.constraint is not None and tracked.is_late:
+                self.late.append(tracked)
             event = tracked.record(row_tokens, now_s, row_logprobs)
             if self.speculation is not None:
                 self.speculation.learn(tracked, drafted, count)
