@@ -147,7 +147,7 @@ class NextIterationPlan:
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledToken:
     """A token that an iteration sampled for a request; `finish_reason` is None while the request
-    continues.
+    continues. With the reason "error" there is no token (-1): the logits had NaN or infinity.
     """
 
     id: str

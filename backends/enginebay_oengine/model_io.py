@@ -8,7 +8,14 @@ import numpy as np
 
 from enginebay.engine import RowPlan
 from enginebay.errors import InputError
-from enginebay.types import MAX_STOP_TOKENS, FinishReason, Request, SamplingParams, key_of
+from enginebay.types import (
+    MAX_STOP_TOKENS,
+    NOT_FINITE,
+    FinishReason,
+    Request,
+    SamplingParams,
+    key_of,
+)
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
 from enginebay_oengine.forward import ModelOutputBatch
 from enginebay_oengine.inference_scheduler import InferenceScheduler
@@ -138,7 +145,7 @@ def _note_decodes(
         token = int(tokens[slot])
         if active is None or active.lease is None:
             continue  # the slot was freed since
-        if token < 0:  # the inserted prefix had ended already
+        if token < 0 and token != NOT_FINITE:  # the inserted prefix had ended already
             state.vacate(slot)
             continue
         into.append(_note_token(active, slot, token, state, is_complete=bool(complete[slot])))
@@ -147,9 +154,14 @@ def _note_decodes(
 def _note_token(
     active: ActiveRequest, slot: int, token: int, state: ActiveSequenceBatch, *, is_complete: bool
 ) -> SampledToken:
-    """Record one more token of a sequence. A finished sequence releases its slot and pages."""
+    """Record one more token of a sequence. A finished sequence releases its slot and pages; so does
+    one whose logits were not finite (NOT_FINITE), which has no token to record.
+    """
     assert active.lease is not None, "a sequence that got a token has pages"
     position = active.length
+    if token == NOT_FINITE:
+        state.vacate(slot)
+        return SampledToken(active.id, slot, -1, position, "error")
     state.manager.commit(active.lease, active.length)
     active.length += 1
     if active.request is not None:

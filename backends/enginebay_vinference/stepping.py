@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.errors import InputError
+from enginebay.errors import InputError, NonFiniteError
 from enginebay.model import Weights
-from enginebay.types import MAX_STOP_TOKENS, Request, key_of
+from enginebay.types import MAX_STOP_TOKENS, NOT_FINITE, Request, key_of
 from enginebay_numerics.row_columns import by_name, neutral_columns, write_row
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.precompile import vInferencePreCompileConfig
@@ -101,6 +101,7 @@ class Stepper:
             start = time.perf_counter()
             after, counts = function(weights, arrays, keys)
             num_new, _ = np.asarray(counts).tolist()
+            _check_finite(kind, np.asarray(after["running_token"]))
             seconds = time.perf_counter() - start
             _spend(arrays, after)
         spent = float(state._time_spent_computing) + (seconds if kind == "decode" else 0.0)
@@ -221,3 +222,12 @@ def _spend(before: Arrays, after: Arrays) -> None:
     for leaf in jax.tree.leaves(before):
         if id(leaf) not in kept and not leaf.is_deleted():
             leaf.delete()
+
+
+def _check_finite(kind: ProgramKind, running_token: np.ndarray) -> None:
+    """Raise NonFiniteError if the logits of a row had NaN or infinity; running_token [B, 1]."""
+    rows = np.flatnonzero(running_token[:, 0] == NOT_FINITE).tolist()
+    if rows:
+        given = f"the logits of row {rows[0]} in a {kind} step have NaN or infinity"
+        todo = "Look for broken weights with verify_weights, and for overflow of dtype float16."
+        raise NonFiniteError(given, "finite logits", todo)

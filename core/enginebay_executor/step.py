@@ -63,11 +63,12 @@ class Sampled:
 
     tokens int32 [S, N], -1 where none was sampled, NOT_FINITE where the logits had NaN or infinity.
     logprobs [S, N, W], undefined for tokens below 0, and when all sampled rows have a num_logprobs
-    of -1. logits: None unless the program returns them. A prefill returns f32 [T, vocab], the logits after each of its tokens;
-    a decode returns f32 [S, N, vocab], the logits that each token was sampled from. full_vocab:
-    None unless the program returns it. hidden: f32 [S, 2, hidden_size] if the step is a prefill
-    that pools, else None. It has two vectors for each row: the sum of the final hidden states of
-    the row's tokens, and the final hidden state of its last token.
+    of -1. logits: None unless the program returns them. A prefill returns f32 [T, vocab], the
+    logits after each of its tokens; a decode returns f32 [S, N, vocab], the logits that each token
+    was sampled from. full_vocab: None unless the program returns it. hidden: f32 [S, 2,
+    hidden_size] if the step is a prefill that pools, else None. It has two vectors for each row:
+    the sum of the final hidden states of the row's tokens, and the final hidden state of its last
+    token.
     """
 
     tokens: jax.Array
