@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # Names are imported at first use, so that listing plugins does not import JAX.
-__getattr__ = on_demand(
+__getattr__, __dir__ = on_demand(
     __name__,
     {
         "enginebay.outputs": "CompletionOutput",

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 # Names are imported when they are first used, so that `import enginebay` stays cheap.
-__getattr__ = on_demand(
+__getattr__, __dir__ = on_demand(
     __name__,
     {
         "enginebay.config": "EngineConfig",

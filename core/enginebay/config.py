@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Unpack, get_args
@@ -196,6 +197,11 @@ class EngineConfig(Validated):
     if TYPE_CHECKING:
 
         def __init__(self, **fields: Unpack[EngineFields]) -> None: ...
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("kv_cache_dtype", mode="before")
     @classmethod

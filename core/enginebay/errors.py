@@ -37,6 +37,10 @@ class RequestError(InputError):
     """A request that this engine can never serve in this form."""
 
 
+class KeywordError(RequestError, TypeError):
+    """A keyword that a method does not have."""
+
+
 class PromptLengthError(RequestError):
     """A text that certainly has more tokens than a prompt may have."""
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 
 
-def on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a __getattr__ for a package. `homes`: module -> its names, separated by spaces."""
+def on_demand(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return a __getattr__ and a __dir__ for a package. `homes`: module -> its names, separated by
+    spaces.
+    """
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> object:
@@ -15,4 +20,7 @@ def on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], object]
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name]), name)
 
-    return find
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return find, listed

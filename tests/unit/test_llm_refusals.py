@@ -5,6 +5,8 @@ or loaded.
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,3 +133,49 @@ def test_a_wrong_choice_is_refused_before_anything_is_loaded(
     with pytest.raises(InputError, match=message) as refusal:
         LLM("demo", **choices)
     assert isinstance(refusal.value, ConfigError) or "unknown" in str(refusal.value)
+
+
+METHODS = ["generate", "embed", "stream", "chat", "chat_stream", "submit", "astream"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_unknown_argument_names_the_method_and_what_was_meant(
+    fake_llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    forbid_requests(fake_llm, monkeypatch)
+    call: Any = getattr(fake_llm, method)
+    with pytest.raises(TypeError, match=rf"LLM\.{method}\(\) with the argument max_tokens") as info:
+        call("x", max_tokens=3)
+    assert "Pass params=SamplingParams(max_tokens=...)" in str(info.value)
+    assert "priorities_of" not in str(info.value)
+    with pytest.raises(RequestError, match="Did you mean priority"):
+        call("x", prioritiy=3)
+    with pytest.raises(RequestError, match=r"Leave xyz out"):
+        call("x", xyz=3)
+
+
+def test_a_path_names_a_model() -> None:
+    assert EngineConfig(model=Path("some/folder")).model == str(Path("some/folder"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"no/such: there is no such folder|no.such"):
+        LLM(Path("./no/such"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+def test_a_forked_child_is_told_to_spawn(fake_llm: LLM) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = "returned"
+        try:
+            fake_llm.generate("Once", GREEDY)
+        except BaseException as error:  # noqa: BLE001  # the child says what it was
+            words = f"{type(error).__name__}: {error}"
+        os.write(write, words.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    assert "StoppedError" in text
+    assert 'get_context("spawn")' in text

@@ -36,6 +36,7 @@ def test_oengine_ends_the_broken_request_and_goes_on_with_others(model: dict[str
     assert tokens["bad"] == [-1]
 
 
+@pytest.mark.filterwarnings("ignore:nothing is precompiled")
 def test_vinference_raises(model: dict[str, Any]) -> None:
     inference = vInference(model, None, _CONFIG)
     ids = np.array([GOOD, BAD], np.int32)

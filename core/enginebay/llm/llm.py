@@ -19,6 +19,7 @@ from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.engine import Engine
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.llm.abilities import Abilities
+from enginebay.llm.arguments import checks_keywords
 from enginebay.llm.events import AsyncEvents, Events
 from enginebay.llm.prepare import Param, Params, Prepared, Preparer, check_streamable
 from enginebay.llm.priority import ChatTurn, Turn, Turns, split_turn
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 
 
+@checks_keywords
 class LLM:
     """A model, loaded into an engine that runs on a thread of its own. Use it in a `with` block, or
     call close() at the end.
@@ -47,7 +49,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | Path | None = None,
         *,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
@@ -109,8 +111,7 @@ class LLM:
 
     def close(self) -> None:
         """End running requests with StoppedError, end all threads and worker processes, and free
-        the engine's memory. A second call does nothing.
-        """
+        the engine's memory. A second call does nothing."""
         self._is_closing.set()
         self._loop.close()
         self._parts.engine.close()
@@ -195,9 +196,8 @@ class LLM:
         self._loop.call(lambda: adapters.unload(name, self._loop.adapters_in_use))
 
     def shadow_report(self) -> Any:
-        """The comparisons that shadow mode has made so far, in the executor's own record
-        (enginebay_executor.shadow_report); None when shadow mode is off, and inside an override()
-        block.
+        """The comparisons that shadow mode has made so far (enginebay_executor.shadow_report); None
+        when shadow mode is off, and inside an override() block.
         """
         return self._loop.call(lambda: self._parts.engine.shadow_report)
 
@@ -379,8 +379,8 @@ class LLM:
             events.close()
 
     def astream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> AsyncStream:
-        """stream() for asyncio, of a single completion: n > 1 raises RequestError. The request is
-        queued when the first chunk is awaited.
+        """stream() for asyncio, of one completion: n > 1 raises RequestError. The request is queued
+        when the first chunk is awaited.
         """
 
         async def begin(events: AsyncEvents) -> RequestHandle:

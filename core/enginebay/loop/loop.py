@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -73,6 +74,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
         self._requests = RequestTable()
+        self._process_id = os.getpid()
         self._delivery = Delivery(self.abort)
         self._steps = StepRunner(
             engine, config, self._requests, proposer, self._delivery.flush, observers
@@ -113,6 +115,7 @@ class EngineLoop:
         to the event with a finish reason. When `takes` is None, the events wait in the returned
         tickets. RequestError when this is called on the engine's thread with `takes`.
         """
+        _check_process(self._process_id)
         if takes is None:
             tickets = [Ticket(request) for request in requests]
         elif threading.current_thread() is self._thread:
@@ -145,6 +148,7 @@ class EngineLoop:
         """
         if threading.current_thread() is self._thread:
             return function()
+        _check_process(self._process_id)
         result: Future[Any] = Future()
         self._inbox.put(LoopCall(function, result))
         try:
@@ -322,3 +326,13 @@ class EngineLoop:
         self._requests.waiting.clear()
         self._requests.running.clear()
         self._inbox.refuse_all(cause)
+
+
+def _check_process(made_in: int) -> None:
+    """Raise StoppedError in a forked child of process `made_in`, which has no loop thread."""
+    if os.getpid() != made_in:
+        raise StoppedError(
+            f"an engine of process {made_in}, used in its forked child {os.getpid()}",
+            "engines in the process that made them: a fork has none of their threads",
+            'Start children with multiprocessing.get_context("spawn"), and make the LLM there.',
+        )
