@@ -111,7 +111,8 @@ class LLM:
 
     def close(self) -> None:
         """End running requests with StoppedError, end all threads and worker processes, and free
-        the engine's memory. A second call does nothing."""
+        the engine's memory. A second call does nothing.
+        """
         self._is_closing.set()
         self._loop.close()
         self._parts.engine.close()
@@ -379,9 +380,7 @@ class LLM:
             events.close()
 
     def astream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> AsyncStream:
-        """stream() for asyncio, of one completion: n > 1 raises RequestError. The request is queued
-        when the first chunk is awaited.
-        """
+        """stream() for asyncio, of one completion; it is queued when the first chunk is awaited."""
 
         async def begin(events: AsyncEvents) -> RequestHandle:
             chosen = as_sampling_params(params)
