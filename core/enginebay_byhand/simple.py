@@ -44,10 +44,10 @@ class SimpleAttention:
 
     @property
     def caps(self) -> Caps:
-        """The same for every function: all platforms, the layouts in `layouts` and all FEATURES.
+        """The same for every function: every platform, the layouts in `layouts` and all FEATURES.
         Only a check can find out which of these features the function supports.
         """
-        return Caps(frozenset({"cpu", "cuda", "tpu"}), self.layouts, features=FEATURES)
+        return Caps(layouts=self.layouts, features=FEATURES)
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
         """Return None: there is nothing to tune."""

@@ -114,7 +114,7 @@ class Subject:
             return reason
         caps: Caps = self.registry.load(entry).caps
         platform, dtype = self.platform, self.platform.default_dtype
-        if self.name not in caps.platforms:
+        if not caps.serves_platform(self.name):
             names = ", ".join(sorted(caps.platforms))
             return f"is registered for {self.name}, but its Caps.platforms has {names} alone"
         wrong = [

@@ -101,6 +101,8 @@ def test_each_can_be_chosen_by_name(site: Path) -> None:
     for arguments, kinds in (
         (together, CHOICES.keys() - {"platform"}),
         (["--platform", "my_platform"], {"platform"}),
+        # Neither names the other: a kernel that declares no platforms serves any.
+        (["--platform", "my_platform", "--attention", "my_kernel"], {"platform", "kernel"}),
     ):
         with visible(site):
             choices = read(command("explain", "--json", *arguments))["choices"]
@@ -125,7 +127,7 @@ small |= {"dtype": "float32", "layout": "hnd"}
 mine = {"scheduler": "my_scheduler", "sampler": "my_sampler", "engine": "my_engine"}
 mine |= {"platform": "my_platform", "proposer": "my_proposer"}
 params = SamplingParams(max_tokens=8, ignore_eos=True)
-kernel = {"kernels": {"attention": "my_kernel"}, **mine, "platform": "cpu"}
+kernel = {"kernels": {"attention": "my_kernel"}, **mine}
 tokens = []
 for choices in ({}, mine, kernel):
     with LLM("demo", **small, **choices) as llm:

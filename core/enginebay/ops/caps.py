@@ -46,6 +46,7 @@ class Caps:
     """The capabilities of an attention implementation. Sets list the allowed values; predicates
     return whether a value is allowed.
 
+    platforms: names of platforms; empty means any platform, also one that a plugin adds.
     layouts: the cache layouts, in order of preference. kv_dtypes: dtypes of keys and values, and
     storages of quantised caches (`KVLayout.storage`). features: any of window, softcap, sinks,
     alibi, lse, kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
@@ -56,7 +57,7 @@ class Caps:
     bucket; engines then use one bucket of context lengths, and more buckets of row counts.
     """
 
-    platforms: frozenset[str]
+    platforms: frozenset[str] = frozenset()
     layouts: tuple[str, ...] = ()
     modes: frozenset[str] = frozenset({"decode", "prefill", "mixed"})
     q_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
@@ -87,9 +88,13 @@ class Caps:
         """Return whether keys of the width in `spec` are supported."""
         return (self.latent_dim if spec.v_is_k_prefix else self.head_dim)(spec.head_dim)
 
+    def serves_platform(self, name: str) -> bool:
+        """Return whether the platform of this name is among `platforms`, or these are empty."""
+        return not self.platforms or name in self.platforms
+
     def why_not_here(self, env: Env) -> str | None:
         """Return why the implementation cannot run on a device at all, or None."""
-        if env.platform not in self.platforms:
+        if not self.serves_platform(env.platform):
             return f"needs platform {' or '.join(sorted(self.platforms))}, this is {env.platform}"
         if not self.arch(env.arch):
             return f"does not support architecture {env.arch or 'unknown'}"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from enginebay.hooks import Register, hookimpl
 
-EVERYWHERE = ("cpu", "cuda", "tpu")
 COMPILED = {"compiler": "enginebay_swiglu.compiler:compiler"}
 
 
@@ -23,7 +22,6 @@ def register_kernels(register: Register) -> None:
         "plain",
         "enginebay_swiglu.plain:swiglu",
         op="swiglu",
-        platforms=EVERYWHERE,
         capabilities=COMPILED,
         summary="two products and their activation",
     )
@@ -31,7 +29,6 @@ def register_kernels(register: Register) -> None:
         "blocks",
         "enginebay_swiglu.blocks:swiglu",
         op="swiglu",
-        platforms=EVERYWHERE,
         capabilities={**COMPILED, "priority": 10},
         summary="one block of columns at a time, with both products and the activation",
     )
