@@ -19,12 +19,12 @@ from enginebay.cache import KVLayout
 from enginebay.cache_shape import pages_for
 from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay.executor.sharding import Placement
+from enginebay.memory import check_memory
 from enginebay.validation import describe_validation
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pools import Pools
 from enginebay_oengine.sizing import choose_num_pages
-from enginebay_stepping.account import check_memory
 from enginebay_stepping.buckets import default_sizes
 from enginebay_stepping.geometry import PoolSizes
 from enginebay_stepping.memory import plan_memory

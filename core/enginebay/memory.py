@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from enginebay.errors import UnsupportedError
+
 
 @dataclasses.dataclass(frozen=True)
 class TierPlan:
@@ -33,3 +35,24 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """Bytes that the engine will use in all."""
         return self.weights_bytes + self.cache_bytes + self.workspace_bytes
+
+
+def check_memory(plan: MemoryPlan, promised_bytes: int = 0) -> None:
+    """Raise UnsupportedError when a planned engine does not fit the device beside
+    `promised_bytes` of other engines.
+    """
+    if plan.total_bytes + promised_bytes <= plan.device_bytes:
+        return
+    parts = plan.weights_bytes, plan.cache_bytes, plan.workspace_bytes
+    weights, cache, workspace, others, device = (
+        f"{n / 2**20:.0f} MiB" for n in (*parts, promised_bytes, plan.device_bytes)
+    )
+    beside = f" beside the {others} of this process's other engines" if promised_bytes else ""
+    close = "Close another engine of this process, or lower" if promised_bytes else "Lower"
+    raise UnsupportedError(
+        f"weights {weights}, cache {cache} and working space {workspace} do not fit the "
+        f"device{beside}",
+        f"{device} in all",
+        f"{close} the engine option num_pages or cache_bytes if it is set, --max-model-len or "
+        "--max-num-seqs; or use a smaller --dtype, or more devices (--mesh).",
+    )

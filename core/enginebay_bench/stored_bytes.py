@@ -11,7 +11,7 @@ from enginebay.ops.spec import AttnSpec
 from enginebay.weights import WeightFormat, stored_bytes
 
 _TOKENS = 256
-"""Tokens of the cache whose bytes are counted; a multiple of every page size."""
+"""Tokens of the cache whose bytes are counted, or one page where that is larger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,11 @@ def _token_bytes(plan: Plan, name: str, spec: AttnSpec) -> float:
     """Return the bytes of a token in all layers of a cache group."""
     layers = {group.name: group.num_layers for group in plan.model.info.groups}[name]
     page_size = plan.kernels.smallest_page or _TOKENS
-    layout = spec.make_layout(plan.kernels.layout_type, _TOKENS // page_size, page_size)
+    num_pages = max(1, _TOKENS // page_size)
+    layout = spec.make_layout(plan.kernels.layout_type, num_pages, page_size)
     axes = layout.logical_axes()
     total = sum(
         stored_bytes(one.shape, one.dtype) // math.prod(map(plan.placement.num_shards, axes[array]))
         for array, one in layout.shapes().items()
     )
-    return layers * total / _TOKENS
+    return layers * total / (num_pages * page_size)

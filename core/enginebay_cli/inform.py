@@ -57,6 +57,7 @@ def _print_json(value: Any) -> None:
 
 def _explain(args: argparse.Namespace) -> None:
     from enginebay.compose.composition import make_engine, make_plan
+    from enginebay.memory import check_memory
     from enginebay_bench.configs import kernel_configs
     from enginebay_bench.stored_bytes import count_stored_bytes
 
@@ -97,6 +98,7 @@ def _explain(args: argparse.Namespace) -> None:
     }
     if args.json:
         _print_json(record)
+        check_memory(memory)  # as generate does, after what was chosen is seen
         return
     print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
     rows = [(r.setting, r.chosen, r.why) for r in plan.reasons]
@@ -109,6 +111,7 @@ def _explain(args: argparse.Namespace) -> None:
     _print_configs(configs)
     _print_memory(memory, engine.ledger.num_free_tokens, cached.values())
     _print_stored(stored)
+    check_memory(memory)
 
 
 def _print_memory(memory: MemoryPlan, num_tokens: int, dtypes: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ WRONG_CHOICE = re.compile(
     r"argument (?P<name>.+?): invalid choice: (?P<value>.+) \(choose from (?P<choices>.*)\)",
     re.DOTALL,
 )
+MISSING = re.compile(r"the following arguments are required: (?P<names>.+)")
 NO_VALUE = re.compile(r"argument (?P<name>.+?): expected (one|at least one) argument")
 
 
@@ -63,7 +64,21 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise InputError(_reworded(message, self.prog))
+        raise InputError(_missing(self, message) or _reworded(message, self.prog))
+
+
+def _missing(parser: argparse.ArgumentParser, message: str) -> str | None:
+    """Return the message for a missing word of a command that takes one of a few; else None."""
+    found = MISSING.fullmatch(message)
+    if found is None:
+        return None
+    first = found["names"].partition(",")[0]
+    for action in parser._actions:
+        if action.choices and first in (action.dest, action.metavar) and not action.option_strings:
+            choices = [str(one) for one in action.choices]
+            given = f"`{parser.prog}` without saying {first}"
+            return explain(given, ", ".join(choices), f"Write `{parser.prog} {choices[0]}`.")
+    return None
 
 
 def refuse_rest(
@@ -80,7 +95,9 @@ def refuse_rest(
 def _unknown_flag(parser: argparse.ArgumentParser, name: str) -> str:
     known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     longer = [flag for flag in known if flag.startswith(name)]
-    near = nearest(name, known, cutoff=0.65)
+    # Without the dashes, which every flag has: they make short flags look alike.
+    by_name = {flag.lstrip("-"): flag for flag in known}
+    near = by_name.get(nearest(name.lstrip("-"), by_name, cutoff=0.65) or "")
     if longer:
         return explain(
             f"incomplete flag {name}", " or ".join(longer[:6]), "Write the flag in full."

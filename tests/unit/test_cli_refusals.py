@@ -142,6 +142,12 @@ def test_wrong_input_ends_with_code_2_and_one_line(
             ("unknown flag --temprature", "Did you mean --temperature?"),
         ),
         (("generate", "--temperature", "hot"), ("--temperature 'hot'. Allowed: a number.",)),
+        (("chat", "--port", "3"), ("unknown flag --port", "Leave it out.")),
+        (("bench",), ("`enginebay bench` without saying what. Allowed: latency, throughput",)),
+        (
+            ("explain", "--set", "page_size=3"),
+            ("page_size = 3, an unknown field", "Here it is engine.page_size"),
+        ),
         (("generate", "--stop"), ("--stop without a value", "--stop=VALUE")),
         (
             ("--max-tokens", "3", "generate"),
@@ -221,7 +227,10 @@ def test_a_folder_that_is_no_model_ends_with_code_2(run: Run, config: str, tmp_p
 def test_nan_in_the_weights_is_told_when_asked_for(run: Run, config: str, nan_model: str) -> None:
     flags = ("generate", "--model", nan_model, "--max-tokens", "1", "--config", config)
     assert_one_line(run(*flags, "--verify-weights"), "model.norm.weight", "NaN")
-    assert run(*flags)[0] == 0
+    code, out, err = run(*flags)
+    assert (code, out) == (1, "")
+    assert "have NaN or infinity" in err
+    assert "--verify-weights" in err
 
 
 def test_standard_input_that_is_no_text_ends_with_code_2(
