@@ -19,6 +19,7 @@ from enginebay.errors import (
     CompilationError,
     EnginebayError,
     InputError,
+    NonFiniteError,
     StoppedError,
     UnsupportedError,
     error_line,
@@ -129,6 +130,8 @@ def api_error(error: BaseException) -> ApiError:
             context = int(too_long["most"]) + ("leaves room" in message)
             message += f" This model's maximum context length is {context} tokens."
         return ApiError(400, message, code="context_length_exceeded")
+    if isinstance(error, NonFiniteError):
+        return ApiError(500, message, code="non_finite_logits")
     if isinstance(error, StoppedError):
         return ApiError(503, message, code="engine_stopped")
     if isinstance(error, EnginebayError):

@@ -67,7 +67,7 @@ class StoppedError(EnginebayError):
     """The engine was closed, or the request's step failed, before the request finished."""
 
 
-class NonFiniteError(EnginebayError):
+class NonFiniteError(StoppedError):
     """A request whose logits have NaN or infinity, so that no token follows from them."""
 
 

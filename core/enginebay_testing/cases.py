@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
+from enginebay.compose.by_hand import with_paths_of
 from enginebay.compose.ops import ATTENTION
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Env, Interpretable
@@ -72,6 +74,20 @@ def select_parts(registry: Registry, selector: str) -> list[Entry]:
             "`enginebay plugins` lists what is installed."
         )
         raise unknown_name("part", selector, known, todo) from None
+
+
+_BY_PATH = re.compile(r"kernel:(?P<op>\w+):(?P<path>[\w.]+:[\w.]+)")
+
+
+def with_path(registry: Registry, selector: str) -> Registry:
+    """Return `registry` with the kernel of a selector "kernel:OP:module:attribute"; unchanged for
+    every other selector. ConfigError for a path that cannot be imported.
+    """
+    found = _BY_PATH.fullmatch(selector)
+    if found is None:
+        return registry
+    layout = next(iter(registry.names("layout")), "hnd")
+    return with_paths_of(registry, [found["op"]], [found["path"]], layout)
 
 
 def part_cases(

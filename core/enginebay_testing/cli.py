@@ -38,7 +38,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "parts",
         nargs="+",
         metavar="NAME",
-        help="KIND:NAME, kernel:OP:NAME, a bare NAME, or KIND, kernel:OP or all",
+        help="KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, a bare NAME, or KIND, "
+        "kernel:OP or all",
     )
     parser.add_argument(
         "--all", action="store_true", help="run every case (default: representative cases only)"
@@ -121,7 +122,11 @@ def run(name: str, args: argparse.Namespace) -> int:
     if args.interpret and args.level not in (None, "interpret"):
         given = f"--interpret with --level {args.level}"
         raise InputError(given, "one of the two flags", "Leave one out.")
+    from enginebay_testing.cases import with_path
+
     registry = load_registry()
+    for selector in args.parts:
+        registry = with_path(registry, selector)
     entries = _selected(registry, args.parts)
     wanted = Filter(args.all, args.case, args.target)
     if args.platform is not None:

@@ -69,14 +69,15 @@ class CaseRunner:
         return dataclasses.asdict(judge(run))
 
     def _cases_of(self, asked: dict[str, Any]) -> list[Any]:
-        from enginebay_testing.cases import part_cases
+        from enginebay_testing.cases import part_cases, with_path
         from enginebay_testing.suites import Choices, label
 
         choices = Choices(**asked["choices"])
         key = (asked["part"], asked["package"], asked["level"], choices)
         if key not in self._cases:
-            entry = next(e for e in self._registry.entries if (label(e), e.package) == key[:2])
-            self._cases[key] = part_cases(self._registry, entry, asked["level"], choices)
+            registry = with_path(self._registry, asked["part"])
+            entry = next(e for e in registry.entries if (label(e), e.package) == key[:2])
+            self._cases[key] = part_cases(registry, entry, asked["level"], choices)
         return self._cases[key]
 
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from enginebay.errors import EnginebayError
+from enginebay.ops.select import is_import_path
 from enginebay.registry import Registry
 
 PlanT = TypeVar("PlanT")
@@ -79,3 +80,13 @@ def by_hand(registry: Registry) -> ByHand[Any, Any]:
     )
     found: ByHand[Any, Any] = registry.load(entry)
     return found
+
+
+def with_paths_of(
+    registry: Registry, ops: Sequence[str], names: Sequence[str], layout: str
+) -> Registry:
+    """Return `registry` with those of `names` that are import paths as kernels of each of `ops`;
+    the others name registered kernels. ConfigError for a path that cannot be imported.
+    """
+    paths = [(op, name) for op in ops for name in names if is_import_path(name)]
+    return by_hand(registry).with_paths(registry, paths, layout) if paths else registry

@@ -1,6 +1,4 @@
-"""bench kernels: the flags that choose ops, implementations and shapes, and the table
-of results.
-"""
+"""bench kernels: flags that choose ops, implementations and shapes, and the table of results."""
 
 from __future__ import annotations
 
@@ -151,11 +149,12 @@ def listed(text: str) -> list[str]:
 def open_session(
     args: argparse.Namespace, command: str, *, ragged: bool, settled: Sequence[str] = ()
 ) -> Session:
-    """Choose platform, layout and implementations, and measure the machine; InputError for an
-    unknown or missing one.
+    """Choose platform, layout and implementations (else InputError), and measure the machine.
 
     `command` is the command that runs, and `settled` names the flags whose values it fixes.
     """
+    from enginebay.compose.by_hand import with_paths_of
+    from enginebay.compose.ops import ATTENTION
     from enginebay.compose.platforms import find_platform
     from enginebay.registry import load_registry
     from enginebay_bench.kernels import Bench, ShapeLimits
@@ -170,6 +169,8 @@ def open_session(
     configure_compile_cache(config.compile_cache)
     platform = find_platform(registry, config)
     device, memory = platform.devices()[0], platform.hardware().memory_bytes
+    names = listed(args.op or ATTENTION), listed(args.impl or "")
+    registry = with_paths_of(registry, *names, platform.default_layout)
     ops, candidates = _candidates(args, registry, platform.env())
     _check_cases(args, ops.values())
     settings = _settings(args, registry, platform, config, ragged=ragged)
