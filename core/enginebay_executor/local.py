@@ -69,7 +69,7 @@ class LocalExecutor(Executor):
         return cast("Result", self._run[type(command)](command))
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
-        return self.runner.swap(Program.of(parts))
+        return self.runner.swap(Program.of(parts), parts.title)
 
     def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
         return self.runner.choose(key, need)

@@ -39,6 +39,7 @@ class Runner:
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
         self.parts = parts
         self.program = Program.of(parts)
+        self.title = parts.title
         self.weights: Weights = {}
         self.placement = parts.placement
         self.num_rows, self.max_model_len = config.max_num_seqs, config.max_model_len
@@ -140,20 +141,20 @@ class Runner:
                 return serves
         return self._scoping.to_compile(base, need)
 
-    def swap(self, program: Program) -> Callable[[], None]:
-        """Compile and run steps of another program from now on. Returns a function that restores
-        the former one.
+    def swap(self, program: Program, title: str) -> Callable[[], None]:
+        """Compile and run steps of another program from now on; `title` names its kernels in
+        progress messages. Returns a function that restores the former one.
 
         Until then a shadow is off, because the implementation that it compares with is not in use.
         """
-        before = self.program, self._programs, self.shadow
+        before = self.program, self.title, self._programs, self.shadow
         self.shadow = None
-        self.program = program
+        self.program, self.title = program, title
         self._programs = {}
         self._chosen.clear()
 
         def swap_back() -> None:
-            self.program, self._programs, self.shadow = before
+            self.program, self.title, self._programs, self.shadow = before
             self._chosen.clear()
 
         return swap_back
@@ -227,7 +228,7 @@ class Runner:
                     "Call warmup() first, or set forbid_compiling = false.",
                 )
             )
-        with waiting(f"compiling {key}, for {self.parts.title}"):
+        with waiting(f"compiling {key}, for {self.title}"):
             return StepCompiler(self, self._programs).make(key)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.fused import COMPOSED
+from enginebay.compose.plan import make_title
 from enginebay.errors import (
     IncorrectError,
     InputError,
@@ -96,6 +97,15 @@ def test_steps_of_the_block_run_the_function_and_the_former_programs_come_back(
     del function
     gc.collect()
     assert gone() is None, "something holds on to what the block was made of"
+
+
+def test_messages_about_waits_name_the_kernel_of_the_block(llm: LLM) -> None:
+    runner = runner_of(llm.engine)
+    before = runner.title
+    with llm.override(attention=plain_attention):
+        assert "plain_attention" in runner.title
+        assert make_title(llm.plan) == runner.title
+    assert runner.title == before == make_title(llm.plan)
 
 
 def test_a_phase_alone_is_overridden(llm: LLM) -> None:

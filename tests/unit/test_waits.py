@@ -158,7 +158,7 @@ def test_each_wait_of_an_engine_says_what_for(
         _programs={},
         _cache_key=str,
         compilations=Compilations(),
-        parts=SimpleNamespace(title=title),
+        title=title,
     )
     runner.Runner._compiled(owner, "a step")  # type: ignore[arg-type]
     owner = SimpleNamespace(
