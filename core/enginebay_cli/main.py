@@ -81,6 +81,8 @@ def _dispatch(arguments: list[str]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
+    if args.log_level == "info":  # JAX reports there which devices this machine does not have
+        logging.getLogger("jax").setLevel(logging.WARNING)
     assert command is not None, "argparse requires a command"
     with plain_waits(args.log_level):
         return command.run(args.command, args)

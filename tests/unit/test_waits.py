@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -272,3 +273,15 @@ def test_an_interrupted_bench_prints_what_there_is(
     assert code == 130
     assert "this configuration" in out
     assert "interrupted" in err
+
+
+def test_the_level_info_leaves_out_which_devices_jax_did_not_find() -> None:
+    words = ("import logging, sys; from enginebay_cli.main import main; main(['env', '--json', "
+             "'--log-level', sys.argv[1]]); print(logging.getLogger('jax._src.xla_bridge')"
+             ".isEnabledFor(logging.INFO))")  # fmt: skip
+    for level, says in (("info", "False"), ("debug", "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", words, level], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == says
+        assert ("Unable to initialize" in done.stderr) <= (level == "debug")

@@ -21,7 +21,8 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);
 max-width:1120px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin-bottom:0}h2{font-size:1.1rem;margin-top:2rem}p.note{color:var(--soft)}
 div.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:.3rem .7rem;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap}
+div.wide table{font-size:13px}td{white-space:nowrap}th{vertical-align:bottom}
+th,td{padding:.3rem .35rem;border-bottom:1px solid var(--rule);text-align:right}
 th:first-child,td:first-child{text-align:left}
 pre{background:color-mix(in srgb,var(--rule) 40%,transparent);padding:.7rem;overflow-x:auto}
 div.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:1rem}
