@@ -54,7 +54,7 @@ OWN_PARTS = {"scheduler": "fcfs", "proposer": "none", "executor": "local"}
 """Settings whose work an API with slots does itself, with their defaults."""
 
 
-def refuse_unused(config: EngineConfig, face: str, engine: str) -> None:
+def refuse_parts_of_llm(config: EngineConfig, face: str, engine: str) -> None:
     """Raise ConfigError for a part that the configuration names and the API `face`, which plans and
     runs its steps itself, would not use.
     """

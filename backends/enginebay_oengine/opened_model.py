@@ -17,7 +17,7 @@ from enginebay_faces.opening import (
     ModelLike,
     config_of,
     refuse_states,
-    refuse_unused,
+    refuse_parts_of_llm,
     wrong_llm,
 )
 from enginebay_oengine.engine import is_paged
@@ -74,10 +74,10 @@ def open_model(model: ModelLike) -> OpenedModel:
     if isinstance(model, LLM):
         if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
-        refuse_unused(model.config, FACE, ENGINE)
+        refuse_parts_of_llm(model.config, FACE, ENGINE)
         return _opened(model.plan, model.engine.parts, runner_of(model.engine).weights)
     config = config_of(model, ENGINE)
-    refuse_unused(config, FACE, ENGINE)
+    refuse_parts_of_llm(config, FACE, ENGINE)
     plan = make_plan(config)
     parts = make_parts(plan)
     return _opened(plan, parts, parts.load_weights())

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from enginebay.errors import EnginebayError
 from enginebay_server.document import openapi_document
 from enginebay_server.door import Door
-from enginebay_server.errors import ApiError, api_error, error_body, with_param
+from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.json_bodies import JsonBodies, body_routes
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
@@ -122,7 +122,9 @@ def as_response(request: Request, error: ApiError) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return as_response(request, with_param(api_error(error), request.url.path))
+    answer = api_error(error)
+    answer.name_prompt_field(request.url.path)
+    return as_response(request, answer)
 
 
 async def _on_http(request: Request, error: HTTPException) -> Response:

@@ -69,6 +69,17 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
 
+    def name_prompt_field(self, path: str) -> None:
+        """Set the wrong field of an error about a prompt or about token ids, which the engine does
+        not name: fields have other names in the API at `path`.
+        """
+        if self.param is None and self.status == 400:
+            ids = OTHER_IDS.match(self.message)
+            if ABOUT_PROMPT.match(self.message):
+                self.param = PROMPT_FIELDS.get(path)
+            elif ids is not None:
+                self.param = ids["field"] or ("stop_token_ids" if ids["stop"] else "bad_words")
+
     @property
     def type(self) -> str:
         """The value of `error.type` in the body, such as "rate_limit_error"."""
@@ -153,19 +164,6 @@ ABOUT_PROMPT = re.compile(r"a prompt (?:of|with) |an empty prompt|token id -?\d|
 OTHER_IDS = re.compile(
     r"(?P<field>\w+): token id |(?P<stop>stop token id )|(?:a|\d+) bad words?\b|bad_words with "
 )
-
-
-def with_param(error: ApiError, path: str) -> ApiError:
-    """Set the wrong field of an error about a prompt or about token ids, which the engine does not
-    name: fields have other names there.
-    """
-    if error.param is None and error.status == 400:
-        ids = OTHER_IDS.match(error.message)
-        if ABOUT_PROMPT.match(error.message):
-            error.param = PROMPT_FIELDS.get(path)
-        elif ids is not None:
-            error.param = ids["field"] or ("stop_token_ids" if ids["stop"] else "bad_words")
-    return error
 
 
 def error_body(path: str, error: ApiError) -> bytes:

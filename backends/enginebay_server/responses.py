@@ -43,7 +43,7 @@ Include = Literal[
 ]
 
 
-class StreamOptions(BaseModel):
+class ResponseStreamOptions(BaseModel):
     """Options of a stream. No event has padding, so there is nothing to switch off."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -76,7 +76,7 @@ class ResponsesBody(Body):
     """Accepted, because clients always send it, and ignored: nothing is encrypted, no tool of
     OpenAI runs, and no log-probabilities are returned.
     """
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
 
     @property
     def items(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from enginebay_faces.opening import (
     ModelLike,
     config_of,
     refuse_states,
-    refuse_unused,
+    refuse_parts_of_llm,
     size_name,
     wrong_llm,
 )
@@ -91,11 +91,11 @@ def make_loaded_model(model: ModelLike) -> LoadedModel:
     if isinstance(model, LLM):
         if not is_contiguous(model.engine):
             raise wrong_llm(model, ENGINE)
-        refuse_unused(model.config, "vInference", ENGINE)
+        refuse_parts_of_llm(model.config, "vInference", ENGINE)
         refuse_states(model.plan, "vInference")
         return LoadedModel(model.plan, model.engine, model)
     config = config_of(model, ENGINE)
-    refuse_unused(config, "vInference", ENGINE)
+    refuse_parts_of_llm(config, "vInference", ENGINE)
     plan = make_plan(config)
     refuse_states(plan, "vInference")
     engine = make_engine(plan)

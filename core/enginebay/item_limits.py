@@ -19,7 +19,7 @@ MAX_ITEMS: Final[Mapping[str, int]] = {
     "logit_bias": 1024,
     "allowed_token_ids": 2**20,
     "bad_words": 256,
-    "choice": 10_000,
+    "choice": 2**17,  # guided_limits.items has a smaller default
     "processors": 64,
 }
 """Max number of items of each field of SamplingParams that takes a list or a mapping."""
