@@ -250,8 +250,8 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
     bias = None if case.row["bias"] == "none" else rng.normal(size=out_dims).astype(case.dtype)
     out_dtype = case.row["out_dtype"]
     call = functools.partial(kernel, out_dtype=out_dtype)
-    others = other_inputs((x, weight, bias), with_integers=True)
-    got = case.run(call, x, jax.device_put(weight), bias, others=others)
+    before = other_inputs((x, weight, bias), with_integers=True)
+    got = case.run(call, x, jax.device_put(weight), bias, others=before)
     finite = np.isfinite(x.astype(np.float64)).all(axis=tuple(range(1, x.ndim)))
     x, rows = x[finite], np.flatnonzero(finite)
     exact = oracle.quantized_weight(weight)
@@ -289,8 +289,8 @@ def check_quantized_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     weight = _weight(case, (len(sizes), case.int("outputs")), in_dims)
     out_dtype = case.row["out_dtype"]
     call = functools.partial(kernel, out_dtype=out_dtype)
-    others = other_group_inputs(x, weight, sizes)
-    got = case.run(call, x, jax.device_put(weight), sizes, others=others)
+    before = other_group_inputs(x, weight, sizes)
+    got = case.run(call, x, jax.device_put(weight), sizes, others=before)
     wanted = str(out_dtype or case.row["dtype"])
     same_type(got, (shape[0], case.int("outputs")), wanted)
     expect(not got[count:].astype(np.float64).any(), "rows after the last group are not 0")
