@@ -38,8 +38,10 @@ from enginebay_server.state import AppState
 log = logging.getLogger("enginebay.server")
 
 POLL_S = 0.05
-GC_THRESHOLDS = 50_000, 20, 100
-"""Arguments of gc.set_threshold: new objects, and collections of a younger generation."""
+GC_THRESHOLDS = 300_000, 10, 10
+"""Arguments of gc.set_threshold: new objects, more than one body has, and collections of a younger
+generation.
+"""
 END_S = 60.0
 """Seconds that the engines have to end after the last answer: a step or a compilation may run."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from enginebay.errors import RequestError
+from enginebay.errors import RequestError, shown
 
 MAX_ITEMS: Final[Mapping[str, int]] = {
     "stop": 128,
@@ -37,6 +37,12 @@ def check_items(name: str, value: object, *, called: str | None = None) -> None:
     ):
         return
     called = called or name
+    if isinstance(value, range):  # which may have more items than len() can say
+        if value[MAX_ITEMS[name] :]:
+            raise RequestError(
+                f"{called} = {shown(value)}", f"at most {MAX_ITEMS[name]} items", "Leave some out."
+            )
+        return
     texts: Any = [value] if isinstance(value, str) else value
     if len(texts) > MAX_ITEMS[name]:
         raise RequestError(
