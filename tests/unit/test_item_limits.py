@@ -26,16 +26,19 @@ def test_a_long_list_is_refused_before_its_items(name: str) -> None:
     given: Any = [Unread()] * (most + 1)
     if name in ("logit_bias", "processors"):
         given = dict.fromkeys(range(most + 1), Unread())
+    fields: dict[str, Any] = {name: given}
     with pytest.raises(RequestError, match=f"^{name} = a list of {most + 1} items.*{most}"):
-        SamplingParams(**{name: given})
+        SamplingParams(**fields)
     check_items(name, list(given)[:most])
 
 
 @pytest.mark.parametrize(("name", "most"), [("stop", 4096), ("bad_words", 4096)])
 def test_a_long_text_of_a_list_is_refused(name: str, most: int) -> None:
-    SamplingParams(**{name: ["a" * most]})
+    right: dict[str, Any] = {name: ["a" * most]}
+    long: dict[str, Any] = {name: ["a" * (most + 1)]}
+    SamplingParams(**right)
     with pytest.raises(RequestError, match=f"{name} = a text of {most + 1} characters"):
-        SamplingParams(**{name: ["a" * (most + 1)]})
+        SamplingParams(**long)
 
 
 def test_one_stop_text_is_limited_as_a_list_of_one() -> None:
