@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 HELD = frozenset(
     [
@@ -128,7 +128,7 @@ def move_bounds(schema: dict[str, Any]) -> None:
                 one[inclusive] = max(own, moved) if sign > 0 else min(own, moved)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
