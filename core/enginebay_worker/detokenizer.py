@@ -35,7 +35,9 @@ class IncrementalDetokenizer(TextDecoder):
         """The text continues that of the token ids `after`."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._context = self._context_in(after)
+        self._after = after
+        """Tokens before the stream, until the first push decodes them."""
+        self._context: list[int] = []
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -44,6 +46,8 @@ class IncrementalDetokenizer(TextDecoder):
         self._held = [*self._held, *token_ids]
         if not self._held:
             return ""
+        if self._after:
+            self._context, self._after = self._context_in(self._after), ()
         text = self._text_of(self._held)
         if text and not text.endswith(UNFINISHED):
             return self._give(len(self._held), text)
@@ -59,7 +63,7 @@ class IncrementalDetokenizer(TextDecoder):
         later push begins a new text.
         """
         text = self._text_of(self._held) if self._held else ""
-        self._context, self._held = [], []
+        self._context, self._held, self._after = [], [], ()
         return text
 
     def _context_in(self, token_ids: Sequence[int]) -> list[int]:
