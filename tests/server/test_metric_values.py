@@ -68,6 +68,7 @@ def test_counters_add_up_what_the_engine_reports(asker: Asker) -> None:
                 0.1,
                 1,
                 accepted + 1,
+                num_not_finite=accepted // 2,
                 num_drafts=1,
                 num_draft_tokens=drafted,
                 num_accepted_tokens=accepted,
@@ -81,6 +82,7 @@ def test_counters_add_up_what_the_engine_reports(asker: Asker) -> None:
     assert found[f"{NAME}spec_decode_num_drafts_total"] == 2
     assert found[f"{NAME}spec_decode_num_draft_tokens_total"] == 7
     assert found[f"{NAME}spec_decode_num_accepted_tokens_total"] == 2
+    assert found[f"{NAME}non_finite_logits_total"] == 1
     assert found[f"{NAME}generation_tokens_total"] == 4
     assert found[f"{NAME}num_preemptions_total"] == 4
     assert found[f"{NAME}prompt_tokens_total"] == 50
