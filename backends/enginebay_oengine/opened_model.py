@@ -16,8 +16,8 @@ from enginebay_executor.local import runner_of
 from enginebay_faces.opening import (
     ModelLike,
     config_of,
-    refuse_states,
     refuse_parts_of_llm,
+    refuse_states,
     wrong_llm,
 )
 from enginebay_oengine.engine import is_paged

@@ -17,8 +17,8 @@ from enginebay_executor.local import runner_of
 from enginebay_faces.opening import (
     ModelLike,
     config_of,
-    refuse_states,
     refuse_parts_of_llm,
+    refuse_states,
     size_name,
     wrong_llm,
 )
