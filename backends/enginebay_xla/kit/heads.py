@@ -36,7 +36,7 @@ def new_heads(case: PlainCase, shape: tuple[int, int, int], part: int) -> np.nda
     if case.row["storage"]:  # without one, a program may write subnormal numbers as zeros
         x[kinds == 3] *= float(numbers.smallest_subnormal) * 8
     x[kinds == 4] *= 5000.0 if case.dtype == np.float16 else 1e30
-    x[kinds == 5] = -np.abs(x[kinds == 5]) - 2.0
+    x[kinds == 5] = -0.1 * np.abs(x[kinds == 5]) - 20.0  # far from zero in steps of a storage
     storage = case.row["storage"]
     return x.astype(case.dtype) if storage is None else rounded_one_way(x, str(storage), case.dtype)
 

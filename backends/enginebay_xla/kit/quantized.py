@@ -92,7 +92,13 @@ QUANTIZED_LINEAR = OpAxes(
         {"groups": 257, "group_size": 16},
         {"rows": 4133, "out_dtype": "float32"},
         {"outputs": 65_609, "groups": 1},
-        {"group_size": 1024, "groups": 1, "activations": "int8", "data": "special_rows"},
+        {
+            "rows": 17,
+            "group_size": 1024,
+            "groups": 1,
+            "activations": "int8",
+            "data": "special_rows",
+        },
     ),
     each=("weights", "activations"),
 )
