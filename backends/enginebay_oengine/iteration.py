@@ -53,6 +53,8 @@ class InitialSequenceRequest:
             max_tokens=self.max_tokens,
             seed=self.seed,
         )
+        if self.max_tokens == 0:
+            raise InputError("max_tokens = 0", "at least 1", "Use LLM to score a prompt alone.")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise InputError(
                 f"{len(self.stop_token_ids)} stop tokens",

@@ -106,7 +106,10 @@ def as_params(params: Any, default: SamplingParams) -> SamplingParams:
     if isinstance(params, Mapping):
         params = SamplingParams(**params)
     if isinstance(params, SamplingParams):
-        return with_length(params, default.max_tokens)
+        params = with_length(params, default.max_tokens)
+        if params.max_tokens == 0:
+            raise RequestError("max_tokens = 0", "at least 1", "Use LLM to score a prompt alone.")
+        return params
     raise PromptTypeError(
         f"sampling parameters of type {type(params).__name__}",
         "SamplingParams or a dict",

@@ -23,7 +23,10 @@ def read_regular(path: Path, max_bytes: int, *, inside: Path | None = None) -> b
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise _irregular(path)
-        data = file.read(max_bytes + 1)
+        # No more memory than the file has bytes; one that grows meanwhile is read to its limit.
+        data = file.read(min(facts.st_size, max_bytes) + 1)
+        while data and len(data) <= max_bytes and (more := file.read(1 << 20)):
+            data += more
     if len(data) > max_bytes:
         raise InputError(
             f"{path} has more than {max_bytes} bytes",

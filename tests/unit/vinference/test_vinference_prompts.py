@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.errors import RequestError
 from enginebay_vinference import PromptOutput, SampleState, vInference
+from enginebay_vinference.prompts import as_params
 from tests.unit.serving import DEADLOCK_S
 from tests.unit.vinference.hostside import HostFunctions, make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain, encode
@@ -237,3 +239,8 @@ def test_a_request_without_a_length_has_the_configurations() -> None:
     assert (
         made.process_prompt(TEXTS[0], {"ignore_eos": True, "max_tokens": 7}).generated_tokens == 7
     )
+
+
+def test_a_prompt_that_is_only_scored_is_refused() -> None:
+    with pytest.raises(RequestError, match="max_tokens = 0. Allowed: at least 1"):
+        as_params({"max_tokens": 0}, SamplingParams())
