@@ -242,5 +242,5 @@ def test_a_request_without_a_length_has_the_configurations() -> None:
 
 
 def test_a_prompt_that_is_only_scored_is_refused() -> None:
-    with pytest.raises(RequestError, match="max_tokens = 0. Allowed: at least 1"):
+    with pytest.raises(RequestError, match="max_tokens = 0"):
         as_params({"max_tokens": 0}, SamplingParams())
