@@ -11,7 +11,7 @@ from tests.zoo.zoo import FAULTS
 
 MARKS = ("<!-- zoo: begin -->", "<!-- zoo: end -->")
 
-WANTED = {"A": (0.90, 0.97), "B": (0.80, 0.90)}
+WANTED = {"A": (0.95, 0.99), "B": (0.95, 0.99)}
 """Shares of a half's faults that the default check and --all must find."""
 
 

@@ -299,7 +299,6 @@ ROPE_KV_WRITE = OpAxes(
     },
     blocks=KV_WRITE.blocks,
     extremes=({"tokens": 65_609, "kv_heads": 1, "group": 1, "page": 16},),
-    each=("layout",),
 )
 
 SAMPLE = OpAxes(
