@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.errors import shown
 from enginebay_server.blocks import Block
-from enginebay_server.bodies import Body
+from enginebay_server.bodies import IGNORED_HEADER, Body
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import AtMost, Name, Objects, Tools
@@ -73,10 +73,19 @@ class ResponsesBody(Body):
     truncation: Literal["disabled"] | None = None
     background: bool | None = None
     include: Annotated[list[Include], AtMost(64)] | None = None
-    """Accepted, because clients always send it, and ignored: nothing is encrypted, no tool of
-    OpenAI runs, and no log-probabilities are returned.
+    """Accepted, because clients always send it: nothing is encrypted, and no tool of OpenAI runs. A
+    header of the answer names it as ignored where it asks for log-probabilities.
     """
     stream_options: ResponseStreamOptions | None = None
+
+    def with_ignored(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers of the answer, with `include` among the ignored fields where it asks
+        for log-probabilities, which answers do not have.
+        """
+        if "message.output_text.logprobs" not in (self.include or ()):
+            return dict(headers)
+        ignored = filter(None, ("include", headers.get(IGNORED_HEADER)))
+        return {**headers, IGNORED_HEADER: ", ".join(ignored)}
 
     @property
     def items(self) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -39,19 +40,10 @@ def anthropic_routes(state: AppState) -> APIRouter:
 
         headers, model, chat, use, params = await state.lanes.read(request.scope, read)
         generation = begin(state, request, model, "msg_", has_form=use.schema is not None)
-
-        def make() -> Any:
-            return chat_jobs(model, chat, params, use)
-
+        make = functools.partial(chat_jobs, model, chat, params, use)
         if body.stream:
-            return await streamed(
-                state,
-                request,
-                generation,
-                make,
-                lambda: MessageStream(generation, params, use),
-                headers,
-            )
+            stream = functools.partial(MessageStream, generation, params, use)
+            return await streamed(state, request, generation, make, stream, headers)
         outputs = await whole_outputs(state, request, generation, make)
 
         def record() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,19 +66,10 @@ async def answer_chat(state: AppState, body: ChatBody, request: Request) -> Resp
     headers, model, use, params = await state.lanes.read(request.scope, read)
     has_form = body.has_form or use.schema is not None
     generation = begin(state, request, model, "chatcmpl-", has_form=has_form)
-
-    def make() -> Any:
-        return chat_jobs(model, body, params, use)
-
+    make = functools.partial(chat_jobs, model, body, params, use)
     if body.stream:
-        return await streamed(
-            state,
-            request,
-            generation,
-            make,
-            lambda: ChatStream(generation, body, params, use),
-            headers,
-        )
+        stream = functools.partial(ChatStream, generation, body, params, use)
+        return await streamed(state, request, generation, make, stream, headers)
     outputs = await whole_outputs(state, request, generation, make)
     answer = ChatAnswer(generation, body, params, use)
     return await written(state, outputs, lambda: answer.record(outputs[0]), headers)
@@ -96,19 +88,10 @@ async def answer_completion(state: AppState, body: CompletionBody, request: Requ
 
     headers, model, params = await state.lanes.read(request.scope, read)
     generation = begin(state, request, model, "cmpl-", has_form=body.has_form)
-
-    def make() -> Any:
-        return completion_jobs(body, params)
-
+    make = functools.partial(completion_jobs, body, params)
     if body.stream:
-        return await streamed(
-            state,
-            request,
-            generation,
-            make,
-            lambda: CompletionStream(generation, body, params),
-            headers,
-        )
+        stream = functools.partial(CompletionStream, generation, body, params)
+        return await streamed(state, request, generation, make, stream, headers)
     outputs = await whole_outputs(state, request, generation, make)
     answer = CompletionAnswer(generation, body, params)
     return await written(state, outputs, lambda: answer.record(outputs), headers)
@@ -127,8 +110,8 @@ async def written(
 
 def num_output_values(output: RequestOutput) -> int:
     """Return how many token ids and log-probabilities an output has."""
-    told = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
-    found = sum(len(best or ()) for one in told if one for best in one)
+    lists = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
+    found = sum(len(best or ()) for logprobs in lists if logprobs for best in logprobs)
     return found + len(output.prompt_token_ids) + sum(len(o.token_ids) for o in output.outputs)
 
 

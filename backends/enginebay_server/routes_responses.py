@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
@@ -13,7 +13,6 @@ from enginebay_server.blocks import Block, whole_blocks
 from enginebay_server.bodies import check_unknown
 from enginebay_server.chat import ChatBody, chat_jobs, chat_params
 from enginebay_server.errors import ApiError
-from enginebay_server.generation import PromptJob
 from enginebay_server.response_store import StoredResponse, store
 from enginebay_server.response_stream import ResponseStream
 from enginebay_server.responses import (
@@ -80,7 +79,7 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
     settings = state.settings
 
     def read() -> ReadResponse:
-        headers = check_unknown(body, settings)
+        headers = body.with_ignored(check_unknown(body, settings))
         model = state.models.ready(body.model, settings.retry_after_s)
         messages = [*former_messages(state, body), *input_messages(body.items)]
         chat = body.as_chat(messages)
@@ -98,8 +97,7 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
     generation = begin(state, request, model, "resp_", has_form=has_form)
     records = ResponseRecords(generation.id, model, body)
 
-    def make() -> Sequence[PromptJob]:
-        return chat_jobs(model, chat, params, use)
+    make = functools.partial(chat_jobs, model, chat, params, use)
 
     async def keep(blocks: list[Block], record: dict[str, Any]) -> None:
         if body.store is not False:
@@ -108,14 +106,8 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
             await state.lanes.files.run(store, state.responses, generation.id, stored)
 
     if body.stream:
-        return await streamed(
-            state,
-            request,
-            generation,
-            make,
-            lambda: ResponseStream(generation, records, use, keep),
-            headers,
-        )
+        stream = functools.partial(ResponseStream, generation, records, use, keep)
+        return await streamed(state, request, generation, make, stream, headers)
     [output] = await whole_outputs(state, request, generation, make)
     [one] = output.outputs
     usage = Usage()

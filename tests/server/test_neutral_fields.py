@@ -103,3 +103,12 @@ def test_usage_of_a_response_has_the_fields_of_openai(asker: Asker) -> None:
     usage = asker.ok(RESPONSES, input="Hi", max_output_tokens=1)["usage"]
     assert usage["input_tokens_details"].keys() == {"cached_tokens", "cache_write_tokens"}
     assert usage["input_tokens_details"]["cache_write_tokens"] == 0
+
+
+def test_a_response_names_the_log_probabilities_that_it_leaves_out(asker: Asker) -> None:
+    wanted = {"input": "Hi", "max_output_tokens": 2}
+    answer = asker.post(RESPONSES, {**wanted, "include": ["message.output_text.logprobs"]})
+    assert answer.status_code == 200
+    assert answer.headers["x-enginebay-ignored"] == "include"
+    others = asker.post(RESPONSES, {**wanted, "include": ["reasoning.encrypted_content"]})
+    assert "x-enginebay-ignored" not in others.headers
