@@ -216,3 +216,17 @@ def test_log_probabilities_of_parsed_tokens_are_all_there(parsing: Asker) -> Non
     told = [c["logprobs"] for event in events for c in event["choices"] if c["logprobs"]]
     tokens = [entry["token"] for one in told for entry in one["content"]]
     assert tokens == [entry["token"] for entry in choice["logprobs"]["content"]]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "array"},
+        {"$ref": "#/$defs/L", "$defs": {"L": {"type": "array"}}},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    ],
+)
+def test_parameters_that_allow_no_object_are_refused(asker: Asker, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = asker.refused(PATH, 400, messages=HELLO, tools=[tool])
+    assert "the arguments of a call are an object" in error["message"]

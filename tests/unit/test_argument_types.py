@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from enginebay_server.errors import ApiError
 from enginebay_server.parsing.contract import ModelChat, ParseRequest, ToolArgumentsDelta
 from enginebay_server.parsing.xml_calls import qwen3_coder
-from enginebay_server.tools import tool_use
 
 DEFS = {
     "P": {"type": "object"},
@@ -103,17 +101,3 @@ def test_references_that_double_at_each_step_are_read_once() -> None:
     for _ in range(900):
         nested = {"anyOf": [nested]}
     assert argument({"properties": {"v": nested}}, "5") == "5"
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"type": "array"},
-        {"$ref": "#/$defs/L", "$defs": {"L": {"type": "array"}}},
-        {"anyOf": [{"type": "string"}, {"type": "null"}]},
-    ],
-)
-def test_parameters_that_allow_no_object_are_refused(parameters: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    with pytest.raises(ApiError, match="the arguments of a call are an object"):
-        tool_use([tool], "auto", several=True)
