@@ -11,6 +11,12 @@ from enginebay.loop.in_flight import InFlight
 from enginebay.types import NOT_FINITE
 
 
+def rows_not_finite(tokens: np.ndarray) -> list[int]:
+    """Return the rows of tokens int32 [rows, steps] whose logits had NaN or infinity."""
+    marked = tokens == NOT_FINITE
+    return np.flatnonzero(marked.any(axis=1)).tolist() if marked.any() else []
+
+
 def not_finite(
     step: InFlight, tokens: np.ndarray, failed_hidden: Sequence[int], dtype: str
 ) -> dict[int, EnginebayError]:
@@ -20,7 +26,10 @@ def not_finite(
     tokens int32 [rows, steps]; failed_hidden: rows of the second kind; `dtype` is that of the
     configuration.
     """
-    failed_logits = np.flatnonzero((tokens == NOT_FINITE).any(axis=1)).tolist()
+    found: dict[int, EnginebayError] = {}
+    failed_logits = rows_not_finite(tokens)
+    if not failed_logits and not failed_hidden:  # as in nearly every step
+        return found
     kind = "verify" if step.plan.verifies else "decode" if step.plan.is_decode else "prefill"
     todo = "Look for broken weights with --verify-weights."
     if dtype == "float16":
@@ -28,7 +37,6 @@ def not_finite(
             "float16 overflows above 65504: leave --dtype float16 out, and auto chooses a dtype "
             f"with a wider range. {todo}"
         )
-    found: dict[int, EnginebayError] = {}
     for row in (*failed_hidden, *failed_logits):
         tracked = step.rows[row]
         what = "hidden states"

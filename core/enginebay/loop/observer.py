@@ -17,10 +17,11 @@ import numpy as np
 from enginebay.cache import Ledger
 from enginebay.engine import StepPlan
 from enginebay.loop.in_flight import InFlight
+from enginebay.loop.not_finite import rows_not_finite
 from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.ops.spec import Bucket
 from enginebay.outputs import RequestMetrics
-from enginebay.types import NOT_FINITE, FinishReason, Request
+from enginebay.types import FinishReason, Request
 
 log = logging.getLogger("enginebay.loop")
 
@@ -207,7 +208,6 @@ class Observers:
         began_s, self._last_read_s = max(self._last_read_s, step.launched_s), now_s
         if math.isnan(step.launched_s):
             return
-        failed = (tokens == NOT_FINITE).any(axis=1).tolist()
         made = (tokens >= 0).sum(axis=1).tolist()
         counts = [0 if one.finished else n for one, n in zip(step.rows, made, strict=True)]
         verified = [
@@ -221,9 +221,7 @@ class Observers:
             len(counts),
             sum(counts),
             num_prompt_tokens=_num_prompt_tokens(plan),
-            num_not_finite=sum(
-                not one.finished for one, bad in zip(step.rows, failed, strict=True) if bad
-            ),
+            num_not_finite=sum(not step.rows[row].finished for row in rows_not_finite(tokens)),
             num_drafts=len(verified),
             num_draft_tokens=sum(drafts for drafts, _ in verified),
             num_accepted_tokens=sum(new - 1 for _, new in verified),

@@ -112,7 +112,8 @@ class RequestState:
     @property
     def num_new_left(self) -> int:
         """Output tokens that may still be launched."""
-        return max(0, self.num_total - self.num_prompt - self.num_launched)
+        left = self.num_total - self.num_prompt - self.num_launched
+        return left if left > 0 else 0  # noqa: FURB136  # max() costs each row of each step more
 
     def max_steps(self, steps: int) -> int:
         """How many of `steps` decode steps it can run in one call: a guided request needs a new

@@ -128,7 +128,7 @@ class StepRunner:
                 continue
             self.launcher.current_requests = [tracked]
             del row_tokens[count:]
-            failure = failures.get(id(tracked))
+            failure = failures.get(id(tracked)) if failures else None
             if failure is not None:
                 self.end(tracked, "error", failure)
                 continue
