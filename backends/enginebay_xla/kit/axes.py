@@ -327,9 +327,9 @@ SAMPLE = OpAxes(
     more={"vocab": (1025, 4097, 32_769, 65_537, 128_257), "rows": (3, 64)},
     extremes=(
         {"vocab": 131_073, "rows": 1, "logits": "late"},
-        {"vocab": 131_073, "rows": 1, "top_k": "few", "logits": "late"},
+        {"vocab": 70_001, "rows": 3, "top_k": "few", "logits": "late"},
         {"vocab": 5003, "rows": 3, "top_k": "few", "top_p": "some", "logits": "two_values"},
-        {"vocab": 257, "rows": 300, "logits": "flat"},
+        {"vocab": 257, "rows": 129, "logits": "flat"},
     ),
 )
 """logits: several spreads, nearly equal ones, one far above the others, few different values, some
