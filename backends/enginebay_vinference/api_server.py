@@ -13,12 +13,15 @@ from typing import Any
 
 import uvicorn
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.llm.reading import in_thread
 from enginebay_server.app import create_app
 from enginebay_server.bodies import Body, check_unknown
+from enginebay_server.chat import ChatBody
+from enginebay_server.completions import CompletionBody
 from enginebay_server.metrics import Metrics, check_installed
 from enginebay_server.routes_generate import as_json
 from enginebay_server.routes_inform import model_record, probe
@@ -27,6 +30,7 @@ from enginebay_server.serving import Address, run_until_drained
 from enginebay_server.settings import ServerSettings
 from enginebay_server.state import AppState
 from enginebay_vinference.errors import MissingSettingError
+from enginebay_vinference.in_process import InProcess
 from enginebay_vinference.inference import vInference
 
 log = logging.getLogger("enginebay.server")
@@ -42,6 +46,13 @@ class ConversationBody(Body):
     conversation: str | list[dict[str, Any]]
 
 
+ChatCompletionRequest = ChatBody
+CompletionRequest = CompletionBody
+CountTokenRequest = ConversationBody
+RequestFields = BaseModel | Mapping[str, Any]
+"""A request: an object of its class, or a mapping of its fields."""
+
+
 class vInferenceApiServer:  # noqa: N801  # the name its users know
     """Serves inferences over HTTP, by the routes of `enginebay serve`. Two servers of one process
     share nothing, unless they are given the same LLM.
@@ -49,6 +60,12 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
     Pass `inference_map`, {name: vInference} or one vInference, or else `inference_init_call`, which
     returns either. The model of each inference is an LLM with the engine vinference, which answers
     the requests; its owner closes it. `app` is the ASGI application.
+
+    The async methods answer as the routes do, by the same rules and without a socket. They return
+    Starlette's JSONResponse, also for wrong fields, and a StreamingResponse for `stream`, which an
+    application of the caller's may return. InputError for a request that is no mapping and no
+    object of pydantic. While fire() runs they may be awaited on any event loop; without it, on one
+    loop at a time.
 
     `allow_parallel_workload`: requests run together, at most `max_workers` at a time; without it
     they run one after the other. Others wait. `oai_like_processor`: contents of a counted
@@ -82,6 +99,7 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
         )
         self.app = create_app(models, settings, self._routes)
         self._state: AppState = self.app.state.server
+        self._calls = InProcess(self.app)
         self._server: uvicorn.Server | None = None
 
     def fire(
@@ -115,12 +133,38 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
                 following = at.getsockname()[1] + 1
                 serve_figures(opened, self._state.metrics, host, metrics_port or following)
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+                self._calls.loop = runner.get_loop()
+                opened.callback(setattr, self._calls, "loop", None)
                 runner.run(run_until_drained(self._server, at, self._state, where))
 
     def stop(self) -> None:
         """End fire(), from any thread."""
         if self._server is not None:
             self._server.should_exit = True
+
+    async def available_inference(self) -> Response:
+        """Return the list of models, as GET /v1/models."""
+        return await self._calls.get("/v1/models")
+
+    async def chat_completions(self, request: RequestFields) -> Response:
+        """Answer a chat (ChatCompletionRequest), as POST /v1/chat/completions."""
+        return await self._calls.post("/v1/chat/completions", request)
+
+    async def completions(self, request: RequestFields) -> Response:
+        """Complete prompts (CompletionRequest), as POST /v1/completions."""
+        return await self._calls.post("/v1/completions", request)
+
+    async def count_tokens(self, request: RequestFields) -> Response:
+        """Count the tokens of a conversation (CountTokenRequest), as POST /v1/count_tokens."""
+        return await self._calls.post("/v1/count_tokens", request)
+
+    async def liveness(self) -> Response:
+        """Return whether the process answers, as GET /liveness."""
+        return await self._calls.get("/liveness")
+
+    async def readiness(self) -> Response:
+        """Return whether requests are answered, as GET /readiness; status 503 if not."""
+        return await self._calls.get("/readiness")
 
     def _routes(self, state: AppState) -> APIRouter:
         """The routes whose answers have a documented form of their own."""
