@@ -27,6 +27,10 @@ FROM_TRANSFORMERS = (
 """Fields of transformers' GenerationConfig that a builder takes over."""
 
 
+class GenerationConfig(dict[str, Any]):
+    """The fields of a request's generation that are set, by name."""
+
+
 class ASGenerationConfigBuilder:
     """Collects the fields of a request's generation. Each method sets one field and returns the
     builder. The engine checks the values when a request starts (`sampling.to_sampling`).
@@ -65,9 +69,9 @@ class ASGenerationConfigBuilder:
             known["eos_token_id"] = ids
         self._fields |= known | {"do_sample": True, "early_stopping": True}
 
-    def build(self) -> dict[str, Any]:
+    def build(self) -> GenerationConfig:
         """Return the fields that are set, by name. The builder does not change the result."""
-        return dict(self._fields)
+        return GenerationConfig(self._fields)
 
     def update(self, update_fields: Mapping[str, Any]) -> Self:
         """Set several fields by name. RequestError (a ValueError) for anything but a mapping."""

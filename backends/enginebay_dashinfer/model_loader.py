@@ -132,6 +132,10 @@ class ModelLoader(ABC):
         return builder
 
 
+LLM = ModelLoader
+"""The documented name of a model that requests are started with."""
+
+
 class HuggingFaceModel(ModelLoader):
     """A model in the format of Hugging Face, and its conversion to the engine's own format."""
 

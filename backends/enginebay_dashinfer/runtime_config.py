@@ -60,6 +60,10 @@ class AsModelConfig:
         return TargetDevice[kind], [int(one) for one in ids]
 
 
+RuntimeConfig = AsModelConfig
+"""Another documented name of the same record."""
+
+
 class AsModelRuntimeConfigBuilder:
     """Makes AsModelConfigs. Each method checks its value (ConfigError, a ValueError) and returns
     the builder, so that calls can be chained.

@@ -31,7 +31,7 @@ from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.profiling import Profiler
 from enginebay_esurge.service import Service
 from enginebay_esurge.serving import Serving, Updates
-from enginebay_esurge.settings import EngineSettings, FurtherChoices, refuse_unserved_options
+from enginebay_esurge.settings import EngineSettings, FurtherChoices, take_unused_options
 from enginebay_esurge.weights import load_changes, paged, swap
 
 log = logging.getLogger("enginebay.esurge")
@@ -81,7 +81,7 @@ class eSurge:  # noqa: N801  # the name its users know
         silent_mode: bool = False,
         **kwargs: Unpack[FurtherChoices],
     ) -> None:
-        refuse_unserved_options(
+        take_unused_options(
             min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint
         )
         settings = EngineSettings(
@@ -366,7 +366,6 @@ class eSurge:  # noqa: N801  # the name its users know
         python_tracer_level: int | None = None,
     ) -> None:
         """Record the next `num_batches` scheduler updates with JAX's profiler into a folder.
-
         BusyError (a RuntimeError) while this process is profiled, ValueError for num_batches < 1.
         """
         self._profiler.start(output_dir, num_batches, host_tracer_level, python_tracer_level)
@@ -387,8 +386,9 @@ class eSurge:  # noqa: N801  # the name its users know
         """Use other weights of the same shapes: a model's, or some by path (mapping or nnx.State).
 
         Compiles nothing and clears the prefix cache; both weights are in memory meanwhile. A
-        running engine continues unless restart_scheduler is False. BusyError (a RuntimeError) while
-        there are requests. ValueError, keeping the old weights, for none or wrong ones.
+        `graphdef` changes nothing. A running engine continues unless restart_scheduler is False.
+        BusyError (a RuntimeError) while there are requests. ValueError, keeping the old weights,
+        for none or wrong ones.
         """
         service = self._service
         with service.lock:

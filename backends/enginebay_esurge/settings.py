@@ -5,6 +5,7 @@ raise errors.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.keywords import ServingChoices
+
+log = logging.getLogger("enginebay.esurge")
 
 ENGINE = "oengine"
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
@@ -169,23 +172,39 @@ def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int
     return {"tensor": sizes["tp"]} if sizes["tp"] != 1 else {}
 
 
-def refuse_unserved_options(
+def take_unused_options(
     min_input_pad: int,
     detokenizer_max_states: int,
     tokenizer_endpoint: str | None,
     detokenizer_endpoint: str | None,
 ) -> None:
-    """Raise UnsupportedError for a documented option without an effect here whose value is not its
-    default.
+    """Check the documented options that change no answer, and log those that differ from their
+    defaults with the reason. ConfigError for a wrong value.
     """
-    one_state = "each request has its own state."
-    in_caller = "text is tokenised in the caller's thread."
-    in_reader = "text is made in the reader's thread."
+    one_state = "each request has its own state"
+    in_caller = "text is tokenised in this process"
+    in_reader = "text is made in this process"
     for name, value, default, why in (
-        ("min_input_pad", min_input_pad, 16, "16 is the smallest step."),
+        ("min_input_pad", min_input_pad, 16, "the smallest step has 16 tokens"),
         ("detokenizer_max_states", detokenizer_max_states, 65536, one_state),
         ("tokenizer_endpoint", tokenizer_endpoint, None, in_caller),
         ("detokenizer_endpoint", detokenizer_endpoint, None, in_reader),
     ):
+        if default is None:
+            allowed, is_right = "an address, or None", value is None or is_text(value)
+        else:
+            allowed, is_right = "an integer of at least 1", is_count(value)
+        if not is_right:
+            raise ConfigError(f"{name} = {value!r}", allowed, f"Omit {name}: {why}.")
         if value != default:
-            raise UnsupportedError(f"{name} = {value!r}", f"{default!r}", f"Omit {name}: {why}")
+            log.info("%s = %r changes nothing here: %s", name, value, why)
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is an integer of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

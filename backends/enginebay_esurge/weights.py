@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
-from enginebay.errors import InputError, InternalError, UnsupportedError
+from enginebay.errors import InputError, InternalError
 from enginebay.model import Checkpoint, Weights
 from enginebay_executor.local import runner_of
 from enginebay_executor.weights import flat_weights, merge_weights
@@ -34,16 +34,10 @@ def load_changes(
 
     The new weights are those of `model`, or the present ones if it is None, with the single weights
     of `graphstate` and `graphother` put in their places. Each new weight must have the shape and
-    dtype of the present one. InputError (a ValueError) if all three are None. UnsupportedError for
-    a `graphdef`: it would be another model, and the compiled programs are only for the present one.
+    dtype of the present one. A `graphdef` changes nothing: the programs are those of the present
+    model. InputError (a ValueError) if all four are None.
     """
-    if graphdef is not None:
-        raise UnsupportedError(
-            "a graphdef",
-            "weights: model, graphstate or graphother",
-            "Make another eSurge for another model.",
-        )
-    if model is None and graphstate is None and graphother is None:
+    if all(given is None for given in (model, graphdef, graphstate, graphother)):
         raise InputError(
             "no weights", "model, graphstate or graphother", "Pass at least one of them."
         )

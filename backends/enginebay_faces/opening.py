@@ -91,6 +91,14 @@ def size_name(plan: Plan) -> str:
     return f"{kind}-{count_weights(plan.model) / 1e9:.2f}"
 
 
+def passed_tokenizer(given: Any, found: Tokenizer) -> Any:
+    """Return the tokenizer in `given`, a tokenizer or a processor that has one. For None, a folder
+    or a hub id, return `found`.
+    """
+    inner = getattr(given, "tokenizer", given)
+    return found if inner is None or isinstance(inner, str | Path) else inner
+
+
 def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
     """Return the Tokenizer for a folder or hub id, a transformers tokenizer, or a processor that
     has one; None is the model's own. ConfigError (a ValueError) for anything else.

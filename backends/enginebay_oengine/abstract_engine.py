@@ -75,8 +75,10 @@ class AbstractInferenceEngine(ABC):
         """
 
     @abstractmethod
-    def init_decode_state(self) -> Any:
-        """Return a decode state whose slots are all free."""
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a decode state whose slots are all free. An engine may take arguments of its
+        own.
+        """
 
     @abstractmethod
     def free_resource(self, slot: int) -> bool:

@@ -11,14 +11,17 @@ from enginebay.cache import Lease
 from enginebay.errors import InputError
 from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams
 
+NONE_IS_DEFAULT = ("temperature", "top_p", "top_k", "stop_token_ids", "ignore_eos")
+"""Fields of InitialSequenceRequest for which None is the default."""
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class InitialSequenceRequest:
     """A prompt to complete with at most `max_tokens` new tokens, up to a stop token.
 
     The engine's end-of-sequence tokens are stop tokens as well, unless `ignore_eos`. Equal seeds
-    give equal samples; None lets the scheduler choose a seed. InputError (a ValueError) for a wrong
-    value.
+    give equal samples; None lets the scheduler choose a seed. max_tokens None: as many as fit. None
+    for another field is its default. InputError (a ValueError) for a wrong value.
     """
 
     id: str
@@ -26,7 +29,7 @@ class InitialSequenceRequest:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    max_tokens: int = 64
+    max_tokens: int | None = 64
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -38,6 +41,9 @@ class InitialSequenceRequest:
     lease: Lease | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is None and field.name in NONE_IS_DEFAULT:
+                setattr(self, field.name, field.default)
         given = np.asarray(self.token_ids)
         if given.ndim != 1 or not len(given) or not np.issubdtype(given.dtype, np.integer):
             raise InputError(

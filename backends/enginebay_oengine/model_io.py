@@ -92,7 +92,9 @@ def _request_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> 
     params = SamplingParams(
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
     )
-    most = min(request.num_prompt_tokens + request.max_tokens, state.sizes.max_length)
+    most = state.sizes.max_length
+    if request.max_tokens is not None:
+        most = min(request.num_prompt_tokens + request.max_tokens, most)
     prompt = np.asarray(request.token_ids)
     return make_request(prompt, params, most, stops, key_of(request.seed or 0))
 

@@ -229,8 +229,12 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         """
         return self._steps.prefix_sharding()
 
-    def init_decode_state(self) -> ActiveSequenceBatch:
-        """Return a state with all slots free. free_resource() applies to the latest state."""
+    def init_decode_state(
+        self, *args: Any, **kwargs: Any
+    ) -> ActiveSequenceBatch:  # the documented signature
+        """Return a state with all slots free. free_resource() applies to the latest state. The
+        arguments are for other engines of this interface, and change nothing here.
+        """
         self._state = ActiveSequenceBatch(self.manager, self._sizes)
         self._states.add(self._state)
         return self._state
@@ -282,8 +286,8 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         token.
 
         `valids` marks the tokens that count, anywhere in a row; None marks the first true_length
-        tokens. true_length, temperature, top_p and top_k are numbers or arrays [n]. rngs: a key,
-        keys [n], or None for a new key. The slots of the result are the prompts. InputError (a
+        tokens. true_length, temperature, top_p and top_k are numbers or arrays [n]; None for the
+        last three is their default. rngs: a key, keys [n], or None for a new key. The slots of the result are the prompts. InputError (a
         ValueError) for wrong arguments, OutOfPagesError when the cache is full.
         """
         prompts = read_prompts(

@@ -17,6 +17,8 @@ from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
 KEY_WORDS = 2
 
+NEUTRAL = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+
 
 def read_prompts(
     tokens: Any,
@@ -31,8 +33,8 @@ def read_prompts(
     """Return the core's requests for the prompts in tokens int [L] or [n, L], where `valids` is
     true. None: the first true_length tokens of each row.
 
-    true_length and each of sampling (temperature, top_p, top_k) are a number or [n] numbers. rngs:
-    see read_keys. InputError (a ValueError) for wrong arguments.
+    true_length and each of sampling (temperature, top_p, top_k) are a number or [n] numbers; None
+    in sampling is the neutral value. rngs: see read_keys. InputError (a ValueError) for wrong arguments.
     """
     prompts = _read_tokens(tokens, valids, true_length, max_prompts)
     most = sizes.max_length
@@ -45,8 +47,8 @@ def read_prompts(
             )
         metadata.check_token_ids(prompt)
     temperature, top_p, top_k = (
-        _broadcast(name, value, len(prompts))
-        for name, value in zip(("temperature", "top_p", "top_k"), sampling, strict=True)
+        _broadcast(name, neutral if value is None else value, len(prompts))
+        for (name, neutral), value in zip(NEUTRAL.items(), sampling, strict=True)
     )
     keys = read_keys(rngs, len(prompts))
     requests = []

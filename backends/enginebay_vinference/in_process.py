@@ -159,9 +159,7 @@ class InProcess:
             raise
 
 
-async def on_loop(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]
-) -> Result:
+async def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
     """Return the result of `work`, which runs on `loop`."""
     if loop is asyncio.get_running_loop():
         return await work

@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec
 from enginebay.compose.composition import make_parts
 from enginebay.errors import RequestError
 from enginebay.model import Model, Weights
-from enginebay.text import Message, Tokenizer
+from enginebay.text import Message
 from enginebay.types import SamplingParams
 from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
-from enginebay_faces.opening import ModelLike, find_tokenizer
+from enginebay_faces.opening import ModelLike, find_tokenizer, passed_tokenizer
 from enginebay_vinference.closing import closable
 from enginebay_vinference.concurrent import Concurrently, PromptProgress
 from enginebay_vinference.functions import Function
@@ -119,9 +119,9 @@ class vInference:  # noqa: N801  # the name its users know
         return self._loaded.weights
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; `tokenizer.inner` is the one passed to the constructor."""
-        return self._tokenizer
+    def tokenizer(self) -> Any:
+        """The tokenizer that was passed, or a passed processor's; else an enginebay Tokenizer."""
+        return passed_tokenizer(self._processor, self._tokenizer)
 
     @property
     def model_prefill_length(self) -> int:

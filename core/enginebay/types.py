@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
@@ -104,7 +104,8 @@ class SamplingParams(RowParams[float, int]):
     """How the tokens of one request are chosen, and when the request ends.
 
     Fields are checked when the object is made and on every assignment; a wrong field raises
-    RequestError. Types are strict: `max_tokens="16"` is refused. The engine copies the parameters
+    RequestError. Types are strict: `max_tokens="16"` is refused. None for any field but
+    `max_tokens` is the same as leaving the field out. The engine copies the parameters
     when a request is queued, so later changes do not affect a running request.
     """
 
@@ -203,16 +204,26 @@ class SamplingParams(RowParams[float, int]):
         with self._refusing():
             super().__setattr__(name, value)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_left_out(cls, data: object) -> object:
+        if not isinstance(data, dict) or not any(value is None for value in data.values()):
+            return data  # an assignment has the object itself
+        return {k: v for k, v in data.items() if v is not None or k == "max_tokens"}
+
     @field_validator("*", mode="before")
     @classmethod
     def _numbers_and_lists_are_plain(cls, value: object, info: ValidationInfo) -> object:
-        check_items(str(info.field_name), value)
+        name = str(info.field_name)
+        if value is None and name != "max_tokens":
+            return cls.model_fields[name].get_default(call_default_factory=True)
+        check_items(name, value)
         return _plain(value)
 
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_is_a_list_of_one(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else () if value is None else value
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("stop", "stop_words_ids")
     @classmethod

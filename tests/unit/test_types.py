@@ -55,7 +55,6 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("stop_token_ids", 5),
     ("stop_token_ids", ["x"]),
     ("ignore_eos", "perhaps"),
-    ("include_stop_str_in_output", None),
     ("skip_special_tokens", 3),
     ("max_tokens", "16"),
     ("max_tokens", 16.0),

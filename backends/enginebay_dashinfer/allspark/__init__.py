@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enginebay_dashinfer.engine import Engine
-from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
-from enginebay_dashinfer.model_loader import DashInferModel, HuggingFaceModel
+from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder, GenerationConfig
+from enginebay_dashinfer.model_loader import LLM, DashInferModel, HuggingFaceModel
 from enginebay_dashinfer.multimedia import MultiMediaInfo
 from enginebay_dashinfer.result_queue import GeneratedElements, ResultQueue
-from enginebay_dashinfer.runtime_config import AsModelConfig, AsModelRuntimeConfigBuilder
+from enginebay_dashinfer.runtime_config import (
+    AsModelConfig,
+    AsModelRuntimeConfigBuilder,
+    RuntimeConfig,
+)
 from enginebay_dashinfer.statistics import AsEngineStat
 from enginebay_dashinfer.statuses import (
     AsCacheMode,
@@ -18,6 +22,7 @@ from enginebay_dashinfer.statuses import (
 from enginebay_dashinfer.stored_model import AsFileInfo
 
 __all__ = [
+    "LLM",
     "ASGenerationConfigBuilder",
     "AsCacheMode",
     "AsEngineStat",
@@ -29,8 +34,10 @@ __all__ = [
     "Engine",
     "GenerateRequestStatus",
     "GeneratedElements",
+    "GenerationConfig",
     "HuggingFaceModel",
     "MultiMediaInfo",
     "ResultQueue",
+    "RuntimeConfig",
     "TargetDevice",
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enginebay_dashinfer.engine import DashRequest, Engine
+from enginebay_dashinfer.generation_config import GenerationConfig
+from enginebay_dashinfer.model_loader import LLM
 from enginebay_dashinfer.result_queue import GeneratedElements, ResultQueue
-from enginebay_dashinfer.runtime_config import AsModelConfig
+from enginebay_dashinfer.runtime_config import AsModelConfig, RuntimeConfig
 from enginebay_dashinfer.statistics import AsEngineStat
 from enginebay_dashinfer.statuses import (
     AsCacheMode,
@@ -15,6 +17,7 @@ from enginebay_dashinfer.statuses import (
 from enginebay_dashinfer.stored_model import AsFileInfo
 
 __all__ = [
+    "LLM",
     "AsCacheMode",
     "AsEngineStat",
     "AsFileInfo",
@@ -24,6 +27,8 @@ __all__ = [
     "Engine",
     "GenerateRequestStatus",
     "GeneratedElements",
+    "GenerationConfig",
     "ResultQueue",
+    "RuntimeConfig",
     "TargetDevice",
 ]

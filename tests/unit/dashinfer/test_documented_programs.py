@@ -26,9 +26,9 @@ from tests.unit.dashinfer.conftest import SUCCESS
 DOCUMENTED = {
     "": "Engine HuggingFaceModel DashInferModel AsModelRuntimeConfigBuilder AsModelConfig "
     "ASGenerationConfigBuilder AsStatus AsCacheMode TargetDevice MultiMediaInfo ResultQueue "
-    "GeneratedElements GenerateRequestStatus",
+    "GeneratedElements GenerateRequestStatus LLM RuntimeConfig GenerationConfig",
     ".engine": "Engine AsModelConfig AsStatus AsCacheMode TargetDevice ResultQueue "
-    "GeneratedElements GenerateRequestStatus",
+    "GeneratedElements GenerateRequestStatus LLM RuntimeConfig GenerationConfig",
     ".model_loader": "HuggingFaceModel DashInferModel",
 }
 """The documented names by module below enginebay_dashinfer.allspark."""
@@ -42,6 +42,17 @@ def test_every_documented_name_can_be_star_imported(module: str) -> None:
     assert set(DOCUMENTED[module].split()) <= set(names)
     for name in DOCUMENTED[module].split():
         assert names[name] is getattr(allspark, name), "one class under all of its names"
+
+
+def test_values_have_the_documented_types(serialised: Path) -> None:
+    loader = DashInferModel(serialised, "brief").load_model()
+    assert isinstance(loader, allspark.LLM)
+    builder = loader.create_reference_runtime_config_builder("any", TargetDevice.CPU, [0], 1)
+    config = builder.build()
+    assert isinstance(config, allspark.RuntimeConfig)
+    generation = loader.create_reference_generation_config_builder(config).build()
+    assert isinstance(generation, allspark.GenerationConfig)
+    assert generation == dict(generation)
 
 
 # holds D02, D03, D10, D11

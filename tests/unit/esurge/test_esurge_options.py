@@ -19,7 +19,7 @@ from enginebay_esurge.opening import max_shards, prepare_model
 from enginebay_esurge.settings import EngineSettings, mesh_of
 from enginebay_models.checkpoint import find_folder
 from tests.fake_engine import FakeEngine
-from tests.unit.esurge.small import BUDGET, GREEDY_ON, PROMPTS
+from tests.unit.esurge.small import BUDGET, GREEDY, GREEDY_ON, PROMPTS, token_ids
 
 DOCUMENTED: dict[str, Any] = {
     "tokenizer": None,
@@ -128,17 +128,37 @@ def test_devices_go_along_the_axis_that_can_be_split() -> None:  # holds S03
             mesh_of(wrong, 4, 4)
 
 
+UNUSED: dict[str, Any] = {
+    "min_input_pad": 32,
+    "detokenizer_max_states": 16,
+    "tokenizer_endpoint": "tcp://127.0.0.1:9",
+    "detokenizer_endpoint": "ipc:///tmp/detokenizer",
+}
+
+
+def test_documented_options_that_change_no_answer_are_taken(
+    make_faked: Callable[..., eSurge], caplog: pytest.LogCaptureFixture
+) -> None:  # holds S03
+    with make_faked() as plain:
+        expected = token_ids(plain.generate(PROMPTS, GREEDY))
+    with caplog.at_level(logging.INFO, "enginebay.esurge"), make_faked(**UNUSED) as engine:
+        assert token_ids(engine.generate(PROMPTS, GREEDY)) == expected
+    for option, value in UNUSED.items():
+        assert f"{option} = {value!r} changes nothing here" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("min_input_pad", 32),
-        ("detokenizer_max_states", 16),
-        ("tokenizer_endpoint", "tcp://127.0.0.1:9"),
-        ("detokenizer_endpoint", "tcp://127.0.0.1:9"),
+        ("min_input_pad", 0),
+        ("min_input_pad", "16"),
+        ("detokenizer_max_states", True),
+        ("tokenizer_endpoint", 9),
+        ("detokenizer_endpoint", ""),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(option: str, value: Any) -> None:  # holds S03
-    with pytest.raises(UnsupportedError, match=option):
+def test_wrong_values_of_options_without_an_effect_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=option):
         eSurge("demo", **{option: value})
 
 

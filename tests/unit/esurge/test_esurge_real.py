@@ -175,5 +175,6 @@ def test_weights_that_do_not_fit_are_refused(real_engine: eSurge) -> None:  # ho
     path, weight = next(iter(runner_of(real_engine.engine).weights.items()))
     for wrong in ({"no.such": weight}, {path: np.zeros((3, 3), np.float32)}):
         with pytest.raises(ValueError, match="weight"):
-            real_engine.update_model_weights(graphother=wrong)
+            real_engine.update_model_weights(graphdef=object(), graphother=wrong)
+    real_engine.update_model_weights(graphdef=object())
     assert token_ids(real_engine.generate(PROMPT, HOT_ON)) == wanted

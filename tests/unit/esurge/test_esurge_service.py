@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from enginebay.engine import StepPlan
-from enginebay.errors import InternalError, StoppedError, UnsupportedError
+from enginebay.errors import InternalError, StoppedError
 from enginebay.loop.observer import Update
 from enginebay_esurge import BusyError, NotRunningError, RequestOutput, eSurge
 from enginebay_esurge.totals import Totals
@@ -195,11 +195,6 @@ def test_weights_of_busy_engines_stay(slow_engine: eSurge) -> None:  # holds S17
         slow_engine.update_model_weights("demo")
     assert isinstance(caught.value, BusyError)
     stream.close()
-
-
-def test_another_model_is_no_weights(engine: eSurge) -> None:  # holds S17
-    with pytest.raises(UnsupportedError, match="graphdef"):
-        engine.update_model_weights(graphdef=object())
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_service_goes_on(engine: eSurge) -> None:

@@ -43,6 +43,20 @@ def test_tokens_of_a_prompt_are_those_of_llm(
         assert [first[slot], *tokens[slot]] == oracle(prompt, GREEDY)
 
 
+def test_a_decode_state_takes_the_documented_arguments(engine: oEngine) -> None:
+    state = engine.init_decode_state("anything", of="any name")
+    assert engine.free_resource(0) is False
+    assert set(state.active_slot_requests_map) == set(), "all slots are free"
+
+
+def test_none_for_a_sampling_argument_is_its_default(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:
+    prefix, first = prefill(engine, prompts[0], temperature=None, top_p=None, top_k=None)
+    prefix.release()
+    assert first == oracle(prompts[0], GREEDY)[0]
+
+
 def test_a_sampled_prompt_gets_what_llm_gives_its_seed(
     engine: oEngine, prompts: Any, oracle: Any
 ) -> None:

@@ -16,6 +16,8 @@ from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
+CHAT = [{"role": "user", "content": "Hello!"}]
+
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled_module")]
 
 PreCompile = vInferencePreCompileConfig
@@ -118,15 +120,34 @@ def test_the_default_name_has_the_type_and_the_billions_of_parameters() -> None:
         assert LoadedModel(plan, None).default_name() == f"{kind}-1.25B-{today}"  # type: ignore[arg-type]
 
 
-def test_tokenizer_is_one_or_a_processors(on_host: vInference) -> None:
-    inner = on_host.tokenizer.inner
+def test_tokenizer_is_the_one_that_was_passed(on_host: vInference) -> None:
+    own = on_host.tokenizer
+    assert isinstance(own, TextTokenizer), "None: the model's own"
+    inner = own.inner
     processor = type("Processor", (), {"tokenizer": inner})()
-    for given in (inner, processor):
+    for given, expected in ((inner, inner), (processor, inner), (own, own)):
         made = vInference(MODEL, given, CONFIG, inference_name="mine")
-        assert made.tokenizer.inner is inner
+        assert made.tokenizer is expected
+        assert made.count_tokens(CHAT) == on_host.count_tokens(CHAT)
         assert made.inference_name == "mine"
     with pytest.raises(ValueError, match="a processor of type int"):
         vInference(MODEL, 3, CONFIG)
+
+
+@pytest.mark.long
+def test_a_tokenizer_of_transformers_keeps_its_methods(
+    on_host: vInference,
+) -> None:
+    from enginebay_models.tokenizer import as_transformers
+
+    given: Any = as_transformers(on_host.tokenizer)
+    made = vInference(MODEL, given, CONFIG)
+    assert made.tokenizer is given
+    ids = made.tokenizer.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=True)
+    ids = ids if isinstance(ids, list) else ids["input_ids"]
+    assert len(ids) == made.count_tokens(CHAT)
+    text = made.tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert "Hello!" in text
 
 
 def test_the_longest_prompt_needs_a_limit_and_room() -> None:
