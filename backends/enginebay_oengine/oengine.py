@@ -28,6 +28,7 @@ from enginebay_executor.weights import merge_weights
 from enginebay_faces.opening import ModelLike, Rules, eos_token_ids
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
+from enginebay_oengine.cache_quantizer import make_quantizer
 from enginebay_oengine.engine_limits import make_limits
 from enginebay_oengine.forward import ModelOutputBatch
 from enginebay_oengine.generation_state import GenerationState
@@ -60,7 +61,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     of devices, prefill_lengths 2**9 to 2**23, max_prefill_length 4096, max_length 8192. The
     metadata and the model may limit sequences further. `batch_size`: rows of a decode step, at
     least max_concurrent_decodes. Equal seeds give equal prng_keys. ConfigError (a ValueError) for
-    wrong values, UnsupportedError when the model's configuration requests a quantised cache.
+    wrong values. `quantizer` does to keys and values what the cache does.
 
     Threads may call all methods; steps are launched one at a time.
     """
@@ -90,8 +91,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         self._prng_key = _make_key(seed)
         self._prng_lock = threading.Lock()
         self.model = model if isinstance(model, OpenedModel) else open_model(model)
-        self.model.check_cache()
-        self.quantizer: None = None
+        self.quantizer = make_quantizer(self.model.plan)
         self.processor = (
             self.model.plan.checkpoint.load_tokenizer() if processor is None else processor
         )
@@ -229,9 +229,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         """
         return self._steps.prefix_sharding()
 
-    def init_decode_state(
-        self, *args: Any, **kwargs: Any
-    ) -> ActiveSequenceBatch:  # the documented signature
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> ActiveSequenceBatch:
         """Return a state with all slots free. free_resource() applies to the latest state. The
         arguments are for other engines of this interface, and change nothing here.
         """
@@ -287,8 +285,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
 
         `valids` marks the tokens that count, anywhere in a row; None marks the first true_length
         tokens. true_length, temperature, top_p and top_k are numbers or arrays [n]; None for the
-        last three is their default. rngs: a key, keys [n], or None for a new key. The slots of the result are the prompts. InputError (a
-        ValueError) for wrong arguments, OutOfPagesError when the cache is full.
+        last three is their default. rngs: a key, keys [n], or None for a new key. The slots of the
+        result are the prompts. InputError (a ValueError) for wrong arguments, OutOfPagesError when
+        the cache is full.
         """
         prompts = read_prompts(
             tokens,

@@ -8,7 +8,6 @@ import dataclasses
 
 from enginebay.compose.composition import make_parts, make_plan
 from enginebay.compose.plan import Plan
-from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import EngineParts
 from enginebay.llm import LLM
 from enginebay.model import Weights
@@ -24,9 +23,6 @@ from enginebay_oengine.engine import is_paged
 
 ENGINE = "oengine"
 FACE = "the oEngine API"
-
-QUANTIZATION = "kv_cache_quantization_method"
-"""The field of a model's configuration that requests a quantised cache."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +48,6 @@ class OpenedModel:
         path, and an empty mapping.
         """
         return self.parts, self.weights, {}
-
-    def check_cache(self) -> None:
-        """Raise UnsupportedError when the model's configuration requests a quantised cache."""
-        method = self.plan.checkpoint.config.get(QUANTIZATION)
-        if method is not None and str(method).lower() != "none":
-            raise UnsupportedError(
-                f"{QUANTIZATION} = {method!r} in the model's configuration",
-                "none: keys and values have the model's dtype",
-                f"Remove {QUANTIZATION} from config.json.",
-            )
 
 
 def open_model(model: ModelLike) -> OpenedModel:

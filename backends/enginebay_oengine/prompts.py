@@ -34,7 +34,8 @@ def read_prompts(
     true. None: the first true_length tokens of each row.
 
     true_length and each of sampling (temperature, top_p, top_k) are a number or [n] numbers; None
-    in sampling is the neutral value. rngs: see read_keys. InputError (a ValueError) for wrong arguments.
+    in sampling is the neutral value. rngs: see read_keys. InputError (a ValueError) for wrong
+    arguments.
     """
     prompts = _read_tokens(tokens, valids, true_length, max_prompts)
     most = sizes.max_length

@@ -105,7 +105,8 @@ class EngineConfig(Validated):
     weight_dtype: Dtype = Field(AUTO, description="dtype of the weights; auto: the value of dtype")
     kv_cache_dtype: CacheDtype | dict[str, CacheDtype] = Field(
         AUTO,
-        description="dtype of the cache, or one for each cache group; auto: the same as `dtype`",
+        description="dtype of the cache, or one for each cache group; auto: as the model's "
+        "configuration says (kv_cache_quantization_method), or else the same as `dtype`",
     )
     quantization: Choice = Field(
         Choice(),

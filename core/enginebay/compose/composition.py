@@ -11,6 +11,7 @@ from typing import Any
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
+from enginebay.compose.model_cache import model_cache
 from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
@@ -74,6 +75,9 @@ def make_plan(
     named = config.quantization.model_copy(update={"name": weight_format.name})
     config = config.model_copy(update={"quantization": named})
     kv_dtypes = config.kv_cache_dtype
+    cached = model_cache(checkpoint.config) if kv_dtypes == AUTO else None
+    if cached is not None:
+        kv_dtypes = cached.dtype
     if isinstance(kv_dtypes, str):
         kv_dtypes = dict.fromkeys(model.info.attention, kv_dtypes)
     model.info = with_cache_dtypes(model.info, {g: t for g, t in kv_dtypes.items() if t != AUTO})
@@ -87,6 +91,7 @@ def make_plan(
         model_max_len=model.info.max_model_len,
         model_auto_len=model.info.auto_max_model_len,
         weight_bytes=weight_bytes(model, placement, weight_format),
+        model_cache=cached,
         mixing=[e.name for e in registry.entries if e.capability("mixed_steps")],
         prefers_mixed_steps=platform.mixed_steps,
     )

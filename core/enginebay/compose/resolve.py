@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from enginebay.compose.model_cache import ModelCache
 from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
@@ -28,6 +29,8 @@ class Facts:
     default_dtype: str
     model_max_len: int
     weight_bytes: int
+    model_cache: ModelCache | None = None
+    """The cache that the model's configuration requests."""
     model_auto_len: int | None = None
     """Limit of max_model_len when the configuration does not set it; None: model_max_len."""
     mixing: Sequence[str] = ()
@@ -81,6 +84,8 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
         else Reason(name, chosen, "chosen by name")
         for name, chosen in (("weight_dtype", config.weight_dtype), ("kv_cache_dtype", cached))
     ]
+    if cached == AUTO and facts.model_cache is not None:
+        others[1] = Reason("kv_cache_dtype", facts.model_cache.dtype, facts.model_cache.why)
     reasons += [dtype, *others, _max_model_len(config, facts)]
     reasons.append(_mixed_steps(config, facts, reasons[1].chosen))
     draft_tokens = config.draft_tokens

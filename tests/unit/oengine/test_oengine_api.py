@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,8 +17,7 @@ import pytest
 import enginebay_oengine
 from enginebay import LLM
 from enginebay.engine import Compilations
-from enginebay.errors import CompilationError, ConfigError, UnsupportedError
-from enginebay.registry import load_registry
+from enginebay.errors import CompilationError, ConfigError
 from enginebay_executor.local import runner_of
 from enginebay_executor.step import Program
 from enginebay_oengine import (
@@ -39,7 +36,6 @@ from enginebay_oengine import (
     open_model,
 )
 from enginebay_oengine.forward import GraphDef
-from enginebay_testing.tiny import write_tiny_checkpoint
 from tests.unit.oengine.small import MODEL, NUM_SLOTS, PAGE_SIZE, make_engine, prefill
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
@@ -75,7 +71,7 @@ def test_constructor_has_the_documented_signature_and_defaults(
     assert isinstance(engine.scheduler, InferenceScheduler)
     assert engine.scheduler.manager is engine.manager
     assert engine.metadata is engine.manager.metadata
-    assert engine.quantizer is None
+    assert engine.quantizer.quantization_method is None
     assert set(engine.graphstate) == set(model.plan.model.weight_specs())
     assert engine.graphothers == {}
 
@@ -142,23 +138,6 @@ def test_storage_is_donated_to_every_step(
     storage = PagedAttentionCache.init_cache(engine.metadata)
     with pytest.raises(ConfigError, match="manager of another engine"):
         oEngine(model, None, storage, engine.manager)
-
-
-@pytest.mark.parametrize(("method", "refused"), [("8bit", True), ("none", False), (None, False)])
-def test_a_quantised_cache_is_refused(
-    tmp_path: Path, method: str | None, refused: bool
-) -> None:  # holds O01
-    folder = write_tiny_checkpoint(tmp_path / "tiny", load_registry())
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"kv_cache_quantization_method": method})
-    )
-    tiny = open_model(folder)
-    if refused:
-        with pytest.raises(UnsupportedError, match="kv_cache_quantization_method = '8bit'"):
-            oEngine(tiny, None, *parts_of(tiny))
-    else:
-        assert oEngine(tiny, None, *parts_of(tiny)).quantizer is None
 
 
 def test_models_are_opened_by_name_configuration_or_llm(model: OpenedModel) -> None:

@@ -1,0 +1,52 @@
+"""CacheQuantizer: what the cache of a model does to keys and values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.compose.plan import Plan
+from enginebay.errors import ConfigError, shown
+from enginebay_numerics.kv_storage import QUANTIZE
+
+BLOCK_SIZE_FIELD, BLOCK_SIZE = "kv_cache_quantization_blocksize", 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheQuantizer:
+    """Quantises keys and values as the cache stores them.
+
+    quantization_method: int8, uint4 or fp8; None: values are stored in a float dtype, or the cache
+    groups of the model differ. block_size: the number in the model's configuration, 64 without one.
+    Caches have a scale for each head of a token, whatever it is. quantization_platform: the
+    platform of the devices.
+    """
+
+    quantization_method: str | None
+    block_size: int
+    quantization_platform: str
+
+    def __call__(self, values: jax.Array) -> jax.Array:
+        """Return keys or values [..., head_dim] as they are read from the cache, in their dtype.
+        Without a method they are unchanged.
+        """
+        values = jnp.asarray(values)
+        if self.quantization_method is None:
+            return values
+        return QUANTIZE[self.quantization_method](values).values().astype(values.dtype)
+
+
+def make_quantizer(plan: Plan) -> CacheQuantizer:
+    """Return the quantizer of a plan's cache. ConfigError for a block size that is no count."""
+    size = plan.checkpoint.config.get(BLOCK_SIZE_FIELD, BLOCK_SIZE)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"{BLOCK_SIZE_FIELD} = {shown(size)} in the model's configuration",
+            "an integer of at least 1",
+            f"Correct config.json, or remove {BLOCK_SIZE_FIELD} from it.",
+        )
+    methods = {spec.kv_storage for spec in plan.model.info.attention.values()}
+    method = methods.pop() if len(methods) == 1 else None
+    return CacheQuantizer(method, size, plan.platform.env().platform)
