@@ -191,7 +191,7 @@ def take_unused_options(
         ("detokenizer_endpoint", detokenizer_endpoint, None, in_reader),
     ):
         if default is None:
-            allowed, is_right = "an address, or None", value is None or is_text(value)
+            allowed, is_right = "an address, or None", value is None or is_address(value)
         else:
             allowed, is_right = "an integer of at least 1", is_count(value)
         if not is_right:
@@ -200,8 +200,8 @@ def take_unused_options(
             log.info("%s = %r changes nothing here: %s", name, value, why)
 
 
-def is_text(value: object) -> bool:
-    """Return whether a value is a text that is not empty."""
+def is_address(value: object) -> bool:
+    """Return whether a value is text that is not empty."""
     return isinstance(value, str) and value != ""
 
 

@@ -132,6 +132,21 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         return self._steps.compilations
 
     @property
+    def graphstate_sharding(self) -> Any:
+        """The shardings of `graphstate`, by the weights' paths."""
+        return jax.tree.map(lambda array: array.sharding, self.graphstate)
+
+    @property
+    def graphother_sharding(self) -> Any:
+        """The shardings of `graphothers`."""
+        return jax.tree.map(lambda array: array.sharding, self.graphothers)
+
+    @property
+    def storage_sharding(self) -> Any:
+        """The shardings of `storage`, as a tree of the same structure."""
+        return jax.tree.map(lambda array: array.sharding, self.storage)
+
+    @property
     def max_concurrent_prefill(self) -> int:
         """Max prompts of one prefill."""
         return self._limits.max_concurrent_prefill

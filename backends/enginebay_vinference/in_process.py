@@ -15,8 +15,8 @@ from enginebay.errors import InputError, error_line
 from enginebay.llm.reading import in_thread
 
 Result = TypeVar("Result")
-Message = MutableMapping[str, Any]
-App = Callable[..., Awaitable[None]]
+AsgiEvent = MutableMapping[str, Any]
+Application = Callable[..., Awaitable[None]]
 
 JSON = b"application/json"
 STREAM = "text/event-stream"
@@ -37,11 +37,11 @@ class Exchange:
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
         self._left = asyncio.Event()
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        self._messages: asyncio.Queue[AsgiEvent | None] = asyncio.Queue(1)
         self._loop = asyncio.get_running_loop()
         self._error: BaseException | None = None
 
-    async def run(self, app: App, scope: Message) -> None:
+    async def run(self, app: Application, scope: AsgiEvent) -> None:
         """Let the application answer. Its error is raised where the answer is read."""
         try:
             await app(scope, self._receive, self._send)
@@ -50,17 +50,17 @@ class Exchange:
         if not self._left.is_set():
             await self._put(None)
 
-    async def _receive(self) -> Message:
+    async def _receive(self) -> AsgiEvent:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
         await self._left.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: AsgiEvent) -> None:
         await self._put(message)
 
-    async def _put(self, message: Message | None) -> None:
+    async def _put(self, message: AsgiEvent | None) -> None:
         """Wait until the message before was read, or nobody reads any more."""
         putting = asyncio.ensure_future(self._messages.put(message))
         leaving = asyncio.ensure_future(self._left.wait())
@@ -70,7 +70,7 @@ class Exchange:
             putting.cancel()
             leaving.cancel()
 
-    async def next(self) -> Message | None:
+    async def next(self) -> AsgiEvent | None:
         """Return the next message; None after the last one. Raises the error that ended the
         answer.
         """
@@ -119,7 +119,7 @@ class InProcess:
     the caller's own. Await all calls on one event loop while `loop` is None.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
         self.loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()

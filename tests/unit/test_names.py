@@ -58,6 +58,11 @@ ALLOWED = (
         "enginebay.engine enginebay_dashinfer.engine",
     ),
     Shared(
+        "the documented name of what a request or a model generates by, in two APIs",
+        "GenerationConfig",
+        "enginebay_dashinfer.generation_config enginebay_oengine.opened_model",
+    ),
+    Shared(
         "the capability `attention_problems` of an engine, as the hook's documentation names it",
         "attention_problems",
         "*.engine",

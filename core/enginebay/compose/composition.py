@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
-from enginebay.compose.model_cache import model_cache
+from enginebay.compose.model_cache import dtypes_by_group, model_cache
 from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
@@ -74,13 +74,8 @@ def make_plan(
     )
     named = config.quantization.model_copy(update={"name": weight_format.name})
     config = config.model_copy(update={"quantization": named})
-    kv_dtypes = config.kv_cache_dtype
-    cached = model_cache(checkpoint.config) if kv_dtypes == AUTO else None
-    if cached is not None:
-        kv_dtypes = cached.dtype
-    if isinstance(kv_dtypes, str):
-        kv_dtypes = dict.fromkeys(model.info.attention, kv_dtypes)
-    model.info = with_cache_dtypes(model.info, {g: t for g, t in kv_dtypes.items() if t != AUTO})
+    cached = model_cache(checkpoint.config) if config.kv_cache_dtype == AUTO else None
+    model.info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
     here = platform.env().platform
     facts = Facts(
         platforms=platforms,

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from enginebay.config import EngineConfig
+from enginebay.config_sections import AUTO
 from enginebay.errors import UnsupportedError, shown
+from enginebay.model import ModelInfo
 
 FIELD = "kv_cache_quantization_method"
 
@@ -29,14 +32,14 @@ NO_METHOD = ("", "none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ModelCache:
+class RequestedCache:
     """The value of kv_cache_dtype that a model's configuration requests, and why."""
 
     dtype: str
     why: str
 
 
-def model_cache(config: Mapping[str, Any]) -> ModelCache | None:
+def model_cache(config: Mapping[str, Any]) -> RequestedCache | None:
     """Return the cache that the config.json of a model requests; None when it requests none.
 
     UnsupportedError for a method that no cache implements.
@@ -54,4 +57,15 @@ def model_cache(config: Mapping[str, Any]) -> ModelCache | None:
             "8bit (int8), 4bit (uint4), fp8, none",
             "Choose a cache with --cache-dtype (kv_cache_dtype), which replaces this field.",
         )
-    return ModelCache(STORAGES[name], where)
+    return RequestedCache(STORAGES[name], where)
+
+
+def dtypes_by_group(
+    info: ModelInfo, config: EngineConfig, cached: RequestedCache | None
+) -> dict[str, str]:
+    """Return the dtype of each cache group that has one: from the configuration, or else from
+    `cached`.
+    """
+    given = config.kv_cache_dtype if cached is None else cached.dtype
+    each = dict.fromkeys(info.attention, given) if isinstance(given, str) else given
+    return {group: dtype for group, dtype in each.items() if dtype != AUTO}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.compose.model_cache import ModelCache
+from enginebay.compose.model_cache import RequestedCache
 from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
@@ -29,7 +29,7 @@ class Facts:
     default_dtype: str
     model_max_len: int
     weight_bytes: int
-    model_cache: ModelCache | None = None
+    model_cache: RequestedCache | None = None
     """The cache that the model's configuration requests."""
     model_auto_len: int | None = None
     """Limit of max_model_len when the configuration does not set it; None: model_max_len."""

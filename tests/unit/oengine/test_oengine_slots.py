@@ -49,6 +49,16 @@ def test_a_decode_state_takes_the_documented_arguments(engine: oEngine) -> None:
     assert set(state.active_slot_requests_map) == set(), "all slots are free"
 
 
+def test_the_engine_names_where_its_arrays_are(engine: oEngine) -> None:
+    for array, where in (
+        (engine.graphstate, engine.graphstate_sharding),
+        (engine.graphothers, engine.graphother_sharding),
+        (engine.storage, engine.storage_sharding),
+    ):
+        leaves, shardings = jax.tree.leaves(array), jax.tree.leaves(where)
+        assert [one.sharding for one in leaves] == shardings
+
+
 def test_none_for_a_sampling_argument_is_its_default(
     engine: oEngine, prompts: Any, oracle: Any
 ) -> None:
