@@ -191,8 +191,8 @@ def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
             given = f"{name} = {value!r}, which a row table cannot store"
             raise InputError(given, f"{neutral!r}", todo or default_todo)
     fields = SamplingParams.model_fields
-    given = {name: getattr(sampling, name) for name in fields if hasattr(sampling, name)}
-    found = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
+    known = {name: getattr(sampling, name) for name in fields if hasattr(sampling, name)}
+    found = {k: v for k, v in known.items() if v is not None or k == "max_tokens"}
     params = SamplingParams.model_construct(**found)
     sparse = read_sparse(sampling, vocab_size)
     return DocumentedSampling(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
@@ -200,16 +200,16 @@ class SamplingParams(RowParams[float, int]):
         default_factory=dict, description="other logits processors by name, each with its options"
     )
 
+    if not TYPE_CHECKING:  # a type checker derives the keywords from the fields
+
+        def __init__(self, **fields):
+            # None leaves a field out, so that a checkpoint's value applies.
+            given = {k: v for k, v in fields.items() if v is not None or k == "max_tokens"}
+            super().__init__(**given)
+
     def __setattr__(self, name: str, value: Any) -> None:
         with self._refusing():
             super().__setattr__(name, value)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none_is_left_out(cls, data: object) -> object:
-        if not isinstance(data, dict) or not any(value is None for value in data.values()):
-            return data  # an assignment has the object itself
-        return {k: v for k, v in data.items() if v is not None or k == "max_tokens"}
 
     @field_validator("*", mode="before")
     @classmethod
