@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from enginebay.errors import UnsupportedError
 from enginebay_worker.messages import frame, frame_bytes, read_message
 
 CPU_LIMIT_AGE_S = 0.5
@@ -37,7 +38,11 @@ def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer the requests of a stream, one at a time, until the stream ends."""
     first = read_message(requests)
     module, _, name = first["target"].partition(":")
-    answer = getattr(importlib.import_module(module), name)(first["settings"])
+    try:
+        answer = getattr(importlib.import_module(module), name)(first["settings"])
+    except UnsupportedError as error:
+        _send(answers, frame({"unsupported": str(error)}))
+        return
     _limit_memory(first["memory_bytes"])
     _send(answers, frame({"ready": True}))
     limited_s = -CPU_LIMIT_AGE_S

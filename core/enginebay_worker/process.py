@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from enginebay.errors import UnsupportedError
 from enginebay_worker.messages import IS_BYTES, SIZE_BYTES, frame, frame_bytes
 
 log = logging.getLogger("enginebay.worker")
@@ -78,7 +79,8 @@ class LimitedWorker:
 
     `target` names a factory as "module:name"; it makes the answering function from `settings`.
     Settings, requests and answers are JSON values. A worker that exceeds a limit is killed, and the
-    next request starts another one.
+    next request starts another one. An UnsupportedError of the factory is raised by the request
+    that starts the worker.
 
     `post`, `has_answer` and `take` are the parts of `ask`, for plain bytes and one thread: between
     `post` and `take` only `close` and `interrupt` may be called.
@@ -209,6 +211,9 @@ class LimitedWorker:
             if isinstance(error, LimitError | WorkerError):
                 raise StartError(str(error)) from None
             raise
+        if "unsupported" in outcome:
+            self._end()
+            raise UnsupportedError(outcome["unsupported"])
         assert outcome == {"ready": True}, outcome
         return process
 

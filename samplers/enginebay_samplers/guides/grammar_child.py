@@ -120,10 +120,11 @@ def _library(settings: Mapping[str, Any]) -> GrammarLibrary:
     """Make the library for the tokenizer in the settings."""
     import tokenizers
 
-    inner = SerialisedTokenizer(tokenizers.Tokenizer.from_str(settings["tokenizer"]))
-    vocabulary = Vocabulary(
-        TextTokenizer(inner), settings["size"], tuple(settings["eos_token_ids"])
-    )
+    backend = tokenizers.Tokenizer.from_str(settings["tokenizer"])
+    backend.no_truncation()
+    backend.no_padding()
+    tokenizer = TextTokenizer(SerialisedTokenizer(backend))
+    vocabulary = Vocabulary(tokenizer, settings["size"], tuple(settings["eos_token_ids"]))
     made = _named(settings["library"])
     options = settings["options"]
     more = () if options is None else (_named(settings["options_model"])(**options),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from pydantic import BaseModel
@@ -34,7 +33,8 @@ class ChosenGrammars:
         """Make the library for a vocabulary; UnsupportedError when none is installed or it does not
         support the vocabulary.
 
-        It runs in worker processes, unless the tokenizer cannot be sent to another process.
+        It is made and runs in worker processes, unless the tokenizer cannot be sent to another
+        process: for a large vocabulary it is made for seconds, and holds the GIL meanwhile.
         """
         if self.entry is None:
             raise UnsupportedError(
@@ -42,10 +42,11 @@ class ChosenGrammars:
                 "a plugin that registers a library",
                 "Install one, or leave the structure out of the request.",
             )
-        more = () if self.options is None else (self.options,)
-        library: GrammarLibrary = self.registry.load(self.entry)(vocabulary, *more)
+        make_library = self.registry.load(self.entry)
         serialised = _serialised(vocabulary)
         if serialised is None:
+            more = () if self.options is None else (self.options,)
+            library: GrammarLibrary = make_library(vocabulary, *more)
             return library
         declared = self.entry.declaration
         assert declared is not None, "find() returns declared parts only"
@@ -82,10 +83,8 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
 
 
 def _serialised(vocabulary: Vocabulary) -> str | None:
-    """Return the tokenizer as JSON of the tokenizers library, without truncation and padding; None
-    for another kind of tokenizer.
+    """Return the tokenizer as JSON of the tokenizers library; None for another kind of tokenizer.
+    The worker processes remove truncation and padding.
     """
     backend: Any = getattr(vocabulary.tokenizer.inner, "backend_tokenizer", None)
-    if not hasattr(backend, "to_str"):
-        return None
-    return json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})
+    return str(backend.to_str()) if hasattr(backend, "to_str") else None

@@ -29,6 +29,7 @@ class GuardedLibrary(GrammarLibrary):
 
     def __init__(self, settings: dict[str, Any], limits: GuidedLimits) -> None:
         self._limits = limits
+        self._unsupported: UnsupportedError | None = None
         self._masks = MaskWorker(settings, limits)
         self._worker = LimitedWorker(
             "enginebay_samplers.guides.grammar_child:Compiler",
@@ -38,10 +39,15 @@ class GuardedLibrary(GrammarLibrary):
 
     def compile(self, structure: Structure) -> Grammar:
         """Compile a structure to a grammar that the second process follows. RequestError for an
-        exceeded limit.
+        exceeded limit, UnsupportedError if the library does not support the vocabulary.
         """
+        if self._unsupported is not None:
+            raise UnsupportedError(str(self._unsupported))
         try:
             answer = self._worker.ask({"form": structure.form, "text": structure.text})
+        except UnsupportedError as error:
+            self._unsupported = error
+            raise
         except LimitError as error:
             raise self._exceeded(structure, error.limit) from None
         except StartError as error:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.errors import RequestError, StoppedError, error_line
+from enginebay.errors import RequestError, StoppedError, UnsupportedError, error_line
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
 from enginebay_worker.process import (
@@ -278,7 +278,7 @@ class _Clerk:
 
 
 def _start(worker: LimitedWorker) -> None:
-    with contextlib.suppress(WorkerError):  # the first order reports the error
+    with contextlib.suppress(WorkerError, UnsupportedError):  # the first order reports it
         worker.start()
 
 
