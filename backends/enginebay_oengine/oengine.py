@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from enginebay.compilations import Compilations
 from enginebay.compose.composition import make_parts
-from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError
 from enginebay.model import Weights
 from enginebay.text import Tokenizer

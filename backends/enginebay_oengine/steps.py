@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.cache import Lease
-from enginebay.engine import Compilations
+from enginebay.compilations import Compilations
 from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay.executor.parts import EngineParts
 from enginebay.model import Weights

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from enginebay.adapters import Adapters
 from enginebay.cache import KVLayout, Lease, Ledger
+from enginebay.compilations import Compilations
 from enginebay.errors import InternalError, UnsupportedError
 from enginebay.memory import MemoryPlan
 from enginebay.ops.spec import Bucket
@@ -236,35 +234,6 @@ class RowState:
     groups: Mapping[str, GroupState]
     sampling: Mapping[str, np.ndarray]
     constants: str = ""
-
-
-@dataclasses.dataclass(slots=True)
-class Compilations:
-    """The number of programs that an engine has compiled, and the sum of their compile times in
-    seconds. While `forbidden` is True, another compilation raises CompilationError.
-    """
-
-    count: int = 0
-    seconds: float = 0.0
-    forbidden: bool = False
-    _lock: threading.Lock = dataclasses.field(
-        default_factory=threading.Lock, repr=False, compare=False
-    )
-
-    def add(self) -> None:
-        """Count one more program. Any thread may call this method."""
-        with self._lock:
-            self.count += 1
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Add the seconds of a `with` block that traces or compiles. Any thread may call this."""
-        began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.seconds += time.monotonic() - began_s
 
 
 AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from enginebay.engine import Compilations, Engine
+from enginebay.compilations import Compilations
+from enginebay.engine import Engine
 from enginebay.errors import UnsupportedError
 from enginebay.executor.commands import (
     CopyPages,

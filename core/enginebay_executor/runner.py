@@ -10,8 +10,9 @@ from typing import Any
 
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
+from enginebay.compilations import Compilations
 from enginebay.config import EngineConfig
-from enginebay.engine import Compilations, Pending
+from enginebay.engine import Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey, StepNeeds

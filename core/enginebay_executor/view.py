@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from enginebay.cache import CacheLayout
-from enginebay.engine import Compilations
+from enginebay.compilations import Compilations
 from enginebay.executor.sharding import Placement
 from enginebay.model import ModelInfo, Weights
 from enginebay_executor.step import Program, StepState

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
+from enginebay.compilations import Compilations
 from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.config import EngineConfig
-from enginebay.engine import Compilations, RowPlan, StepPlan
+from enginebay.engine import RowPlan, StepPlan
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.executor.commands import Drop, ExecutorCommand, Make, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds

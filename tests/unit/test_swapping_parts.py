@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from enginebay.compilations import Compilations
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
-from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, IncorrectError, UnknownNameError, UnsupportedError
 from enginebay.executor.commands import ExecutorCommand, SetParts
 from enginebay.executor.keys import StepKey, StepNeeds

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from enginebay import LLM
+from enginebay.compilations import Compilations
 from enginebay.compose import composition
 from enginebay.compose.plan import make_title
-from enginebay.engine import Compilations
 from enginebay.errors import UnsupportedError
 from enginebay.outputs import StreamChunk
 from enginebay_bench.measure import measure

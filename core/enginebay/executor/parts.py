@@ -15,8 +15,9 @@ import jax
 from enginebay.adapters import Adapters
 from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
+from enginebay.compilations import Compilations
 from enginebay.config import EngineConfig
-from enginebay.engine import AttentionProblem, Compilations, LaterCompilation
+from enginebay.engine import AttentionProblem, LaterCompilation
 from enginebay.executor.commands import ExecutorCommand
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.sharding import Placement

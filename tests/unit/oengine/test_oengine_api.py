@@ -16,7 +16,7 @@ import pytest
 
 import enginebay_oengine
 from enginebay import LLM
-from enginebay.engine import Compilations
+from enginebay.compilations import Compilations
 from enginebay.errors import CompilationError, ConfigError
 from enginebay_executor.local import runner_of
 from enginebay_executor.step import Program
