@@ -21,6 +21,7 @@ FILES = {
     "page.js": "text/javascript; charset=utf-8",
     "plots.js": "text/javascript; charset=utf-8",
     "chat.js": "text/javascript; charset=utf-8",
+    "kept.js": "text/javascript; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
 }
 POLICY = (
@@ -48,7 +49,8 @@ def page_routes(state: AppState) -> APIRouter:
         numbers = [int(part) if re.fullmatch("[0-9]{1,18}", part) else 0 for part in parts]
         numbers += [0] * len(views)
         each = [view.figures(number) for view, number in zip(views, numbers, strict=False)]
-        return as_json({"ready": state.is_ready, "models": await asyncio.gather(*each)})
+        models, queued = await asyncio.gather(*each), state.limit.num_waiting
+        return as_json({"ready": state.is_ready, "queued": queued, "models": models})
 
     @router.get("/ui/{name:path}")
     async def file(name: str) -> Response:
@@ -86,6 +88,7 @@ class ModelView:
             "running": counts.running,
             "waiting": counts.waiting,
             "compiled": llm.engine.compilations.count,
+            "compiling_s": llm.engine.compilations.running_s,
             "gigabytes_per_s": metrics.achieved_gigabytes_per_s,
             "roofline_gigabytes_per_s": metrics.roofline_gigabytes_per_s,
             "next": number,

@@ -21,7 +21,8 @@ LIMIT_S = 90.0
 
 def find_chromium() -> str | None:
     """Return the path of Chromium or Chrome, or None."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+    names = ("chromium", "chromium-browser", "chrome", "chromium-headless-shell")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 class Tab:

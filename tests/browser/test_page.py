@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.process import ServerProcess
-
 pytest.importorskip("websockets", reason="websockets is not installed; see `make test-browser`")
-from tests.browser.chromium import Tab, chromium, find_chromium
+from tests.browser.chromium import Tab, find_chromium
+from tests.browser.driving import STATE, choose, give_key, page_of_two, say
 
 pytestmark = [
     pytest.mark.browser,
@@ -26,9 +25,7 @@ pytestmark = [
 ]
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "assets"
-SIZES = ("--max-model-len", "512", "--max-num-seqs", "8")
 PARSERS = ("--tool-parser", "hermes", "--reasoning-parser", "think")
-KEY = "a-key-of-this-test"
 TOOL = {
     "type": "function",
     "function": {
@@ -46,36 +43,12 @@ TOOL = {
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """The page of a server with a key and the demo model twice, under two names."""
-    names = ("--served-model-name", "one", "--served-model-name", "two", *PARSERS)
-    profile, environment = tmp_path_factory.mktemp("profile"), {"ENGINEBAY_API_KEY": KEY}
-    with ServerProcess(
-        *names, "--warmup", "lazy", *SIZES, models=("demo", "demo"), environment=environment
-    ) as server:
-        with chromium(profile) as tab:
-            tab.open(f"{server.url}/ui/")
-            state = "document.getElementById('state').textContent"
-            tab.until(f"{state} === 'this server needs an API key'")
-            tab.value("document.getElementById('key').focus()")
-            tab.type(KEY)
-            tab.press("Enter")
-            tab.until(f"{state}.startsWith('ready')")
-            assert [one for one in tab.errors if "401" not in one] == []
-            tab.errors.clear()
-            yield tab
+    with page_of_two(tmp_path_factory.mktemp("profile"), *PARSERS) as tab:
+        give_key(tab)
+        assert [one for one in tab.errors if "401" not in one] == []
+        tab.errors.clear()
+        yield tab
         assert not tab.errors
-
-
-def say(tab: Tab, text: str) -> None:
-    """Write a message with the keyboard, and wait for the whole answer."""
-    tab.value("document.getElementById('message').focus()")
-    tab.type(text)
-    tab.press("Enter")
-    tab.until("document.getElementById('message').value === ''")
-    tab.until("!document.getElementById('go').disabled")
-
-
-def choose(tab: Tab, name: str, value: str) -> None:
-    tab.value(f"document.getElementById({name!r}).value = {value!r}")
 
 
 def facts(tab: Tab) -> str:
@@ -117,7 +90,7 @@ def test_tools_that_are_no_json_are_not_sent(tab: Tab) -> None:
     tab.value("document.getElementById('message').focus()")
     tab.type("Hello!")
     tab.press("Enter")
-    error = tab.value("[...document.querySelectorAll('.turn.error')].at(-1).innerText")
+    error = tab.value("document.getElementById('note').innerText")
     choose(tab, "tools", "")
     assert error.startswith("The tools are not JSON")
     assert tab.value("document.getElementById('message').value") == "Hello!"
@@ -173,7 +146,10 @@ def test_an_answer_is_stopped_with_the_keyboard(tab: Tab) -> None:
 
 def test_two_models_answer_side_by_side(tab: Tab) -> None:
     choose(tab, "other", "two")
+    say(tab, "Hello!")  # compiles the programs of the second model, so that the picture shows none
+    tab.value("document.getElementById('clear').click()")
     say(tab, "What color is the sky?")
+    tab.until(f"{STATE}.startsWith('ready')")
     texts = tab.value("[...document.querySelectorAll('.text')].map(text => text.innerText)")
     assert len(texts) == 2
     assert texts[0] == texts[1]
@@ -183,6 +159,8 @@ def test_two_models_answer_side_by_side(tab: Tab) -> None:
 def test_an_error_of_the_server_is_shown(tab: Tab) -> None:
     choose(tab, "top_p", "7")
     say(tab, "Hello!")
+    assert tab.value("document.getElementById('message').value") == "Hello!"
+    choose(tab, "message", "")
     assert "top_p" in tab.value("document.querySelector('.turn.error').innerText")
     choose(tab, "top_p", "1")
     assert [one for one in tab.errors if "400" not in one] == []  # the browser logs the status

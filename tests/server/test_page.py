@@ -23,7 +23,7 @@ def test_page_and_the_files_that_it_names_are_served_with_a_policy(asker: Asker)
     files = [name for name in named if not name.startswith("data:")]
     assert files == ["page.css", "page.js"]
     imported = re.findall(r'from "\./([^"]+)"', asker.get("/ui/page.js").text)
-    assert imported == ["chat.js", "plots.js"]
+    assert imported == ["chat.js", "kept.js", "plots.js"]
     for name in files + imported:
         answer = asker.get(f"/ui/{name}")
         assert (answer.status_code, answer.content[:1] != b"") == (200, True)
@@ -33,6 +33,15 @@ def test_page_and_the_files_that_it_names_are_served_with_a_policy(asker: Asker)
 def test_other_files_are_not_served(asker: Asker) -> None:
     for name in ("../plugin.py", "%2e%2e/plugin.py", "page.py", "ui/index.html"):
         assert asker.get(f"/ui/{name}").status_code == 404
+
+
+def test_figures_say_what_is_compiled_and_what_waits(asker: Asker) -> None:
+    assert asker.get("/ui/data").json()["queued"] == 0
+    assert asker.get("/ui/data").json()["models"][0]["compiling_s"] is None
+    with asker.llm.engine.compilations.timed(), asker.llm.engine.compilations.timed():
+        first = asker.get("/ui/data").json()["models"][0]["compiling_s"]
+        assert asker.get("/ui/data").json()["models"][0]["compiling_s"] > first > 0
+    assert asker.get("/ui/data").json()["models"][0]["compiling_s"] is None
 
 
 def test_figures_have_the_steps_and_endings_since_a_number(asker: Asker) -> None:

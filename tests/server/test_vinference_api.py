@@ -128,7 +128,7 @@ def test_chats_are_answered_whole_and_streamed(asker: Asker) -> None:
     assert choice["finish_reason"] == "length"
     assert usage["completion_tokens"] == 6
     assert usage["total_tokens"] == usage["prompt_tokens"] + 6
-    assert usage["tokens_per_second"] == pytest.approx(6 / usage["processing_time"])
+    assert usage["processing_time"] > 5 / usage["tokens_per_second"], "without the first's wait"
     events = asker.events(CHAT, **body)  # which checks [DONE]
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert events[-1]["choices"][0]["finish_reason"] == "length"

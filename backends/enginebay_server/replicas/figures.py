@@ -78,11 +78,12 @@ async def page_data(
             for replica, part in zip(table, parts, strict=True)
         )
     )
-    models = []
+    models, queued = [], 0
     for replica, answer in zip(table, answers, strict=True):
-        found = orjson.loads(answer)["models"] if answer else [absent(name) for name in names]
-        models += [{**one, "replica": replica.number} for one in found]
-    return {"ready": is_ready, "models": models}
+        found = orjson.loads(answer) if answer else {"models": [absent(name) for name in names]}
+        models += [{**one, "replica": replica.number} for one in found["models"]]
+        queued += found.get("queued", 0)
+    return {"ready": is_ready, "queued": queued, "models": models}
 
 
 def digits(text: str) -> str:
@@ -94,7 +95,8 @@ def absent(name: str) -> dict[str, Any]:
     """Return the figures of a model whose replica does not answer."""
     figures = dict.fromkeys(("max_num_seqs", "running", "waiting", "compiled", "next"), 0)
     status = {"ready": False, "warmup": "waiting"}
-    return {"name": name, "status": status, "engine": "", **figures, "records": [], "pages": None}
+    unknown = {"engine": "", "records": [], "pages": None, "compiling_s": None}
+    return {"name": name, "status": status, **unknown, **figures}
 
 
 async def _get(replica: Replica, target: str) -> bytes:

@@ -1,5 +1,7 @@
 // A conversation with one model, or with two side by side. Answers stream.
 
+import { keep } from "./kept.js";
+
 const $ = (id) => document.getElementById(id);
 
 // Reads the data of server-sent events from a response, one by one.
@@ -19,6 +21,35 @@ async function* eventsOf(response) {
   }
 }
 
+// When the tokens of an answer came. Its figures mean what they mean in the command line's chat: tokens per second are
+// those after the first token, which the time to the first token leaves out.
+export class Times {
+  constructor() {
+    this.began = performance.now();
+    this.tokens = 0;
+    this.first = null; // when the first tokens came, and how many
+    this.last = null;
+  }
+
+  // Takes the usage of an event, which counts all tokens so far. `isChoice`: the event is part of the answer.
+  add(usage, isChoice) {
+    if (!usage?.completion_tokens) return;
+    this.tokens = usage.completion_tokens;
+    if (!isChoice) return;
+    this.last = performance.now();
+    this.first ??= { at: this.last, tokens: this.tokens };
+  }
+
+  facts() {
+    if (!this.first) return [];
+    const facts = [`${this.tokens} tokens`];
+    const seconds = (this.last - this.first.at) / 1000;
+    const after = this.tokens - this.first.tokens;
+    if (after > 0 && seconds > 0) facts.push(`${(after / seconds).toFixed(1)} tokens/s`);
+    return [...facts, `first token after ${((this.first.at - this.began) / 1000).toFixed(2)} s`];
+  }
+}
+
 function add(parent, kind, text = "") {
   const element = document.createElement("div");
   element.className = kind;
@@ -27,21 +58,44 @@ function add(parent, kind, text = "") {
   return element;
 }
 
-// One column: the messages of a model's conversation.
+// One column: a conversation, whose next answer comes from `model`.
 class Pane {
-  constructor(model, parent) {
-    this.model = model;
-    this.messages = [];
+  // `origin`: the column whose conversation this one continues, if any.
+  constructor(model, parent, origin) {
+    this.messages = structuredClone(origin?.messages ?? []);
     this.box = add(parent, "pane");
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "log");
-    this.box.setAttribute("aria-label", `Conversation with ${model}`);
-    const title = document.createElement("h3");
-    title.textContent = model;
-    this.box.append(title);
+    this.title = document.createElement("h3");
+    this.box.append(this.title, ...[...(origin?.box.children ?? [])].slice(1).map((turn) => turn.cloneNode(true)));
+    this.use(model);
   }
 
-  async ask(text, options, headers, signal) {
+  // Answers come from this model from now on.
+  use(model) {
+    this.model = model;
+    this.title.textContent = model;
+    this.box.setAttribute("aria-label", `Conversation with ${model}`);
+  }
+
+  // Shows what the answer waits for until the returned function is called.
+  wait(turn, began, waitedFor) {
+    const element = add(turn, "waiting");
+    element.setAttribute("aria-live", "off");
+    const show = () => {
+      const seconds = Math.round((performance.now() - began) / 1000);
+      element.textContent = `waiting for the first token, ${seconds} s: ${waitedFor(this.model)}`;
+    };
+    show();
+    const timer = setInterval(show, 1000);
+    return () => {
+      clearInterval(timer);
+      element.remove();
+    };
+  }
+
+  // Returns whether the model answered, or was stopped while it did.
+  async ask(text, options, headers, signal, waitedFor) {
     add(this.box, "turn user", text);
     this.messages.push({ role: "user", content: text });
     const turn = add(this.box, "turn assistant");
@@ -49,29 +103,29 @@ class Pane {
     const calls = [];
     const parts = {};
     const part = (kind) => (parts[kind] ??= add(turn, kind));
-    const began = performance.now();
-    let first = null;
-    let usage = null;
+    const times = new Times();
+    const endWait = this.wait(turn, times.began, waitedFor);
+    this.box.scrollTop = this.box.scrollHeight;
     let reason = "";
     try {
       const system = $("system").value.trim();
       const messages = system ? [{ role: "system", content: system }, ...this.messages] : this.messages;
-      const body = { model: this.model, messages, stream: true, stream_options: { include_usage: true }, ...options };
+      const stream_options = { include_usage: true, continuous_usage_stats: true };
       const response = await fetch("../v1/chat/completions", {
         method: "POST",
         headers: { "Content-Type": "application/json", ...headers },
-        body: JSON.stringify(body),
+        body: JSON.stringify({ model: this.model, messages, stream: true, stream_options, ...options }),
         signal,
       });
       if (!response.ok) throw new Error((await response.json()).error.message);
       for await (const event of eventsOf(response)) {
         if (event.error) throw new Error(event.error.message);
-        usage = event.usage ?? usage;
         const choice = event.choices?.[0];
+        times.add(event.usage, Boolean(choice));
+        if (times.tokens) endWait();
         if (!choice) continue;
         reason = choice.finish_reason ?? reason;
         const { content, reasoning_content: thought, tool_calls: called } = choice.delta;
-        if (content || thought || called) first ??= performance.now();
         if (thought) part("thought").textContent += thought;
         if (content) {
           answer.content += content;
@@ -89,21 +143,22 @@ class Pane {
       if (error.name !== "AbortError") add(this.box, "turn error", error.message);
       reason = error.name === "AbortError" ? "stopped" : "error";
     }
+    endWait();
     if (calls.length) answer.tool_calls = calls.filter(Boolean);
     if (reason !== "error") this.messages.push(answer);
     else this.messages.pop();
-    const seconds = (performance.now() - began) / 1000;
-    const facts = [reason];
-    if (usage) facts.push(`${usage.completion_tokens} tokens`, `${(usage.completion_tokens / seconds).toFixed(1)} tokens/s`);
-    if (first !== null) facts.push(`first after ${Math.round(first - began)} ms`);
-    add(this.box, "facts", facts.join(" · "));
+    add(this.box, "facts", [reason, ...times.facts()].join(" · "));
     this.box.scrollTop = this.box.scrollHeight;
+    return reason !== "error";
   }
 }
 
 export class Chat {
-  constructor(headers) {
+  // `waitedFor(model)` says what an answer without a token waits for, and `state()` the state of the server.
+  constructor(headers, waitedFor, state) {
     this.headers = headers;
+    this.waitedFor = waitedFor;
+    this.state = state;
     this.panes = [];
     this.abort = null;
     $("send").addEventListener("submit", (event) => {
@@ -123,6 +178,7 @@ export class Chat {
     this.abort?.abort();
     this.panes = [];
     $("panes").replaceChildren();
+    $("note").textContent = "";
     $("message").focus();
   }
 
@@ -142,28 +198,50 @@ export class Chat {
     return options;
   }
 
+  // A column for each chosen model. A column keeps its conversation when another model is chosen for it, and a second
+  // column begins with the conversation of the first.
+  arrange(models) {
+    for (const pane of this.panes.splice(models.length)) pane.box.remove();
+    for (const [place, model] of models.entries()) {
+      if (this.panes[place]) this.panes[place].use(model);
+      else this.panes.push(new Pane(model, $("panes"), this.panes[0]));
+    }
+  }
+
+  // Sends the message. Its text stays in the field, or returns to it, when no model answers it.
   async send() {
     const text = $("message").value.trim();
     if (!text || this.abort) return;
     const models = [$("model").value, $("other").value].filter(Boolean);
-    if (this.panes.map((pane) => pane.model).join("\n") !== models.join("\n")) {
-      $("panes").replaceChildren();
-      this.panes = models.map((model) => new Pane(model, $("panes")));
+    $("note").textContent = "";
+    if (!models.length) {
+      $("note").textContent = `Not sent: no model is known yet (${this.state()}).`;
+      return;
     }
     let options;
     try {
       options = this.options();
     } catch (error) {
-      add(this.panes[0].box, "turn error", `The tools are not JSON: ${error.message}`);
+      $("note").textContent = `The tools are not JSON: ${error.message}`;
       return;
     }
-    $("message").value = "";
+    this.arrange(models);
+    this.write("");
     this.abort = new AbortController();
+    const { signal } = this.abort;
     $("go").disabled = true;
     $("stop").disabled = false;
-    await Promise.all(this.panes.map((pane) => pane.ask(text, options, this.headers(), this.abort.signal)));
+    const answered = await Promise.all(
+      this.panes.map((pane) => pane.ask(text, options, this.headers(), signal, this.waitedFor)),
+    );
+    if (!answered.includes(true) && !$("message").value) this.write(text);
     this.abort = null;
     $("go").disabled = false;
     $("stop").disabled = true;
+  }
+
+  write(text) {
+    $("message").value = text;
+    keep("message");
   }
 }

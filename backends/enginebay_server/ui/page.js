@@ -1,6 +1,7 @@
 // The page: views, the API key, the models, and the figures that are read once a second.
 
 import { Chat } from "./chat.js";
+import { restore } from "./kept.js";
 import { Plots } from "./plots.js";
 
 const PERIOD_MS = 1000;
@@ -8,10 +9,12 @@ const $ = (id) => document.getElementById(id);
 const key = () => $("key").value;
 const headers = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
 
-const chat = new Chat(headers);
+restore();
 const plots = new Plots();
 let next = [];
 let known = "";
+let latest = { ready: false, queued: 0, models: [] };
+new Chat(headers, waitedFor, () => $("state").textContent);
 
 function fill(select, names, keep = []) {
   const chosen = select.value;
@@ -35,7 +38,8 @@ async function refresh() {
     $("state").textContent = `the server answers ${answer.status}`;
     return;
   }
-  const { ready, models } = await answer.json();
+  latest = await answer.json();
+  const { models } = latest;
   for (const model of models) {
     model.label = model.replica === undefined ? model.name : `${model.name}, replica ${model.replica}`;
   }
@@ -49,14 +53,38 @@ async function refresh() {
     explain();
   }
   next = models.map((model) => model.next);
-  const compiling = models.find((model) => model.status.warmup === "compiling");
-  $("state").textContent = ready
-    ? `ready: ${models.map((model) => `${model.label} on ${model.engine || "no engine"}`).join(", ")}`
-    : compiling
-      ? `compiling ${compiling.status.compiled} of ${compiling.status.programs || "?"} programs`
-      : "not ready";
+  setText("state", headline(latest));
   plots.add(models);
   if (!$("live").hidden) plots.draw($("watched").value);
+}
+
+// Sets a text that is read out when it changes, only when it changes.
+function setText(id, text) {
+  if ($(id).textContent !== text) $(id).textContent = text;
+}
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+const requests = (count) => `${count} ${count === 1 ? "request" : "requests"}`;
+
+function headline({ ready, queued, models }) {
+  const starting = models.find((model) => model.status.warmup === "compiling");
+  if (!ready && starting) return `compiling ${starting.status.compiled} of ${starting.status.programs || "?"} programs`;
+  if (!ready) return "not ready";
+  const waiting = queued + sum(models.map((model) => model.waiting));
+  const wait = waiting ? `; ${requests(waiting)} ${waiting === 1 ? "waits" : "wait"}` : "";
+  const compiling = models.filter((model) => model.compiling_s !== null).map((model) => model.label);
+  if (compiling.length) return `compiling a program: ${compiling.join(", ")}${wait}`;
+  return `ready: ${models.map((model) => `${model.label} on ${model.engine || "no engine"}`).join(", ")}${wait}`;
+}
+
+// What an answer of a model that has no token yet waits for.
+function waitedFor(name) {
+  const models = latest.models.filter((model) => model.name === name);
+  const compiling = models.map((model) => model.compiling_s).filter((seconds) => seconds !== null);
+  if (compiling.length) return `the server has been compiling a program for ${Math.round(Math.max(...compiling))} s`;
+  const waiting = sum(models.map((model) => model.waiting));
+  const places = latest.queued ? `, ${requests(latest.queued)} queued` : "";
+  return `${requests(sum(models.map((model) => model.running)))} running, ${waiting} waiting${places}`;
 }
 
 async function explain() {
