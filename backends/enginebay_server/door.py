@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.keys import is_known
+from enginebay_server.request_span import SPAN_KEY, RequestSpan, request_span
 from enginebay_server.settings import ServerSettings
 
 log = logging.getLogger("enginebay.server")
@@ -80,6 +81,8 @@ class Door:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
+        if SPAN_KEY not in scope and log.isEnabledFor(logging.INFO):
+            scope[SPAN_KEY] = RequestSpan(scope["method"], scope["path"])
         held = HeldBytes(self._state)
         is_probe = scope["path"] in PROBES
         if not is_probe:
@@ -100,12 +103,13 @@ class Door:
             if not is_probe:
                 self._state.num_open -= 1
             log.info(
-                "id=%s method=%s path=%s status=%s ms=%.1f",
+                "id=%s method=%s path=%s status=%s seconds=%.4f%s",
                 request_id.decode(),
                 scope["method"],
                 urllib.parse.quote(scope["path"], errors="replace"),
                 status,
-                1000 * (time.monotonic() - began_s),
+                time.monotonic() - began_s,
+                token_counts(scope),
             )
 
     def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -174,6 +178,17 @@ class Door:
             check_content_type(headers.get(b"content-type", b""))
             check_encoding(headers.get(b"content-encoding", b""))
         return b"".join(parts)
+
+
+def token_counts(scope: MutableMapping[str, Any]) -> str:
+    """Return the part of a log line about the model of a request and its tokens; "" for a request
+    for which no model ran.
+    """
+    span = request_span(scope)
+    if span is None or span.model is None:
+        return ""
+    model = urllib.parse.quote(span.model, safe="/:@")
+    return f" model={model} prompt_tokens={span.num_prompt} completion_tokens={span.num_new}"
 
 
 class HeldBytes:

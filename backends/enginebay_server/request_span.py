@@ -1,4 +1,6 @@
-"""RequestSpan: what becomes the span of one HTTP request. It needs no tracing library."""
+"""RequestSpan: what becomes the span of one HTTP request, and part of its line in the log. It needs
+no tracing library.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ PARAMETERS = (
 
 
 def request_span(scope: MutableMapping[str, Any]) -> RequestSpan | None:
-    """Return the span of a request; None when the server sends no traces."""
+    """Return the span of a request; None when the server sends no traces and logs no requests."""
     found: RequestSpan | None = scope.get(SPAN_KEY)
     return found
 
@@ -53,17 +55,21 @@ class RequestSpan:
     def __init__(self, method: str, path: str) -> None:
         self.name = f"{method} {path}"
         self.error: ApiError | None = None
+        self.model: str | None = None
+        """The name of the model that runs for the request."""
+        self.num_prompt = self.num_new = 0
+        """Tokens of all prompts, and new tokens."""
         self._operation = OPERATIONS.get(path)
         self._attributes: dict[str, Any] = {"http.request.method": method, "url.path": path}
         self._began_s = time.monotonic()
         self._first_token_s = self._first_step_s = math.inf
         self._is_stream = False
-        self._num_new = self._num_cached = 0
+        self._num_cached = 0
         self._reasons: dict[tuple[str, int], str] = {}
 
     def begin(self, model: str, response_id: str | None) -> None:
         """A model was chosen for the request."""
-        self.name = f"{self._operation} {model}"
+        self.name, self.model = f"{self._operation} {model}", model
         self._attributes |= {
             "gen_ai.operation.name": self._operation,
             "gen_ai.provider.name": "enginebay",
@@ -91,13 +97,13 @@ class RequestSpan:
 
     def count_prompt(self, num_tokens: int) -> None:
         """Set the number of tokens of all prompts."""
-        self._attributes["gen_ai.usage.input_tokens"] = num_tokens
+        self.num_prompt = self._attributes["gen_ai.usage.input_tokens"] = num_tokens
 
     def see(self, events: Iterable[Event]) -> None:
         """Count the tokens, ends and times of events."""
         for event in events:
             if isinstance(event, StreamChunk):
-                self._num_new += len(event.delta_token_ids)
+                self.num_new += len(event.delta_token_ids)
                 if event.delta_token_ids:
                     self._first_token_s = min(self._first_token_s, time.monotonic())
                 if event.finish_reason is not None:
@@ -108,7 +114,7 @@ class RequestSpan:
 
     def _see_output(self, event: RequestEnded) -> None:
         assert event.output is not None, "the caller has looked"
-        self._num_new += event.output.num_generated_tokens
+        self.num_new += event.output.num_generated_tokens
         for one in event.output.outputs:
             self._reasons[event.request_id, one.index] = one.finish_reason or "error"
         self._see_times(event.output.metrics, counts_prompt=True)
@@ -135,7 +141,7 @@ class RequestSpan:
             found["error.type"] = str(status)
         if "gen_ai.usage.input_tokens" not in found or self._operation == "embeddings":
             return found
-        found["gen_ai.usage.output_tokens"] = self._num_new
+        found["gen_ai.usage.output_tokens"] = self.num_new
         found["gen_ai.usage.cache_read.input_tokens"] = self._num_cached
         found["gen_ai.response.finish_reasons"] = list(self._reasons.values()) or ["abort"]
         for name, at_s in (

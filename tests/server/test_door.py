@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,25 @@ def test_a_server_that_ends_takes_nothing_new(asker: Asker) -> None:
     assert "retry-after" in answer.headers
     assert asker.get("/readiness").status_code == 503
     assert asker.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_line_of_a_request_has_its_model_and_tokens(
+    asker: Asker, caplog: pytest.LogCaptureFixture, *, stream: bool
+) -> None:
+    with caplog.at_level(logging.INFO, "enginebay.server"):
+        body = {"model": "demo", "prompt": [20, 21, 22], "max_tokens": 5, "stream": stream}
+        asker.post(COMPLETIONS, body | {"ignore_eos": True, "n": 2})
+        asker.post(COMPLETIONS, {"model": "none such", "prompt": "a"})
+        asker.get("/v1/models")
+    ran, refused, listed = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(
+        r"id=[0-9a-f]{32} method=POST path=/v1/completions status=200 seconds=[0-9]+\.[0-9]{4} "
+        "model=demo prompt_tokens=3 completion_tokens=10",
+        ran,
+    )
+    assert re.fullmatch(r"id=\S+ method=POST path=\S+ status=404 seconds=[0-9.]+", refused)
+    assert "model=" not in listed
 
 
 def test_every_answer_has_a_request_id(asker: Asker, caplog: pytest.LogCaptureFixture) -> None:
