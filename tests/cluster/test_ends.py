@@ -141,6 +141,37 @@ def test_accepted_requests_are_answered_after_a_signal_and_no_process_is_left(
             pass
 
 
+def test_a_stop_that_every_process_gets_is_that_of_the_server() -> None:
+    """As systemd's KillMode=control-group sends it, and `kill` to a group."""
+    flags = ("--replicas", "2", *FLAGS, "--max-model-len", "1024")
+    with ServerProcess(*flags) as server:
+        server.wait_for("ready: 2 replicas")
+        streams(server, long_bodies(4, 900))  # compiles what the next streams need
+        children = server.children
+        assert len(processes(server, "ReplicaActor")) == 2
+
+        def end(found: Sequence[Stream]) -> None:
+            assert not any("[DONE]" in stream.events for stream in found)
+            for pid in (*children, server.pid):
+                os.kill(pid, signal.SIGTERM)
+
+        found = streams(server, long_bodies(4, 900), end)
+        assert [stream.events[-1] for stream in found] == ["[DONE]"] * 4
+        assert server.exit_code() == 0
+        assert not [pid for pid in children if is_running(pid)]
+
+
+def test_a_killed_server_leaves_no_process() -> None:
+    with ServerProcess("--replicas", "2", *FLAGS) as server:
+        server.wait_for("ready: 2 replicas")
+        children = server.children
+        assert len(processes(server, "ReplicaActor")) == 2
+
+        found = streams(server, long_bodies(2), lambda _: os.kill(server.pid, signal.SIGKILL))
+        assert all(stream.failure is not None for stream in found), "no stream ends as if whole"
+        until(lambda: not [pid for pid in children if is_running(pid)])
+
+
 def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
     with ServerProcess("--replicas", "2", *FLAGS, "--drain-timeout", "0") as server:
         server.wait_for("ready: 2 replicas")

@@ -12,10 +12,11 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from enginebay.errors import EnginebayError, InputError, UnsupportedError, error_line
@@ -29,6 +30,7 @@ log = logging.getLogger("enginebay.server")
 
 STOP_S = 10.0
 CONNECT_S = 10.0
+STOPS = (signal.SIGTERM, signal.SIGINT)
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's smallest store; nothing is put into it."""
 
@@ -177,6 +179,19 @@ class Actors:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def stops_blocked() -> Iterator[None]:
+    """Block SIGTERM and SIGINT within the block. The processes that begin in it never see them: a
+    supervisor may send the signals of a stop to every process of a service, and the front needs
+    its helpers until its requests are answered.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_ray(address: str | None, folder: str | None) -> None:
     """Connect to the cluster at `address`, or start one whose ports need a secret token."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -196,7 +211,8 @@ def start_ray(address: str | None, folder: str | None) -> None:
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
         import ray
 
-        ray.init(address=address, **options)
+        with stops_blocked():
+            ray.init(address=address, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedError(
             f"Ray, which cannot be started: {error_line(error)}"

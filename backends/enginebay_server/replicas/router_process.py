@@ -31,7 +31,10 @@ FLAGS = (
 
 
 def main() -> None:
-    """Run smg until the process is killed, or its parent ends."""
+    """Run smg until the process is killed, or its parent ends. It has no part in a stop: the front
+    kills it after the last answer.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     options = json.loads(sys.stdin.readline())
