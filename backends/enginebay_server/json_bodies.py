@@ -35,6 +35,9 @@ UNION_BRANCH = re.compile(r"(str|int|float|bool|dict|list|constrained-\w+|functi
 OPENS = np.frombuffer(b",[{", np.uint8)
 QUOTE = 34
 
+DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+LONG_INTEGER = b"0" * 19
+
 TOO_LONG = ("too_long", "string_too_long")
 
 
@@ -85,8 +88,11 @@ def read_body(kind: type[BaseModel], data: bytes, max_values: int) -> BaseModel:
     check_values(data, max_values)
     try:
         return kind.model_validate(orjson.loads(data))
-    except (orjson.JSONDecodeError, ValidationError):
-        pass  # halves of UTF-16 pairs and long integers, which the standard library reads
+    except orjson.JSONDecodeError:
+        pass  # halves of UTF-16 pairs, which the standard library reads
+    except ValidationError as error:
+        if not has_long_integer(data):  # which orjson makes a float
+            raise wrong_field(found_by(error)) from None
     try:
         return kind.model_validate(json.loads(data.decode()))
     except ValidationError as error:
@@ -113,6 +119,11 @@ def check_values(data: bytes, max_values: int) -> None:
             "raise --max-body-values.",
             code="request_too_large",
         )
+
+
+def has_long_integer(data: bytes) -> bool:
+    """Return whether bytes have as many digits in a row as an integer of more than 64 bits."""
+    return LONG_INTEGER in data.translate(DIGITS_AS_ZEROS)
 
 
 def num_values(data: bytes) -> int:

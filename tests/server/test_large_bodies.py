@@ -17,7 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from enginebay_server import json_bodies
+from enginebay_server.chat import ChatBody
 from enginebay_server.door import MAX_HELD_BODIES
+from enginebay_server.errors import ApiError
 from enginebay_server.json_bodies import check_values, num_values, read_body
 from enginebay_server.lanes import LARGE_BYTES, Lane
 from tests.server.asking import HELLO, Asker
@@ -105,6 +108,31 @@ def test_texts_are_refused_by_their_length(asker: Asker) -> None:
     assert asker.refused(CHAT, 400, messages=HELLO, user="a" * 1025)["param"] == "user"
 
 
+def test_a_wrong_body_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading holds the GIL: only a body that orjson cannot read is read again."""
+    read: list[object] = []
+    loads = json.loads
+
+    def noted(text: str) -> object:
+        read.append(None)
+        return loads(text)
+
+    monkeypatch.setattr(json_bodies.json, "loads", noted)
+
+    def refusal(**fields: object) -> str:
+        with pytest.raises(ApiError) as caught:
+            read_body(ChatBody, json.dumps({"messages": HELLO, **fields}).encode(), 1000)
+        return str(caught.value)
+
+    assert "user" in refusal(user=[[]] * 300)
+    assert "seed" in refusal(seed="a")
+    assert not read
+    assert "a valid integer" not in refusal(n=-(10**30)), "it is an integer, but too small"
+    assert len(read) == 1
+    read_body(ChatBody, b'{"messages":[{"role":"user","content":"\\ud800"}]}', 1000)
+    assert len(read) == 2
+
+
 def test_a_prompt_of_too_many_ids_is_refused_before_they_are_read(asker: Asker) -> None:
     error = asker.refused(COMPLETIONS, 400, prompt=[10**9] * 300)
     assert error["code"] == "context_length_exceeded"
@@ -147,8 +175,6 @@ def test_too_many_values_are_refused_before_the_body_is_parsed(asker: Asker) -> 
 
 def test_bodies_are_utf_8() -> None:
     from enginebay_server.chat import ChatBody
-    from enginebay_server.errors import ApiError
-
     with pytest.raises(ApiError, match="not valid JSON"):
         read_body(ChatBody, json.dumps({"messages": HELLO}).encode("utf-16"), 1000)
 
