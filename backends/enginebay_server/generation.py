@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -190,7 +191,7 @@ async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """Return the result of `work`. When the client leaves, cancel it and raise ApiError."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.create_task(gone(receive))
-    watcher.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
+    watcher.add_done_callback(functools.partial(cancel_after, task))
     try:
         return await task
     except asyncio.CancelledError:
@@ -199,6 +200,13 @@ async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
         raise
     finally:
         watcher.cancel()
+        task.cancel()
+        del task  # its exception's traceback has this frame, and all that is in it
+
+
+def cancel_after(task: asyncio.Future[Any], watcher: asyncio.Task[None]) -> None:
+    """Cancel a task when its watcher has ended, unless the watcher was cancelled."""
+    if not watcher.cancelled():
         task.cancel()
 
 

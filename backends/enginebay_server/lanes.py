@@ -5,6 +5,8 @@ requests of its own kind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import queue
 import threading
 import weakref
@@ -14,7 +16,7 @@ from typing import Any, TypeVar
 from enginebay.llm.reading import answered
 
 Result = TypeVar("Result")
-LaneJob = Callable[[], None]
+LaneJob = Callable[[], Any]
 
 LARGE_BYTES = 64 * 1024
 """A larger body is read and prepared on the lane of large requests, one request at a time."""
@@ -24,6 +26,46 @@ LARGE_VALUES = 8192
 
 IS_LARGE = "enginebay.is_large"
 """The key of a request's scope that is True for a large body."""
+
+
+class _Job:
+    """A call whose outcome a future of an event loop gets. It holds the future until then: the
+    traceback of an exception holds the job, and all that its frames hold, such as a large body,
+    would stay until the next garbage collection.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], call: LaneJob
+    ) -> None:
+        self._loop, self._call = loop, call
+        self._future: asyncio.Future[Any] | None = future
+
+    def __call__(self) -> None:
+        """Call the function, unless its caller was cancelled. Runs on a thread of the lane."""
+        if self._future is None or self._future.cancelled():
+            return
+        try:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001  # the caller's task gets it
+            self._finish(None, error)
+        else:
+            self._finish(result, None)
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        future, self._future = self._future, None
+        # Without a loop that runs, nobody waits.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Set the outcome of a future, unless its caller was cancelled."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 class Lane:
@@ -46,31 +88,12 @@ class Lane:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-
-        def finish(result: Result | None, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)  # type: ignore[arg-type]
-            else:
-                future.set_exception(error)
-
-        def job() -> None:
-            if future.cancelled():
-                return
-            result, raised = None, None
-            try:
-                result = answered(function, *args)
-            except BaseException as error:  # noqa: BLE001  # the caller's task gets it
-                raised = error
-            try:
-                loop.call_soon_threadsafe(finish, result, raised)
-            except RuntimeError:  # the event loop has ended, and nobody waits
-                return
-
         self._start()
-        self._jobs.put(job)
-        return await future
+        self._jobs.put(_Job(loop, future, functools.partial(answered, function, *args)))
+        try:
+            return await future
+        finally:
+            del future  # its exception's traceback has this frame
 
     def close(self) -> None:
         """End the threads after the functions that were given to them. Does not wait."""

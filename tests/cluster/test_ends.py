@@ -145,10 +145,10 @@ def test_accepted_requests_are_answered_after_a_signal_and_no_process_is_left(
 
 def test_a_stop_that_every_process_gets_is_that_of_the_server() -> None:
     """As systemd's KillMode=control-group sends it, and `kill` to a group."""
-    flags = ("--replicas", "2", *FLAGS, "--max-model-len", "1024")
+    flags = ("--replicas", "2", *FLAGS, "--max-model-len", "1024", "--drain-timeout", "120")
     with ServerProcess(*flags) as server:
         server.wait_for("ready: 2 replicas")
-        streams(server, long_bodies(4, 900))  # compiles what the next streams need
+        streams(server, long_bodies(4, 500))  # compiles what the next streams need
         children = server.children
         assert len(processes(server, "ReplicaActor")) == 2
 
@@ -157,7 +157,7 @@ def test_a_stop_that_every_process_gets_is_that_of_the_server() -> None:
             for pid in (*children, server.pid):
                 os.kill(pid, signal.SIGTERM)
 
-        found = streams(server, long_bodies(4, 900), end)
+        found = streams(server, long_bodies(4, 500), end)
         assert [stream.events[-1] for stream in found] == ["[DONE]"] * 4
         assert server.exit_code() == 0
         assert not [pid for pid in children if is_running(pid)]

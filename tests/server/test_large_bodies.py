@@ -175,6 +175,7 @@ def test_too_many_values_are_refused_before_the_body_is_parsed(asker: Asker) -> 
 
 def test_bodies_are_utf_8() -> None:
     from enginebay_server.chat import ChatBody
+
     with pytest.raises(ApiError, match="not valid JSON"):
         read_body(ChatBody, json.dumps({"messages": HELLO}).encode("utf-16"), 1000)
 
