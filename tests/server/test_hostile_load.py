@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import threading
 import time
@@ -70,7 +71,8 @@ def test_hostile_bodies_hold_up_nobody(server: ServerProcess) -> None:
             client.join()
         assert set(statuses) <= {200, 400, 413, 422}, (path, what, statuses)
         if alive_s > ALIVE_S or chat_s > quiet_s + FIRST_TOKEN_S:
-            late.append(f"{path}, {what}: alive {alive_s:.2f} s, chat {chat_s:.2f} s")
+            load = f"load average {os.getloadavg()[0]:.1f}"
+            late.append(f"{path}, {what}: alive {alive_s:.2f} s, chat {chat_s:.2f} s, {load}")
     most_kib = int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[0])
     assert not late, late
     assert most_kib / 2**20 < MAX_GIGABYTES
