@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from enginebay_cli.main import main
 from tests.cluster.client import (
     Stream,
     answered,
@@ -186,6 +187,23 @@ def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
         assert {error and error["code"] for error in errors} == {"engine_stopped"}
         assert server.exit_code() == 0
         assert not [pid for pid in children if is_running(pid)]
+
+
+def test_a_start_of_ray_that_takes_too_long_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray has 30 s to start, and then raises a plain Exception."""
+    import ray
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002
+
+    monkeypatch.setattr(ray, "init", init)
+    folders = set(Path(tempfile.gettempdir()).glob("enginebay-*"))
+    assert main(["serve", "demo", "--port", "0", "--replicas", "2"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "Ray, which cannot be started: Exception: The current node timed out" in line
+    assert set(Path(tempfile.gettempdir()).glob("enginebay-*")) <= folders
 
 
 def test_a_model_that_cannot_be_served_is_one_line(tmp_path: Path) -> None:

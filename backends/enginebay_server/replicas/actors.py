@@ -112,10 +112,10 @@ class Actors:
         is the number for each replica, by default an equal share of the cluster's.
         """
         self._folder = None if ray_address else tempfile.mkdtemp(prefix="enginebay-")
-        start_ray(ray_address, self._folder)
-        import ray
-
         try:
+            start_ray(ray_address, self._folder)
+            import ray
+
             has = ray.cluster_resources().get("GPU", 0.0)
             gpus = has // count if num_gpus is None else num_gpus
             if gpus * count > has:
@@ -213,7 +213,7 @@ def start_ray(address: str | None, folder: str | None) -> None:
 
         with stops_blocked():
             ray.init(address=address, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  # Ray raises Exception itself, after 30 s
         raise UnsupportedError(
             f"Ray, which cannot be started: {error_line(error)}"
             if address is None

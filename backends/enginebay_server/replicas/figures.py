@@ -80,9 +80,10 @@ async def page_data(
     )
     models, queued = [], 0
     for replica, answer in zip(table, answers, strict=True):
-        found = orjson.loads(answer) if answer else {"models": [absent(name) for name in names]}
+        absents: dict[str, Any] = {"models": [absent(name) for name in names], "queued": 0}
+        found = orjson.loads(answer) if answer else absents
         models += [{**one, "replica": replica.number} for one in found["models"]]
-        queued += found.get("queued", 0)
+        queued += found["queued"]
     return {"ready": is_ready, "queued": queued, "models": models}
 
 
@@ -95,7 +96,7 @@ def absent(name: str) -> dict[str, Any]:
     """Return the figures of a model whose replica does not answer."""
     figures = dict.fromkeys(("max_num_seqs", "running", "waiting", "compiled", "next"), 0)
     status = {"ready": False, "warmup": "waiting"}
-    unknown = {"engine": "", "records": [], "pages": None, "compiling_s": None}
+    unknown: dict[str, Any] = {"engine": "", "records": [], "pages": None, "compiling_s": None}
     return {"name": name, "status": status, **unknown, **figures}
 
 
