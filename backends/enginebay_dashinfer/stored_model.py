@@ -137,6 +137,13 @@ class StoredModel:
         written = self.description.enginebay
         return AsFileInfo(written, written, importlib.metadata.version("enginebay"))
 
+    @property
+    def num_token_ids(self) -> int | None:
+        """Return the number of ids in the files of the tokenizer."""
+        from enginebay_models.token_count import count_token_ids
+
+        return count_token_ids(self.folder)
+
     def load_tokenizer(self) -> Any:
         """Load the tokenizer of the folder."""
         from enginebay_models.tokenizer import load_tokenizer

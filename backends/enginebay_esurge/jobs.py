@@ -132,7 +132,9 @@ class Jobs:
         return Job(with_id(prepared, request_id), text, before, own.max_tokens, lengths)
 
     def _text_of(self, token_ids: list[int]) -> str:
-        wrong = not all(0 <= token_id < self._preparer.vocab_size for token_id in token_ids)
+        wrong = not all(
+            0 <= token_id < self._preparer.sizes.num_token_ids for token_id in token_ids
+        )
         return "" if wrong else self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 

@@ -45,14 +45,15 @@ class PreparedModel:
         known = plan.checkpoint.token_info
         own = eos_token_ids(self.tokenizer.inner)
         eos = tuple(dict.fromkeys((*known.eos_token_ids, *own, *extra_eos_token_ids)))
-        vocab_size = plan.model.info.vocab_size
+        info = plan.model.info
+        num_ids = info.num_token_ids
         if (
-            any(not 0 <= token_id < vocab_size for token_id in extra_eos_token_ids)
+            any(not 0 <= token_id < num_ids for token_id in extra_eos_token_ids)
             or len(eos) > MAX_STOP_TOKENS
         ):
             raise ConfigError(
                 f"extra_eos_token_ids = {list(extra_eos_token_ids)}",
-                f"ids from 0 to {vocab_size - 1}, at most {MAX_STOP_TOKENS} including those of "
+                f"ids from 0 to {num_ids - 1}, at most {MAX_STOP_TOKENS} including those of "
                 "model and tokenizer",
                 "Remove ids from extra_eos_token_ids.",
             )
@@ -60,7 +61,7 @@ class PreparedModel:
         return Preparer(
             self.tokenizer,
             dataclasses.replace(known, eos_token_ids=eos),
-            vocab_size,
+            info.vocab_size,
             plan.config.max_model_len,
             abilities=Abilities.of(plan),
             seed=plan.config.seed,

@@ -21,6 +21,7 @@ from enginebay_models.quantized_tensors import Tensors, quantized_weights
 from enginebay_models.sampling_defaults import read_sampling_defaults
 from enginebay_models.stored_quantization import quantization_of, read_stored
 from enginebay_models.text_part import COMPOSITE, text_config, text_tensors
+from enginebay_models.token_count import count_token_ids
 
 
 class CheckpointSource:
@@ -46,6 +47,11 @@ class CheckpointSource:
     def sampling_defaults(self) -> Mapping[str, Any]:
         """Return the sampling of generation_config.json by field of SamplingParams."""
         return read_sampling_defaults(self.folder)
+
+    @cached_property
+    def num_token_ids(self) -> int | None:
+        """Return the number of ids in tokenizer.json and tokenizer_config.json."""
+        return count_token_ids(self.folder)
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer of the folder; CheckpointError when it has none."""

@@ -44,7 +44,7 @@ class PagedAttentionCacheMetaData:
     layouts: Mapping[str, KVLayout]
     num_layers: Mapping[str, int]
     placement: Placement
-    vocab_size: int
+    num_token_ids: int
     greedy_only: bool = False
     """Whether the sampler always returns the best token."""
 
@@ -55,10 +55,12 @@ class PagedAttentionCacheMetaData:
 
     def check_token_ids(self, token_ids: np.ndarray) -> None:
         """Raise InputError (a ValueError) for ids outside the vocabulary."""
-        wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
+        wrong = token_ids[(token_ids < 0) | (token_ids >= self.num_token_ids)]
         if len(wrong):
             raise InputError(
-                f"token id {wrong[0]}", f"0 to {self.vocab_size - 1}", "Use the model's tokenizer."
+                f"token id {wrong[0]}",
+                f"0 to {self.num_token_ids - 1}",
+                "Use the model's tokenizer.",
             )
 
     def check_temperature(self, temperature: float) -> None:
@@ -144,7 +146,7 @@ class PagedAttentionCache:
             layouts=parts.kv_layouts(shapes),
             num_layers={group.name: group.num_layers for group in info.groups},
             placement=parts.placement,
-            vocab_size=info.vocab_size,
+            num_token_ids=info.num_token_ids,
             greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
         )
 

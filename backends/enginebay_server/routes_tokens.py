@@ -110,7 +110,7 @@ def tokenizer_record(model: ServedModel) -> dict[str, Any]:
 
 def body_text(model: ServedModel, body: DetokenizeBody) -> str:
     """The text of a body's token ids. ApiError for an id outside the vocabulary."""
-    size = model.llm.plan.model.info.vocab_size
+    size = model.llm.plan.model.info.num_token_ids
     wrong = next((token for token in body.tokens if token >= size), None)
     if wrong is not None:
         raise ApiError(

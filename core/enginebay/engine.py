@@ -159,8 +159,8 @@ class Pending(ABC):
         raise _undeclared(self, "read_logprobs")
 
     def read_all_logprobs(self, row: int) -> np.ndarray:
-        """Return f32 [steps, vocab] for row `row` of the plan: log_softmax of the model's logits
-        for each of its tokens.
+        """Return f32 [steps, ModelInfo.num_token_ids] for row `row` of the plan: log_softmax of the
+        model's logits for each of its tokens.
 
         Called only when the request asked for the whole vocabulary, only for steps with one token
         per row, and only on engines that declare the capability "full_vocab_logprobs".

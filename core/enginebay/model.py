@@ -67,6 +67,15 @@ class ModelInfo:
     """Groups of layers that keep a recurrent state. A model with one cannot use a proposer, because
     a rejected draft cannot be removed from the state.
     """
+    padding_from: int | None = None
+    """The first id of the vocabulary's padding: the tokenizer has no token for the ids from here to
+    vocab_size - 1. Steps do not sample or report these ids. None: no padding is known.
+    """
+
+    @property
+    def num_token_ids(self) -> int:
+        """The number of ids that prompts and results may have: vocab_size without its padding."""
+        return self.vocab_size if self.padding_from is None else self.padding_from
 
     @property
     def cache_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
@@ -91,6 +100,16 @@ def with_cache_dtypes(info: ModelInfo, chosen: Mapping[str, str]) -> ModelInfo:
         for group, spec in info.attention.items()
     }
     return dataclasses.replace(info, attention=attention)
+
+
+def with_padding(info: ModelInfo, num_token_ids: int | None, tokens: TokenInfo) -> ModelInfo:
+    """Return `info` with the padding of its vocabulary, for a tokenizer whose ids are below
+    `num_token_ids` (None: unknown). The ids that end a sequence are no padding.
+    """
+    if num_token_ids is None:
+        return info
+    first = max(num_token_ids, *(one + 1 for one in tokens.eos_token_ids), 1)
+    return dataclasses.replace(info, padding_from=first if first < info.vocab_size else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +225,12 @@ class Checkpoint(Protocol):
         """Return how the checkpoint stores the quantised weights of `model`, by path, as
         StoredArrays; empty for a checkpoint without quantised weights. CheckpointError, which names
         the tensor, for tensors that do not fit together.
+        """
+
+    @property
+    def num_token_ids(self) -> int | None:
+        """One more than the largest id that the tokenizer has, added tokens included; None when it
+        is not known without loading the tokenizer.
         """
 
     def load_tokenizer(self) -> Any:

@@ -43,6 +43,15 @@ class Sizes:
 
     vocab_size: int
     max_model_len: int
+    padding_from: int | None = None
+    """As in ModelInfo. A processor refuses the ids from here on, and the logits that it receives
+    have -inf there.
+    """
+
+    @property
+    def num_token_ids(self) -> int:
+        """The number of ids that a request may name: vocab_size without its padding."""
+        return self.vocab_size if self.padding_from is None else self.padding_from
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

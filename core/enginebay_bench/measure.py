@@ -62,7 +62,7 @@ def latency_round(prompt_len: int, new_tokens: int) -> Round:
     """
 
     def run(llm: LLM, number: int) -> RoundFigures:
-        vocab = llm.plan.model.info.vocab_size
+        vocab = llm.plan.model.info.num_token_ids
         first = _timed(llm, one_prompt(2 * number, vocab, prompt_len, 1))
         whole = _timed(llm, one_prompt(2 * number + 1, vocab, prompt_len, 1 + new_tokens))
         return {
@@ -79,7 +79,7 @@ def throughput_round(num_requests: int, prompt_len: int, new_tokens: int) -> Rou
 
     def run(llm: LLM, number: int) -> RoundFigures:
         workload = mixed_batch(
-            number, llm.plan.model.info.vocab_size, num_requests, prompt_len, new_tokens
+            number, llm.plan.model.info.num_token_ids, num_requests, prompt_len, new_tokens
         )
         return {"output_tokens_per_s": workload.num_output_tokens / _timed(llm, workload)}
 

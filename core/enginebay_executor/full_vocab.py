@@ -26,9 +26,9 @@ class FullVocab:
     """Full-vocabulary log-probabilities that a step returns when a request asked for `logprobs=-1`
     or `prompt_logprobs`.
 
-    rows f32 [S, vocab] (a decode: [S, 1, vocab]): log_softmax of the logits that each row's token
-    was sampled from. prompt [T, W], of a prefill only: log-probabilities of the target tokens and
-    of the best tokens at each position.
+    rows f32 [S, vocab] (a decode: [S, 1, vocab]), without the vocabulary's padding: log_softmax of
+    the logits that each row's token was sampled from. prompt [T, W], of a prefill only:
+    log-probabilities of the target tokens and of the best tokens at each position.
     """
 
     rows: jax.Array
@@ -48,13 +48,13 @@ def prompt_logprobs(
     logits_of: Callable[[jax.Array, jax.Array | None], jax.Array],
     hidden: jax.Array,
     targets: jax.Array,
-    vocab_size: int,
+    num_token_ids: int,
     *,
     adapters: jax.Array | None = None,
 ) -> Logprobs:
     """Log-probabilities [T, W] of each target and of the best tokens, from hidden [T, width],
     targets int32 [T] (-1: not requested) and the adapters of the tokens int32 [T]. `logits_of`
-    takes a block of hidden states and of adapters.
+    takes a block of hidden states and of adapters. Only ids below `num_token_ids` count.
 
     Logits are computed for BLOCK tokens at a time, and not at all for a block without targets.
     """
@@ -71,11 +71,10 @@ def prompt_logprobs(
         asks = ids >= 0
 
         def of_asked() -> Logprobs:
-            return logprobs_of(
-                logits_of(own, adapters).astype(jnp.float32), jnp.maximum(ids, 0), asks
-            )
+            known = logits_of(own, adapters)[:, :num_token_ids]
+            return logprobs_of(known.astype(jnp.float32), jnp.maximum(ids, 0), asks)
 
-        return lax.cond(asks.any(), of_asked, lambda: Logprobs.empty((size,), vocab_size))
+        return lax.cond(asks.any(), of_asked, lambda: Logprobs.empty((size,), num_token_ids))
 
     found = lax.map(of_block, (blocks, wanted, used))
     return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], found)

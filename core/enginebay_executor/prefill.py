@@ -91,9 +91,9 @@ def forward_step(
         token_ids = _with_own_tokens(token_ids, decodes, own, batch.seq_ids)
     adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
     in_step = ops.in_step(batches, adapters if program.adapts else None)
-    model, inputs, vocab_size = program.model, (state.cache, batches), program.model.info.vocab_size
+    model, inputs, num_ids = program.model, (state.cache, batches), program.model.info.num_token_ids
     if program.takes_embeds:
-        is_embed = token_ids >= vocab_size
+        is_embed = token_ids >= model.info.vocab_size
         ids = jnp.where(is_embed, 0, token_ids)
         hidden, cache = model.hidden(weights, in_step, ids, *inputs, embeds=(is_embed, more[-1]))
     else:
@@ -109,7 +109,7 @@ def forward_step(
 
     sampled = program.nothing_sampled((bucket.seqs, 1))
     if sampled.full_vocab is not None and len(more) > program.takes_embeds:
-        logprobs = prompt_logprobs(logits_of, hidden, more[0], vocab_size, adapters=of_tokens)
+        logprobs = prompt_logprobs(logits_of, hidden, more[0], num_ids, adapters=of_tokens)
         full_vocab = FullVocab(sampled.full_vocab.rows, logprobs)
         sampled = dataclasses.replace(sampled, full_vocab=full_vocab)
     if program.returns_logits:

@@ -25,7 +25,12 @@ from enginebay_executor.full_vocab import FullVocab, log_softmax
 from enginebay_executor.logprobs import Logprobs, logprobs_of
 from enginebay_executor.processing import evolve, process
 from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.sampling import first_best, has_finite_best, without_stage
+from enginebay_numerics.sampling import (
+    first_best,
+    has_finite_best,
+    without_padding,
+    without_stage,
+)
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler applies them."""
@@ -142,16 +147,16 @@ class Program:
 
     def nothing_sampled(self, shape: tuple[int, int]) -> Sampled:
         """Results of a step of `shape` [S, tokens] before anything is sampled."""
-        vocab_size = self.model.info.vocab_size
+        info = self.model.info
 
-        def zeros() -> jax.Array:
-            return jnp.zeros((*shape, vocab_size), jnp.float32)
+        def zeros(width: int) -> jax.Array:
+            return jnp.zeros((*shape, width), jnp.float32)
 
         return Sampled(
             jnp.full(shape, -1, jnp.int32),
-            Logprobs.empty(shape, vocab_size),
-            zeros() if self.returns_logits else None,
-            FullVocab(zeros()) if self.full_vocab else None,
+            Logprobs.empty(shape, info.num_token_ids),
+            zeros(info.vocab_size) if self.returns_logits else None,
+            FullVocab(zeros(info.num_token_ids)) if self.full_vocab else None,
         )
 
     def sample(
@@ -162,21 +167,24 @@ class Program:
         variant: StepVariant,
     ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
         """Sample a token for each unfinished row of logits f32 [S, vocab]; NOT_FINITE for a row
-        with NaN or infinity. Returns the results and the rows' new fields.
+        with NaN or infinity. Returns the results and the rows' new fields. The padding of the
+        vocabulary is neither sampled nor part of log-probabilities.
 
         The results have no axis of tokens: [S] and [S, W].
         """
         returned = logits if self.returns_logits else None
+        known = logits[:, : self.model.info.num_token_ids]
+        logits = without_padding(logits, self.model.info.padding_from)
         finite = has_finite_best(logits)
 
         def ending(tokens: jax.Array) -> jax.Array:
             return jnp.where(rows.finished, -1, jnp.where(finite, tokens, NOT_FINITE))
 
-        full_vocab = FullVocab(log_softmax(logits)) if self.full_vocab else None
+        full_vocab = FullVocab(log_softmax(known)) if self.full_vocab else None
         if variant is StepVariant.GREEDY:
             best = ending(first_best(logits.astype(jnp.float32)))
             return Sampled(
-                best, Logprobs.empty(best.shape, logits.shape[1]), returned, full_vocab
+                best, Logprobs.empty(best.shape, known.shape[1]), returned, full_vocab
             ), processor_state
         state, scores = rows.sampling_state(), logits
         given: Mapping[str, jax.Array] = {}
@@ -200,7 +208,7 @@ class Program:
             rows_at_once=self.rows_at_once,
         )
         asks = active & (rows.num_logprobs >= 0)
-        logprobs = logprobs_of(logits, tokens, asks, rows_at_once=self.rows_at_once)
+        logprobs = logprobs_of(known, tokens, asks, rows_at_once=self.rows_at_once)
         return Sampled(ending(tokens), logprobs, returned, full_vocab), processor_state
 
 

@@ -65,6 +65,16 @@ def first_best(scores: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.where(scores == best, ids, vocab).min(axis=-1), vocab - 1)
 
 
+def without_padding(logits: jax.Array, padding_from: int | None) -> jax.Array:
+    """Return logits [S, vocab] with -inf from the id `padding_from` on; None: the logits as they
+    are, in a program that computes nothing for it.
+    """
+    if padding_from is None:
+        return logits
+    ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jnp.where(ids < padding_from, logits, -jnp.inf)
+
+
 def has_finite_best(logits: jax.Array) -> jax.Array:
     """logits [S, vocab] -> bool [S], whether each row's largest logit is finite: false for a row
     with a NaN or with plus infinity, and for a row of minus infinity alone.

@@ -83,7 +83,8 @@ def check_returned_logprobs(
     assert len(entries) == len(token_ids), (
         f"{case}: {len(entries)} entries for {len(token_ids)} tokens"
     )
-    expected = log_softmax(reference.logits([*prompt, *token_ids])[len(prompt) - 1 : -1])
+    logits = reference.logits([*prompt, *token_ids])[len(prompt) - 1 : -1]
+    expected = log_softmax(logits)[:, : reference.plan.model.info.num_token_ids]
     for at, (token_id, one) in enumerate(zip(token_ids, entries, strict=True)):
         here = f"{case}, token {at}"
         _check_entry(expected[at], token_id, one, min(num_best, expected.shape[1]), here)
@@ -107,7 +108,8 @@ def check_prompt_logprobs(
     assert entries is not None, f"{case}: no prompt log-probabilities"
     assert len(entries) == len(prompt), f"{case}: {len(entries)} entries"
     assert entries[0] is None, f"{case}: the first token has log-probabilities, expected None"
-    expected = log_softmax(reference.logits(prompt))
+    num_ids = reference.plan.model.info.num_token_ids
+    expected = log_softmax(reference.logits(prompt))[:, :num_ids]
     for at, (token_id, one) in enumerate(zip(prompt[1:], entries[1:], strict=True)):
         assert one is not None, f"{case}, token {at + 1}: no log-probabilities"
         _check_entry(
@@ -121,7 +123,7 @@ def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
         [output] = llm.generate([prompt], params)
         check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 5)
         check_returned_logprobs(
-            reference, prompt, output.outputs[0], llm.plan.model.info.vocab_size
+            reference, prompt, output.outputs[0], llm.plan.model.info.num_token_ids
         )
 
 

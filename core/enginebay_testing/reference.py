@@ -20,6 +20,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
 from enginebay_executor.binding import bind
 from enginebay_numerics.batches import derive_batch
+from enginebay_numerics.sampling import without_padding
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256
@@ -46,7 +47,9 @@ class ReferenceModel:
         self._compiled = jax.jit(self._forward, static_argnums=3)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Return f32 logits [tokens, vocab] of a sequence from its start."""
+        """Return f32 logits [tokens, vocab] of a sequence from its start; -inf for the padding of
+        the vocabulary.
+        """
         return self._run(self._compiled, token_ids)
 
     def hidden(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -72,7 +75,8 @@ class ReferenceModel:
         self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int
     ) -> jax.Array:
         hidden, ops = self._both(weights, token_ids, count, size)
-        return self.plan.model.logits(weights, ops, hidden)
+        logits = self.plan.model.logits(weights, ops, hidden)
+        return without_padding(logits, self.plan.model.info.padding_from)
 
     def _both(
         self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int

@@ -87,7 +87,7 @@ class EngineSubject:
     @property
     def vocab_size(self) -> int:
         """Return the vocabulary size of the model."""
-        return self.reference().plan.model.info.vocab_size
+        return self.reference().plan.model.info.num_token_ids
 
     def reference(self) -> ReferenceModel:
         """Return the model without the engine; made once."""

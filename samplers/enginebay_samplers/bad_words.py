@@ -76,7 +76,7 @@ class BadWords(LogitsProcessor):
         last = np.full(MAX_SEQUENCES, vocab)
         before = np.full((MAX_SEQUENCES, MAX_LENGTH - 1), ANY)
         for i, ids in enumerate(sequences):
-            check_ids("bad_words", ids, vocab)
+            check_ids("bad_words", ids, facts.sizes.num_token_ids)
             if len(ids) > MAX_LENGTH:
                 raise RequestError(
                     f"a bad word of {len(ids)} tokens, which begins with {ids[:4]}",

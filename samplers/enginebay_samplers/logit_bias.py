@@ -53,7 +53,7 @@ class LogitBias(LogitsProcessor):
         """
         bias, vocab = options.bias, facts.sizes.vocab_size
         check_number("tokens with a bias", len(bias), MAX_BIASED)
-        check_ids("logit_bias", bias, vocab)
+        check_ids("logit_bias", bias, facts.sizes.num_token_ids)
         ids, values = np.full(MAX_BIASED, vocab), np.zeros(MAX_BIASED)
         ids[: len(bias)], values[: len(bias)] = list(bias), list(bias.values())
         return {"ids": ids, "values": values}

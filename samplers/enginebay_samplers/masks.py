@@ -54,7 +54,8 @@ class AllowedTokenIds(LogitsProcessor):
         """Return the arrays of a row; RequestError for ids outside the vocabulary."""
         vocab = facts.sizes.vocab_size
         ids = range(vocab) if options.token_ids is None else options.token_ids
-        check_ids("allowed_token_ids", ids, vocab)
+        if options.token_ids is not None:
+            check_ids("allowed_token_ids", ids, facts.sizes.num_token_ids)
         return {"allowed": to_bits(ids, vocab)}
 
     def __call__(
@@ -97,7 +98,7 @@ class MinTokens(LogitsProcessor):
         vocab = facts.sizes.vocab_size
         stops = list(dict.fromkeys((*facts.eos_token_ids, *options.stop_token_ids)))
         check_number("end-of-sequence and stop token ids", len(stops), MAX_STOP_TOKENS)
-        check_ids("min_tokens", options.stop_token_ids, vocab)
+        check_ids("min_tokens", options.stop_token_ids, facts.sizes.num_token_ids)
         ids = np.full(MAX_STOP_TOKENS, vocab)
         ids[: len(stops)] = stops
         return {"min_tokens": options.min_tokens, "ids": ids}

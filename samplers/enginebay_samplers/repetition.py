@@ -170,7 +170,7 @@ class Dry(LogitsProcessor):
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """Raise RequestError for ids outside the vocabulary."""
         vocab = facts.sizes.vocab_size
-        check_ids("sequence_breakers", options.sequence_breakers, vocab)
+        check_ids("sequence_breakers", options.sequence_breakers, facts.sizes.num_token_ids)
         return {
             "multiplier": options.multiplier,
             "base": options.base,

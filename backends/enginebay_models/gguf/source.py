@@ -73,6 +73,11 @@ class GgufSource:
         found = any(isinstance(one, QuantizedTensor) for one in self.tensors.values())
         return "gguf" if found else NO_QUANTIZATION
 
+    @property
+    def num_token_ids(self) -> int:
+        """Return the number of tokens in the file, without padding at its end."""
+        return self.vocabulary.num_token_ids
+
     def load_tokenizer(self) -> Any:
         """Make the tokenizer of the file."""
         from enginebay_models.gguf.tokenizer import GgufTokenizer

@@ -14,7 +14,7 @@ from enginebay_models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 BYTE_PAIRS, BY_SCORES = "gpt2", "llama"
 """The types of vocabularies: merges by rank over bytes, and by the score of the merged token."""
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Types of tokens."""
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
@@ -49,6 +49,20 @@ class GgufVocabulary:
     tokens: Sequence[str]
     types: np.ndarray
     special: SpecialIds
+
+    @property
+    def num_token_ids(self) -> int:
+        """The number of tokens without padding at the end: llama.cpp's converter names an id of the
+        padding [PAD7], and says that it is unused.
+        """
+        number = len(self.tokens)
+        while (
+            number
+            and self.types[number - 1] == UNUSED
+            and self.tokens[number - 1] == f"[PAD{number - 1}]"
+        ):
+            number -= 1
+        return number
 
     @property
     def token_info(self) -> TokenInfo:

@@ -22,7 +22,7 @@ from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay.executor.sharding import Placement, make_placement
-from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
+from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes, with_padding
 from enginebay.ops.select import Candidate, choose
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
@@ -76,6 +76,7 @@ def make_plan(
     config = config.model_copy(update={"quantization": named})
     cached = model_cache(checkpoint.config) if config.kv_cache_dtype == AUTO else None
     model.info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
+    model.info = with_padding(model.info, checkpoint.num_token_ids, checkpoint.token_info)
     here = platform.env().platform
     facts = Facts(
         platforms=platforms,

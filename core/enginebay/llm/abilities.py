@@ -38,6 +38,8 @@ class Abilities:
     compiled: frozenset[str] | None = None
     """With forbid_compiling, the capabilities for which warmup() compiles programs; None: all."""
     adapters: Adapters | None = None
+    padding_from: int | None = None
+    """As in ModelInfo: requests cannot name the token ids from here on."""
     defaults: SamplingDefaults = NO_DEFAULTS
     """The checkpoint's defaults for fields of SamplingParams that a request does not set."""
 
@@ -57,6 +59,7 @@ class Abilities:
             capabilities=frozenset(name for name in OPTION_OF if engine.capability(name)),
             compiled=frozenset(compiled) if config.forbid_compiling else None,
             adapters=plan.adapters,
+            padding_from=plan.model.info.padding_from,
             defaults=plan.sampling_defaults,
         )
 

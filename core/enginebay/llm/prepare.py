@@ -81,6 +81,7 @@ class Preparer:
         self.tokenizer = tokenizer
         self.tokens = tokens
         self.vocab_size = vocab_size
+        self.sizes = Sizes(vocab_size, max_model_len, abilities.padding_from)
         self.max_model_len = max_model_len
         self.max_cached: int | None = None
         """The largest number of tokens that the cache holds for one request
@@ -224,10 +225,10 @@ class Preparer:
             )
         self._check_room(len(token_ids), params)
         num_allowed = len(params.allowed_token_ids or ())
-        if num_allowed > self.vocab_size:
+        if num_allowed > self.sizes.num_token_ids:
             raise RequestError(
                 f"allowed_token_ids = a list of {num_allowed} ids",
-                f"at most {self.vocab_size}, the model's vocabulary",
+                f"at most {self.sizes.num_token_ids}, the model's vocabulary",
                 "Pass each id once.",
             )
         if self.abilities.greedy_only and params.temperature > 0:
@@ -240,11 +241,13 @@ class Preparer:
         check_logprobs(params, self.abilities)
 
     def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
-        wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
+        size = self.sizes.num_token_ids
+        wrong = next((t for t in token_ids if not 0 <= t < size), None)
         if wrong is not None:
+            whose = "model's" if self.sizes.padding_from is None else "tokenizer's"
             raise RequestError(
                 f"{what} {wrong}",
-                f"0 to {self.vocab_size - 1}, the model's vocabulary",
+                f"0 to {size - 1}, the {whose} vocabulary",
                 "Encode the text with llm.tokenizer.",
             )
 
@@ -262,7 +265,7 @@ class Preparer:
                 "Pass fewer stop_token_ids.",
             )
         room = self.max_model_len - len(prompt)
-        facts = RowFacts(prompt, stop_ids, Sizes(self.vocab_size, self.max_model_len))
+        facts = RowFacts(prompt, stop_ids, self.sizes)
         chosen = self.abilities.processors
         used = chosen.rows(requested_processors(params, self.tokenizer, chosen.entries), facts)
         if takes_best(params) and not chosen.changes_best(used):

@@ -142,7 +142,7 @@ def _run_engines(args: argparse.Namespace) -> int:
             else throughput_round(args.num_requests, prompt_len, new_tokens)
         )
         parity = mixed_batch(
-            0, first.plan.model.info.vocab_size, 4, min(64, prompt_len), min(32, new_tokens)
+            0, first.plan.model.info.num_token_ids, 4, min(64, prompt_len), min(32, new_tokens)
         )
         results = measure(llms, rounds, parity, args.rounds, report)
         shadows = {variant: llm.shadow_report() for variant, llm in llms.items()}
