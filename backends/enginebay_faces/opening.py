@@ -122,6 +122,7 @@ def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
             "Pass one of these.",
         )
     tokenizer.limit_templates(plan.config.template_limits)
+    tokenizer.read_special_tokens(plan.config.special_tokens_in_text)
     return tokenizer
 
 

@@ -17,6 +17,7 @@ from enginebay.config_sections import (
     GuidedLimits,
     KernelChoice,
     ShadowChoice,
+    SpecialTokens,
     TemplateLimits,
     by_phase,
     with_options,
@@ -96,6 +97,11 @@ class EngineConfig(Validated):
     )
     template_limits: TemplateLimits = Field(
         TemplateLimits(), description="limits for rendering a chat template"
+    )
+    special_tokens_in_text: SpecialTokens = Field(
+        "parse",
+        description="special tokens in prompts and messages. parse: they become these tokens, as "
+        "in transformers; text: they become tokens of their letters",
     )
     checkpoint: str = Field("huggingface", description="part that opens the model")
     executor: str = Field("local", description="part that runs an engine's commands")

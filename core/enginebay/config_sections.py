@@ -124,6 +124,10 @@ class GuidedLimits(Frozen):
     )
 
 
+SpecialTokens = Literal["parse", "text"]
+"""What special tokens in prompts and messages become: these tokens, or tokens of their letters."""
+
+
 class TemplateLimits(Frozen):
     """Limits for rendering one chat. Templates are programs that come with checkpoints and
     requests, so they are not trusted.

@@ -44,6 +44,7 @@ class ServingChoices(TypedDict, total=False):
     decode_steps: int
     stream_chunk_tokens: int
     template_limits: Mapping[str, Any] | BaseModel
+    special_tokens_in_text: Literal["parse", "text"]
     axis_rules: Mapping[str, str | None]
     mixed_steps: Literal["auto", "on", "off"]
     seed: int | None

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from enginebay.config_sections import TemplateLimits
+from enginebay.config_sections import SpecialTokens, TemplateLimits
 
 Message = Mapping[str, Any]
 """One message of a chat: "role", "content", and other keys that the chat template reads."""
@@ -107,6 +107,13 @@ class Tokenizer(ABC):
     @abstractmethod
     def limit_templates(self, limits: TemplateLimits) -> None:
         """Use these limits for all chats from now on."""
+
+    @abstractmethod
+    def read_special_tokens(self, how: SpecialTokens) -> None:
+        """Convert special tokens in texts to tokens, or to the tokens of their letters, from now
+        on. In a chat only the texts of the conversation count, not what the template writes.
+        UnsupportedError for a tokenizer that cannot do so.
+        """
 
     @abstractmethod
     def close(self) -> None:

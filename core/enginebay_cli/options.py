@@ -60,6 +60,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     group.add_argument(
+        "--special-tokens-in-text",
+        choices=["parse", "text"],
+        help=with_default(
+            "special tokens in prompts and messages: parse them, or take their letters as text",
+            "special_tokens_in_text",
+        ),
+    )
+    group.add_argument(
         "--mesh",
         metavar="AXIS=N",
         action="append",

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, Unpack
 
-from enginebay.config_sections import TemplateLimits
+from enginebay.config_sections import SpecialTokens, TemplateLimits
 from enginebay.errors import PromptLengthError, RequestError, error_line
 from enginebay.text import ChatOptions, ChatPrompt, Message, Tokenizer
-from enginebay_worker.chat import Chat, WorkerChats
+from enginebay_worker.chat import Chat, WorkerChats, check_chat
 from enginebay_worker.detokenizer import IncrementalDetokenizer
+from enginebay_worker.special_texts import NO_MARKS, Spans, SpecialTexts
 from enginebay_worker.token_lengths import max_chars_per_token, settings_of
 
 
@@ -65,6 +66,7 @@ class TextTokenizer(Tokenizer):
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
         self._chats = WorkerChats(TemplateLimits())
+        self._special: SpecialTexts | None = None
 
     @property
     def has_chat_template(self) -> bool:
@@ -75,6 +77,24 @@ class TextTokenizer(Tokenizer):
     ) -> list[int]:
         """Return the token ids of a text. RequestError for a value that is not a text or has a lone
         surrogate, and for a text that certainly has more than `max_prompt_tokens` tokens.
+        """
+        return self._encode(
+            text,
+            None,
+            add_special_tokens=add_special_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+
+    def _encode(
+        self,
+        text: str,
+        spans: Spans | None,
+        *,
+        add_special_tokens: bool,
+        max_prompt_tokens: int | None,
+    ) -> list[int]:
+        """`encode`, with the special tokens in `spans` as ordinary text where the settings say so;
+        None: all of them.
         """
         if not isinstance(text, str):
             raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
@@ -88,6 +108,8 @@ class TextTokenizer(Tokenizer):
         if max_prompt_tokens is not None and len(text) > max_prompt_tokens:
             self._check_length(text, max_prompt_tokens)
         with refusing("tokenised"):
+            if self._special is not None:
+                return self._special.encode(text, spans, add_special_tokens=add_special_tokens)
             return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -109,8 +131,14 @@ class TextTokenizer(Tokenizer):
     ) -> list[int]:
         fields: dict[str, Any] = {**options}
         max_prompt_tokens = fields.pop("max_prompt_tokens", None)
-        text = self._chats.render(self.inner, Chat(messages, **fields))
-        ids = self.encode(text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens)
+        chat, marks = Chat(messages, **fields), NO_MARKS
+        if self._special is not None:
+            check_chat(chat)
+            chat, marks = self._special.marked(chat)
+        text, spans = marks.removed(self._chats.render(self.inner, chat))
+        ids = self._encode(
+            text, spans, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens
+        )
         return ids if options.get("continue_final_message") else ChatPrompt(ids)
 
     def _check_length(self, text: str, max_prompt_tokens: int) -> None:
@@ -135,6 +163,9 @@ class TextTokenizer(Tokenizer):
     def limit_templates(self, limits: TemplateLimits) -> None:
         self._chats.close()
         self._chats = WorkerChats(limits)
+
+    def read_special_tokens(self, how: SpecialTokens) -> None:
+        self._special = SpecialTexts.of(self.inner) if how == "text" else None
 
     def close(self) -> None:
         self._chats.close()

@@ -73,6 +73,7 @@ class LLM:
         self.config = plan.config
         self.tokenizer: Tokenizer = plan.checkpoint.load_tokenizer()
         self.tokenizer.limit_templates(plan.config.template_limits)
+        self.tokenizer.read_special_tokens(plan.config.special_tokens_in_text)
         assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
         self._preparer = Preparer(
             self.tokenizer,
