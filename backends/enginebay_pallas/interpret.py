@@ -4,6 +4,7 @@ races.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from jax.experimental import io_callback
 from jax.experimental.pallas import tpu as pltpu
 
 STATE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
-"""The module in which JAX keeps the findings of its race detector. jax 0.10 and 0.11 have no public
+"""The module in which JAX keeps the findings of its race detector. jax 0.10 to 0.12 have no public
 name for it.
 """
 
@@ -37,7 +38,12 @@ def interpret_params() -> pltpu.InterpretParams:
 
     Unwritten memory is NaN, and a DMA moves its data when the kernel waits for it, not earlier.
     """
+    fields = {field.name for field in dataclasses.fields(pltpu.InterpretParams)}
+    # From jax 0.12 on the detector itself can raise, inside a callback whose error would stay with
+    # the token of the order: see `interpreting`.
+    found: dict[str, Any] = {"on_race": "warn"} if "on_race" in fields else {}
     return pltpu.InterpretParams(
+        **found,
         detect_races=True,
         vector_clock_size=CLOCKS,
         dma_execution_mode="on_wait",
