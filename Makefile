@@ -17,6 +17,10 @@ PARITY_PYTHON ?= 3.11
 TORCH ?= torch==2.13.0
 AUTOGPTQ := auto-gptq==0.7.1
 
+# The newest releases of what the project stands on, whatever its pins say.
+NEWEST_VENV := .venv-newest
+NEWEST := jax flax transformers numpy pytest
+
 # The tool chains of TPUs and GPUs, with no device: what the extras tpu and gpu install, but for the CUDA libraries, three
 # gigabytes that only a GPU needs.
 KERNELS_VENV := .venv-kernels
@@ -92,6 +96,14 @@ test-slow: env-test ## the slow tests
 .PHONY: test-oldest
 test-oldest: env-parity ## every conformance check on the oldest Python and jax
 	@$(PARITY_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not torch and not matrix" tests/conformance $(PYTEST_ARGS)
+
+.PHONY: test-newest
+test-newest: env-newest ## the tests of `make test` with the newest jax, flax, transformers, numpy and pytest, whatever the pins say
+	@$(NEWEST_VENV)/bin/python -m pytest -n $(N) -m "$(QUICK)" $(PYTEST_ARGS)
+
+.PHONY: newest-versions
+newest-versions: env-newest
+	@$(NEWEST_VENV)/bin/python -c 'import importlib.metadata as m, sys; print(", ".join(f"{n} {m.version(n)}" for n in sys.argv[1:]))' $(NEWEST)
 
 .PHONY: test-eval
 test-eval: env-eval ## tasks of lm-eval over an LLM
@@ -220,7 +232,7 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster
+.PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-newest
 env:
 	@$(SETUP)
 env-test:
@@ -250,6 +262,9 @@ env-cluster:
 	@tools/setup_env.sh --venv $(CLUSTER_VENV) cluster,serve-test,test
 env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
+env-newest:
+	@tools/setup_env.sh --venv $(NEWEST_VENV) test
+	@$(NEWEST_VENV)/bin/python -m pip install -qq --disable-pip-version-check --upgrade $(NEWEST)
 env-parity:
 	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" --with "peft>=0.17" --with "compressed-tensors>=0.20,<0.21" test
 	@# Without its dependencies: the tests use two modules, and skip where no wheel is made for this Python.

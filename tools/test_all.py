@@ -47,6 +47,11 @@ class Part:
 PARTS = (
     Part("slow", ("test-slow",), "tests marked `slow`, compiled as for users"),
     Part("oldest", ("test-oldest",), "every conformance check on Python 3.11 and the oldest jax"),
+    Part(
+        "newest",
+        ("newest-versions", "test-newest"),
+        "`make test` with the newest jax, flax, transformers, numpy and pytest",
+    ),
     Part("parity", ("parity",), "live comparison with transformers on torch"),
     Part(
         "kernels",

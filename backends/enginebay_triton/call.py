@@ -187,7 +187,7 @@ def why_not_usable() -> str | None:
     if jt >= (0, 4) and (jax_version < (0, 11) or sys.version_info < (3, 12)):
         return explain(
             given,
-            "jax-triton 0.4 with jax 0.11 on Python 3.12 or later, 0.3.1 with older ones",
+            "jax-triton 0.4 with jax 0.11 or 0.12 on Python 3.12 or later, 0.3.1 with older ones",
             INSTALL,
         )
     return None
