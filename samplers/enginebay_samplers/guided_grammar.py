@@ -5,9 +5,9 @@ followed token by token.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import llguidance
@@ -30,8 +30,10 @@ ALLOWED = {
 }
 
 
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*|#.*')
-"""Strings, regular expressions and comments of a Lark grammar, in which < names no token."""
+_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*|#.*|(<[^<>\s]+>)')
+"""Strings, regular expressions and comments of a Lark grammar, in which < names no token, and as
+the only group the name of a token.
+"""
 
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -116,13 +118,8 @@ class Llguidance(GrammarLibrary):
         self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS
     ) -> None:
         self._vocabulary, self._options = vocabulary, options
-        self._given = _serialised(vocabulary.tokenizer)
-        self._spelled = self._words_of(without_names(self._given))
-
-    @functools.cached_property
-    def _named(self) -> _Words:
-        """The tokenizer for grammars that name added tokens, such as <think>."""
-        return self._words_of(self._given)
+        given, self._ids = without_names(_serialised(vocabulary.tokenizer))
+        self._words = self._words_of(given)
 
     def _words_of(self, given: str) -> _Words:
         vocabulary = self._vocabulary
@@ -146,10 +143,9 @@ class Llguidance(GrammarLibrary):
         """Compile a structure. RequestError with llguidance's reason, and for schemas it would only
         partly enforce.
         """
-        names = structure.form == "grammar" and "<" in _LITERAL.sub("", structure.text)
-        words = self._named if names else self._spelled
+        words = self._words
         try:
-            definition = _definition(structure)
+            definition = _definition(structure, self._ids)
             matcher = llguidance.LLMatcher(
                 words.tokenizer, definition, log_level=0, limits=words.options.limits()
             )
@@ -246,9 +242,9 @@ class LlguidanceConstraint(Constraint):
         )
 
 
-def _definition(structure: Structure) -> str:
-    """Return the grammar in llguidance's format. RequestError for a text that llguidance would
-    misread or only partly enforce.
+def _definition(structure: Structure, ids: Mapping[str, int]) -> str:
+    """Return the grammar in llguidance's format, with `ids` in place of the names of added tokens.
+    RequestError for a text that llguidance would misread or only partly enforce.
     """
     text = structure.text
     if structure.form in {"json_schema", "json_object"}:
@@ -271,6 +267,8 @@ def _definition(structure: Structure) -> str:
         raise _refusal(
             structure, "it is not a Lark text"
         )  # llguidance would read it as a list of grammars
+    else:
+        text = _NAME.sub(lambda m: f"<[{ids[m[1]]}]>" if m[1] in ids else m[0], text)
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 
@@ -293,20 +291,22 @@ def _one_line(text: str) -> str:
     return " ".join(text.encode(errors="backslashreplace").decode().split())
 
 
-def without_names(serialised: str) -> str:
-    """Return a tokenizer whose added tokens with a name, such as <think>, are found in no text.
+def without_names(serialised: str) -> tuple[str, dict[str, int]]:
+    """Return a tokenizer whose added tokens with a name, such as <think>, are found in no text, and
+    the ids of these tokens by name. A grammar names them by their ids.
 
     llguidance takes a token as special if it is declared so or is written in <>, and then refuses
     it as text, but still finds it in a text that the grammar forces. With other names, the text is
     spelled by ordinary tokens. Ids do not change.
     """
     settings = json.loads(serialised)
-    vocab = settings["model"].get("vocab")
+    vocab, ids = settings["model"].get("vocab"), dict[str, int]()
     for token in settings["added_tokens"]:
         old = token["content"]
         is_named = token["special"] or (old.startswith("<") and old.endswith(">"))
         if not is_named or _BYTE.fullmatch(old):
             continue
+        ids[old] = token["id"]
         token["content"] = new = f"<\ue000{token['id']}\ue001>"
         if isinstance(vocab, dict) and old in vocab:
             vocab[new] = vocab.pop(old)
@@ -314,7 +314,7 @@ def without_names(serialised: str) -> str:
             vocab[:] = [[new, pair[1]] if pair[0] == old else pair for pair in vocab]
         if settings["model"].get("unk_token") == old:
             settings["model"]["unk_token"] = new
-    return json.dumps(settings)
+    return json.dumps(settings), ids
 
 
 def _serialised(tokenizer: Tokenizer) -> str:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from enginebay.constraint import Vocabulary
+from enginebay.errors import RequestError
 from enginebay.grammar import Structure
 from enginebay.text import Tokenizer
 from enginebay_samplers.guided_grammar import Llguidance
@@ -61,6 +62,11 @@ CASES: list[tuple[str, Any, set[str]]] = [
     ("regex", "<tool>[ab]", {"<tool>a", "<tool>b"}),
     ("grammar", 'start: "<tool>" /[ab]/', {"<tool>a", "<tool>b"}),
     ("grammar", 'start: "a" <tool>', {"a<tool>"}),
+    ("grammar", 'start: "<tool>" <tool>', {"<tool><tool>"}),
+    ("grammar", 'start: <|end|> T "x"\nT: /<tool>[ab]|two/', {
+        "<|end|><tool>ax", "<|end|><tool>bx", "<|end|>twox"}),
+    ("grammar", '// not <tool> but\nstart: "a<" "tool>" <tool> | "<|end|>" <tool>', {
+        "a<tool><tool>", "<|end|><tool>"}),
     ("json_schema", {"const": "<tool>"}, {'"<tool>"'}),
     ("json_schema", {"type": "object", "properties": {"<tool>": {"const": 1}},
         "required": ["<tool>"], "additionalProperties": False}, {'{"<tool>":1}'}),
@@ -75,3 +81,18 @@ def test_the_text_of_an_added_token_is_made(
     tokenizer = make()
     for seed in range(4):
         assert text_of(tokenizer, form, value, seed=seed) in expected
+
+
+def test_a_name_is_the_token_and_its_letters_are_not() -> None:
+    tokenizer = bytes_with_added()
+    token = tokenizer.inner.convert_tokens_to_ids("<tool>")
+    library = Llguidance(Vocabulary(tokenizer, len(tokenizer.inner), (0,)))
+
+    def first(text: str) -> set[int]:
+        bits = library.compile(Structure("grammar", text)).start().bits()
+        return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+    assert first('start: <tool> "<tool>"') == {token}
+    assert token not in first('start: "<tool>" <tool>')
+    with pytest.raises(RequestError, match="<toll>"):
+        first('start: "<tool>" <toll>')
