@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -127,6 +128,21 @@ def _choose_ptx_version() -> None:
     )
 
 
+def _accept_live_inputs(library: Any) -> None:
+    """Let jax 0.12 call the rule with which jax-triton 0.4 keeps its calls from being left out.
+
+    jax 0.12 passes a third argument, which inputs are used later; the rule needs every input.
+    """
+    rules = importlib.import_module("jax._src.interpreters.partial_eval").dce_rules
+    rule = rules.get(library.triton_kernel_call_p)
+    if (
+        rule is not None
+        and _numbers(version("jax") or "") >= (0, 12)
+        and len(inspect.signature(rule).parameters) == 2
+    ):
+        rules[library.triton_kernel_call_p] = lambda used, _live, equation: rule(used, equation)
+
+
 @functools.cache
 def import_jax_triton() -> Any:
     """Import jax_triton, adapted to the installed Triton.
@@ -162,6 +178,8 @@ def import_jax_triton() -> Any:
         raise UnsupportedError(
             given, "triton 3.7 or later, or enginebay_triton first", "Import it later."
         )
+    if _has_refs():
+        _accept_live_inputs(importlib.import_module("jax_triton.triton_lib"))
     return library
 
 
