@@ -18,6 +18,7 @@ from enginebay.adapters import ADAPTER_WEIGHTS
 from enginebay.executor.parts import EngineParts, Executor
 from enginebay.model import Weights
 from enginebay_executor.local import runner_of
+from enginebay_numerics.head_rotation import rotated_widths
 from enginebay_stepping.geometry import Shapes
 
 SEEDS = (0x9E3779B1, 0xC2B2AE3D)
@@ -25,7 +26,8 @@ SEEDS = (0x9E3779B1, 0xC2B2AE3D)
 
 def engine_identity(parts: EngineParts, shapes: Shapes, executor: Executor) -> str:
     """Return a hash over all that the bytes of a page depend on besides the tokens: the weights,
-    the model's constants, dtypes, cache layouts, kernels, and the version of enginebay.
+    the model's constants, dtypes, cache layouts, rotation of heads, kernels, and the version of
+    enginebay.
     UnsupportedError when the weights are not in this process.
     """
     layouts = {
@@ -36,6 +38,7 @@ def engine_identity(parts: EngineParts, shapes: Shapes, executor: Executor) -> s
         [parts.model.info.family, parts.model.info.constants],
         [parts.dtype, str(parts.weight_format)],
         sorted(layouts.items()),
+        sorted((group, rotated_widths(spec)) for group, spec in parts.model.info.attention.items()),
         sorted(parts.kernels.items()),
         weights_digest(runner_of(executor).weights),
     ]

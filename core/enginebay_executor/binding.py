@@ -20,6 +20,7 @@ from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import import_target
 from enginebay_executor.partition import partitioned, split_model
+from enginebay_numerics.head_rotation import rotate, rotated_widths
 from enginebay_numerics.rotary import RopeSpec
 
 
@@ -64,7 +65,7 @@ class OpsBinder:
             if isinstance(layout := layouts[group], KVLayout)
         }
         plain = bound_ops(self.chosen, self.placement)
-        rotate, *_ = self.chosen.ops[ATTENTION].calls
+        turn, *_ = self.chosen.ops[ATTENTION].calls
 
         def attention(
             q: jax.Array,
@@ -78,14 +79,18 @@ class OpsBinder:
             sinks: jax.Array | None = None,
             slopes: jax.Array | None = None,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-            turns_at_write = not writes_cache(impl) and k is not None
-            if rope is not None and not turns_at_write:
-                q = plain[rotate](q, batch.positions, spec=rope)
-                k = None if k is None else plain[rotate](k, batch.positions, spec=rope)
-                rope = None
-            args = (q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
             cached, layout = by_spec[spec]
-            return self._attention(impl, plain, bucket, layout, cached, rope, args)
+            widths = rotated_widths(cached)
+            fused = not writes_cache(impl) and k is not None and not widths
+            if rope is not None and not fused:
+                q = plain[turn](q, batch.positions, spec=rope)
+                k = None if k is None else plain[turn](k, batch.positions, spec=rope)
+                rope = None
+            if widths:
+                q, k, v = (None if x is None else rotate(x, widths) for x in (q, k, v))
+            args = (q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
+            out, cache, lse = self._attention(impl, plain, bucket, layout, cached, rope, args)
+            return rotate(out, widths) if widths else out, cache, lse
 
         return Ops({**plain, ATTENTION: attention})
 

@@ -20,6 +20,7 @@ from enginebay.errors import InputError, explain
 from enginebay.executor.commands import Put, Take, values_of
 from enginebay_executor.device import ADAPTERS, COLUMNS, DeviceRows
 from enginebay_executor.runner import Runner
+from enginebay_numerics.head_rotation import rotate_on_host, rotated_widths
 
 
 def take_row(runner: Runner, command: Take) -> RowState:
@@ -39,8 +40,9 @@ def take_row(runner: Runner, command: Take) -> RowState:
         slots = _slots(layout, command.pages[one.name], first, num_cached)
         pairs = _read(layout, state.cache[one.name], slots)
         repeat = runner.info.kv_head_repeat
+        widths = rotated_widths(runner.info.attention[one.name])
         keys, values = (
-            np.stack([np.asarray(x)[:, ::repeat] for x in each])
+            rotate_on_host(np.stack([np.asarray(x)[:, ::repeat] for x in each]), widths)
             for each in zip(*pairs, strict=True)
         )
         arrays = {"k": keys} if layout.v_prefix_dim else {"k": keys, "v": values}
@@ -114,8 +116,9 @@ def put_row(runner: Runner, command: Put) -> None:
         held, layout = saved.groups[one.name], layouts[one.name]
         slots = _slots(layout, command.pages[one.name], held.first, saved.num_cached)
         write = jax.jit(layout.write, donate_argnums=0)
+        widths = rotated_widths(runner.info.attention[one.name])
         keys, values = (
-            np.repeat(held.arrays[name], runner.info.kv_head_repeat, axis=2)
+            rotate_on_host(np.repeat(held.arrays[name], runner.info.kv_head_repeat, axis=2), widths)
             for name in ("kk" if layout.v_prefix_dim else "kv")
         )
         cache[one.name] = tuple(
