@@ -37,6 +37,7 @@ from jax.sharding import PartitionSpec
 
 import enginebay
 from enginebay.errors import shown_text
+from enginebay_numerics.head_rotation import rotated_widths
 from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape
@@ -225,7 +226,7 @@ def load(folder: Path) -> Saved:
 
 def fingerprint(programs: Programs) -> str:
     """Return a hash of everything that functions depend on besides shape and kernels: the model's
-    configuration and weight formats, dtypes, layout, sampler and mesh.
+    configuration and weight formats, dtypes, rotation of heads, layout, sampler and mesh.
     """
     parts = programs.engine.parts
     model = parts.model
@@ -236,6 +237,7 @@ def fingerprint(programs: Programs) -> str:
             for path, spec in model.weight_specs().items()
         },
         "dtypes": [parts.dtype, *(s.cache_dtype for s in parts.model.info.attention.values())],
+        "rotated": [rotated_widths(s) for s in parts.model.info.attention.values()],
         "layout": parts.layout,
         "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.sizes.page_size,
         "sampler": parts.config.sampler.model_dump(mode="json"),

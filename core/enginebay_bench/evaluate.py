@@ -149,21 +149,46 @@ def evaluate(
     vocabulary, times 4 bytes.
     """
     with make_subject() as subject:
-        vocab_size = subject.plan.model.info.vocab_size
-        passages = split(subject, text, sizes)
-        mine = _score_all(subject, passages, sizes, "scoring", progress)
-        my_bytes = count_stored_bytes(subject.plan)
+        mine = score_text(subject, text, sizes, "scoring", progress)
     del subject
     with make_reference() as reference:
-        if reference.plan.model.info.vocab_size != vocab_size:
+        if reference.plan.model.info.vocab_size != mine.vocab_size:
             raise InputError(
                 f"a reference whose vocabulary has {reference.plan.model.info.vocab_size} tokens",
-                f"{vocab_size} tokens, as the subject's vocabulary",
+                f"{mine.vocab_size} tokens, as the subject's vocabulary",
                 "Choose a reference model with the same tokenizer.",
             )
-        theirs = _score_all(reference, passages, sizes, "scoring the reference", progress)
-        their_bytes = count_stored_bytes(reference.plan)
-    return compare_scores(passages, mine, theirs, my_bytes, their_bytes)
+        theirs = score_text(
+            reference, text, sizes, "scoring the reference", progress, mine.passages
+        )
+    return compare_scores(
+        mine.passages, mine.scored, theirs.scored, mine.stored_bytes, theirs.stored_bytes
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredText:
+    """A text in passages, and the results of one configuration for each of them."""
+
+    passages: Passages
+    scored: tuple[Scored, ...]
+    stored_bytes: StoredBytes
+    vocab_size: int
+
+
+def score_text(
+    llm: LLM,
+    text: str,
+    sizes: EvalSizes,
+    what: str = "scoring",
+    progress: Progress | None = None,
+    passages: Passages | None = None,
+) -> ScoredText:
+    """Score a text, or the passages that another configuration scored; InputError as `split`."""
+    passages = passages or split(llm, text, sizes)
+    vocab_size = llm.plan.model.info.vocab_size
+    scored = tuple(_score_all(llm, passages, sizes, what, progress))
+    return ScoredText(passages, scored, count_stored_bytes(llm.plan), vocab_size)
 
 
 def _score_all(

@@ -1,0 +1,50 @@
+"""Scores passages and answers chats with llama.cpp, for tools/format_table.py, in an environment
+that has llama-cpp-python and not enginebay: reads a job as JSON, writes the logits of all tokens as
+f32 .npy, and prints the answers' token ids as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+
+def main() -> None:
+    """Run the job on stdin."""
+    job: dict[str, Any] = json.load(sys.stdin)
+    kind = getattr(llama_cpp, f"GGML_TYPE_{job['kind'].upper()}")
+    model = llama_cpp.Llama(
+        job["gguf"],
+        n_ctx=1024,
+        n_batch=512,
+        logits_all=True,
+        verbose=False,
+        n_threads=2,
+        type_k=kind,
+        type_v=kind,
+        flash_attn=True,  # without it values are not quantised
+    )
+    scores = []
+    for ids in job["passages"]:
+        model.reset()
+        model.eval(ids)
+        scores.append(model.scores[: len(ids)].astype(np.float32))
+    np.save(job["out"], np.concatenate(scores))
+    answers = []
+    for ids in job["prompts"]:
+        model.reset()
+        model.eval(ids)
+        answer: list[int] = []
+        while len(answer) < job["new_tokens"]:
+            answer.append(int(model.scores[model.n_tokens - 1].argmax()))
+            model.eval(answer[-1:])
+        answers.append(answer)
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
