@@ -5,7 +5,8 @@ python tools/format_table.py FOLDER --gguf FILE --text FILE... [--llama-cpp PYTH
 
 The quantised weights of the GGUF file are dequantised into a checkpoint in FOLDER, and this model
 in float32 is the reference. Each format is scored as `enginebay eval` does, and answers 20 chats
-greedily: one at a time, all in one batch, and once more with the prompts' pages in the cache.
+greedily: one at a time, then all in one batch, which reuses the prompts' pages, and with --chunks
+all in one batch whose prompts are computed in chunks of 16 tokens.
 Results are kept in FOLDER/results.json; a format that has one is not measured again. PYTHON has
 llama-cpp-python, and serves the file itself, with llama.cpp's formats of caches.
 """
@@ -63,7 +64,6 @@ COLUMNS = (
     "tokens before the first other one",
     "in a batch",
     "in chunks of 16",
-    "with reused pages",
 )
 
 QUESTIONS = (
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument(
         "--formats", default=";".join(FORMATS), help="names, separated by semicolons"
     )
+    parser.add_argument("--chunks", action="store_true", help="also answer in chunks of 16 tokens")
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     args = parser.parse_args()
     model = args.folder / "model"
@@ -112,7 +113,7 @@ def main() -> None:
     reference = reference_scores(args.folder, model, text, sizes)
     for name in args.formats.split(";"):
         if name not in results:
-            results[name] = measured(model, name, text, sizes, reference)
+            results[name] = measured(model, name, text, sizes, reference, chunks=args.chunks)
             kept.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if args.llama_cpp:
         for kind in PEERS:
@@ -163,7 +164,13 @@ def reference_scores(folder: Path, model: Path, text: str, sizes: EvalSizes) -> 
 
 
 def measured(
-    model: Path, name: str, text: str, sizes: EvalSizes, reference: ScoredText
+    model: Path,
+    name: str,
+    text: str,
+    sizes: EvalSizes,
+    reference: ScoredText,
+    *,
+    chunks: bool,
 ) -> dict[str, Any]:
     """Return the figures and the answers of a format."""
     with opened(model, name) as llm:
@@ -182,9 +189,9 @@ def measured(
         ]
         alone = [llm.generate([prompt], params)[0] for prompt in prompts]
         answers = {"alone": alone, "batch": llm.generate(prompts, params)}
-    # Prefixes of other lengths are computed in other chunks; the second call reuses all pages.
-    with LLM(str(model), **{**SIZES, **FORMATS[name], "max_num_batched_tokens": 16}) as llm:
-        answers |= {how: llm.generate(prompts, params) for how in ("chunks", "reuse")}
+    if chunks:
+        with LLM(str(model), **{**SIZES, **FORMATS[name], "max_num_batched_tokens": 16}) as llm:
+            answers["chunks"] = llm.generate(prompts, params)
     return {
         "perplexity": found.perplexity,
         "kl": found.prefill.mean,
@@ -246,9 +253,9 @@ def table(results: Mapping[str, Any]) -> Sequence[str]:
         agree = [_agreeing(a, b) for a, b in zip(answers[how], base, strict=True)]
         own = [
             str(sum(a == b for a, b in zip(answers[other], answers["alone"], strict=True)))
-            if ours
+            if ours and other in answers
             else ""
-            for other in ("batch", "chunks", "reuse")
+            for other in ("batch", "chunks")
         ]
         equal = sum(one == NEW_TOKENS for one in agree)
         cells = (
