@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from enginebay_numerics.kv_storage import QUANTIZE
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST
+from tests.parity import tiny
 
 SIZES: dict[str, Any] = {
     "model": LEAST,
@@ -132,3 +134,17 @@ def test_a_row_of_a_quantised_cache_has_the_models_keys_and_values() -> None:
     for name, wanted in found[0].items():
         off = np.abs(found[1][name] - wanted).max(axis=-1) / np.abs(wanted).max(axis=-1)
         assert off.max() < 0.02, name
+
+
+@pytest.mark.long
+def test_a_latent_cache_rotates_values_and_rotary_part_separately(tmp_path: Path) -> None:
+    """Values are the first columns of the keys, and are read back from them."""
+    folder = tiny.write_checkpoint(tmp_path, "deepseek_v2-grouped")
+    ids = np.random.default_rng(0).integers(5, 90, 40).tolist()
+    given = SIZES | {"model": str(folder)}
+    plain = make_plan(EngineConfig(**given))
+    wanted = ReferenceModel(plain).logits(ids)
+    narrow = make_plan(EngineConfig(**given, kv_cache_dtype="int8"))
+    assert [len(rotated_widths(one)) for one in narrow.model.info.attention.values()] == [2]
+    error = ReferenceModel(narrow, plain.load_weights()).logits(ids) - wanted
+    assert np.median(np.abs(error)) <= 0.02 * wanted.std()  # a router may choose other experts
