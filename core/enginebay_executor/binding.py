@@ -87,7 +87,8 @@ class OpsBinder:
                 k = None if k is None else plain[turn](k, batch.positions, spec=rope)
                 rope = None
             if widths:
-                q, k, v = (None if x is None else rotate(x, widths) for x in (q, k, v))
+                q = rotate(q, widths)
+                k, v = (None if x is None else rotate(x, widths) for x in (k, v))
             args = (q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
             out, cache, lse = self._attention(impl, plain, bucket, layout, cached, rope, args)
             return rotate(out, widths) if widths else out, cache, lse
