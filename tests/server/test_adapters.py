@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +77,20 @@ def test_an_unknown_name_is_not_found(adapted: Asker) -> None:
     for name in ("other", "demo:other", f"other:{HELD}"):
         error = adapted.refused("/v1/completions", 404, **ASKED, model=name)
         assert f"Served: demo, {HELD}." in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_folder_without_regular_files_is_refused_at_once(
+    adapted: Asker, tmp_path: Path, kind: str
+) -> None:
+    """Reading a pipe would wait for a writer, and a device would be read without end."""
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "adapter_config.json")
+    else:
+        (tmp_path / "adapter_config.json").symlink_to("/dev/zero")
+    error = adapted.refused(LOAD, 400, lora_name="strange", lora_path=str(tmp_path))
+    assert re.search("no regular file|is a link to", error["message"])
+    assert adapted.get("/health").status_code == 200
 
 
 def test_clients_load_and_unload_adapters(adapted: Asker, tmp_path: Path) -> None:
