@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from enginebay import LLM, SamplingParams
 from enginebay.errors import NonFiniteError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
-from tests.brief import TINY
+from tests.brief import DEMO, TINY
 
 BROKEN = 7
 """The token whose embedding is NaN. Its prompts have NaN logits, others have not."""
@@ -39,12 +39,14 @@ class Counts(Observer):
         self.reasons.append(ending.reason)
 
 
-def broken_copy(folder: Path, tensor: str, row: int | slice, value: float) -> Path:
+def broken_copy(
+    folder: Path, tensor: str, row: int | slice, value: float, source: Path | str = TINY
+) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_bytes(Path(TINY, "config.json").read_bytes())
-    for file in Path(TINY).glob("*token*"):
+    (folder / "config.json").write_bytes(Path(source, "config.json").read_bytes())
+    for file in Path(source).glob("*token*"):
         (folder / file.name).write_bytes(file.read_bytes())
-    weights = load_file(Path(TINY, "model.safetensors"))
+    weights = load_file(Path(source, "model.safetensors"))
     weights[tensor] = weights[tensor].copy()
     weights[tensor][row] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -105,6 +107,18 @@ def test_a_decode_step_is_named(broken: LLM, sound: list[int]) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, logit_bias={BROKEN: 100.0}, min_tokens=8)
     with pytest.raises(NonFiniteError, match=r"logits for token 2 .*decode step"):
         broken.generate(GOOD, params)
+
+
+@pytest.mark.long
+def test_a_guided_row_with_nan_is_no_fault_of_its_constraint(tmp_path: Path) -> None:
+    """The mask leaves some NaN logits, and the error does not ask for a simpler grammar."""
+    weight = "model.layers.5.mlp.up_proj.weight"
+    folder = broken_copy(tmp_path / "m", weight, slice(None), float("nan"), DEMO)
+    with (
+        LLM(str(folder), processors=["guided"], **SIZES) as llm,
+        pytest.raises(NonFiniteError, match="logits for token 1 .*prefill step"),
+    ):
+        llm.generate("One day", SamplingParams(max_tokens=5, choice=("yes", "no")))
 
 
 def test_embeddings_are_finite_or_an_error(broken: LLM) -> None:
