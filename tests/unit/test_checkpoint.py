@@ -202,11 +202,12 @@ def test_a_tensor_that_does_not_fit_is_named(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("place", [(3, 5), (-1, -1)], ids=["first head", "last head"])
 def test_verify_names_the_tensor_that_is_not_finite(
-    tmp_path: Path, value: float, stored: Any
+    tmp_path: Path, value: float, stored: Any, place: tuple[int, int]
 ) -> None:
     tensors = {name: tensor.astype(stored) for name, tensor in random_tensors(model_of()).items()}
-    tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = value
+    tensors["model.layers.1.self_attn.k_proj.weight"][place] = value
     folder = write(tmp_path / "model", tensors)
     load(folder)
     with pytest.raises(
