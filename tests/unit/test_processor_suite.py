@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from enginebay.processor import LogitsProcessor
+from enginebay.processor import LogitsProcessor, RowFacts
 from enginebay_testing.processors import processor_checks
 from tests.zoo.processors import (
     BansAll,
@@ -68,7 +69,14 @@ def test_suite_finds_a_wrong_one(wrong: Any, name: str, told: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("wrong", [ShapeByPrompt, MissingField])
+class MoreFields(Right):
+    """A field more than it declares."""
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        return {**super().row(options, facts), "second": 0}
+
+
+@pytest.mark.parametrize("wrong", [ShapeByPrompt, MissingField, MoreFields])
 def test_rows_with_other_fields_than_declared_are_refused_with_their_names(
     wrong: type[LogitsProcessor],
 ) -> None:
