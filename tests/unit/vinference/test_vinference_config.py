@@ -202,6 +202,8 @@ def test_partition_rules_are_the_callers_or_made_from_the_axes() -> (
 ):  # holds V24 (that every leaf matches: test_vinference_state)
     own = ((".*", PartitionSpec("x")),)
     assert vInferenceConfig(partition_rules=own).get_partition_rules() is own
+    both = vInferenceConfig(partition_rules=own, partition_axis=PartitionAxis())
+    assert both.get_partition_rules() is own
     with pytest.raises(AssertionError, match="partition_axis"):
         vInferenceConfig().get_partition_rules()
     rules = vInferenceConfig(
