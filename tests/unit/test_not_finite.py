@@ -116,7 +116,7 @@ def test_a_guided_row_with_nan_is_no_fault_of_its_constraint(tmp_path: Path) -> 
     folder = broken_copy(tmp_path / "m", weight, slice(None), float("nan"), DEMO)
     with (
         LLM(str(folder), processors=["guided"], **SIZES) as llm,
-        pytest.raises(NonFiniteError, match="logits for token 1 .*prefill step"),
+        pytest.raises(NonFiniteError, match=r"logits for token 1 .*prefill step"),
     ):
         llm.generate("One day", SamplingParams(max_tokens=5, choice=("yes", "no")))
 
