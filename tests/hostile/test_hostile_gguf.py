@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from pathlib import Path
@@ -70,6 +71,14 @@ CHANGES = st.lists(
     max_size=4,
 )
 LENGTHS = st.just(1.0) | st.floats(0, 1)
+
+
+def test_a_file_that_ends_within_its_header(tmp_path: Path, content: bytes) -> None:
+    path, last = tmp_path / "model.gguf", first_tensor(content)
+    for length in {*range(64), *range(64, last, last // 80)}:
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=re.escape(str(path))):
+            read_gguf(path)
 
 
 @few_or_all(60, 3000)

@@ -119,6 +119,9 @@ def test_wrong_additions_are_refused_and_change_nothing() -> None:  # holds B03
         table.add_request(make_request(name, [1]))
     with pytest.raises(RuntimeError, match="rows are taken"):
         table.add_request(make_request("g", [1]))
+    for index in range(ROWS):
+        with pytest.raises(ValueError, match=f"row {index}, which is taken"):
+            table.add_request(make_request("g", [1]), req_index=index)
     assert table.num_reqs == ROWS
     assert table.req_ids == ["c", "d", "e", "a", "f"]
 
