@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import queue
 import threading
 import time
@@ -178,31 +177,6 @@ def test_a_slow_reader_loses_nothing_and_slows_nobody(
         assert tokens(loop.submit([quick])[0]) == expected_tokens(quick)
     loop.call(lambda: None)
     assert tokens(slow) == expected_tokens(request("slow", max_tokens=40))
-
-
-def test_readers_are_handed_every_event_of_a_batch(loop: EngineLoop) -> None:
-    """The delivery thread is held until several requests have events that are due together."""
-    begun, go = threading.Event(), threading.Event()
-    taken: queue.SimpleQueue[tuple[str, TokenEvent]] = queue.SimpleQueue()
-
-    def take(name: str, event: TokenEvent) -> None:
-        begun.set()
-        assert go.wait(DEADLOCK_S)
-        taken.put((name, event))
-
-    requests = [request(f"reader {i}", max_tokens=12) for i in range(3)]
-    takes = [functools.partial(take, one.request_id) for one in requests]
-    loop.submit(requests, takes)
-    assert begun.wait(DEADLOCK_S)
-    loop.call(lambda: None)
-    go.set()
-    got: dict[str, list[int]] = {one.request_id: [] for one in requests}
-    unfinished = set(got)
-    while unfinished:
-        name, event = taken.get(timeout=DEADLOCK_S)
-        got[name] += event.token_ids
-        unfinished -= {name} if event.finish_reason else set()
-    assert got == {one.request_id: expected_tokens(one) for one in requests}
 
 
 def test_calls_run_on_the_engine_thread_with_every_step_read(loop: EngineLoop) -> None:
