@@ -125,6 +125,8 @@ def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -
     """
     if not isinstance(engine, StepEngine):
         raise unittest.SkipTest("bytes of pages are only readable in an engine that runs commands")
+    engine.drop_arrays()  # a prefix of the prompt may be cached, beyond `end`
+    engine.make_arrays()
     driver = RequestDriver(engine, request_of(prompt, greedy(12)))
     driver.prefill(end)
     if end is None:
