@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,16 +51,17 @@ def test_the_rotation_is_its_own_inverse_and_has_no_large_entry(width: int) -> N
 def test_columns_are_rotated_by_parts_and_scores_and_values_stay() -> None:
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 5, 3, 20)).astype(np.float32)
+    turn = jax.jit(rotate, static_argnums=1)
     for widths in ((20,), (12, 8)):
-        turned = [rotate(jnp.asarray(x), widths) for x in (q, k)]
+        turned = [turn(x, widths) for x in (q, k)]
         np.testing.assert_allclose(
             (turned[0] * turned[1]).sum(-1), (q * k).sum(-1), rtol=1e-4, atol=1e-5
         )
-        np.testing.assert_allclose(rotate(turned[0], widths), q, atol=1e-5)
+        np.testing.assert_allclose(turn(turned[0], widths), q, atol=1e-5)
         np.testing.assert_allclose(rotate_on_host(k, widths), turned[1], atol=1e-5)
-    values = rotate(jnp.asarray(k[..., :12]), (12, 8))  # values that are columns of their keys
-    np.testing.assert_allclose(values, rotate(jnp.asarray(k), (12, 8))[..., :12], atol=1e-6)
-    assert rotate(jnp.asarray(q, jnp.bfloat16), (20,)).dtype == jnp.bfloat16
+    values = turn(k[..., :12], (12, 8))  # values that are columns of their keys
+    np.testing.assert_allclose(values, np.asarray(turn(k, (12, 8)))[..., :12], atol=1e-6)
+    assert turn(q.astype(jnp.bfloat16), (20,)).dtype == jnp.bfloat16
 
 
 def test_codes_of_whole_numbers_are_rotated_and_codes_of_floats_are_not() -> None:
@@ -71,16 +73,25 @@ def test_codes_of_whole_numbers_are_rotated_and_codes_of_floats_are_not() -> Non
 
 
 @pytest.mark.parametrize("storage", ["int8", "uint4"])
-@pytest.mark.parametrize("width", [32, 80, 256])
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(32, marks=pytest.mark.long), 80, pytest.param(256, marks=pytest.mark.long)],
+)
 def test_stored_heads_that_are_rotated_back_and_again_have_the_same_bytes(
     storage: str, width: int
 ) -> None:
     rng = np.random.default_rng(width)
     heads = rng.normal(size=(2000, width)) * rng.lognormal(sigma=2, size=(2000, width))
     heads[:500] += 100 * rng.normal(size=(500, 1))
-    stored = QUANTIZE[storage](jnp.asarray(heads, jnp.float32))
-    moved = rotate_on_host(np.asarray(stored.values()), (width,))
-    again = QUANTIZE[storage](jnp.asarray(rotate_on_host(moved, (width,))))
+
+    @jax.jit
+    def store(x: jax.Array) -> Any:
+        codes = QUANTIZE[storage](x)
+        return codes, codes.values()
+
+    stored, values = store(heads.astype(np.float32))
+    moved = rotate_on_host(np.asarray(values), (width,))
+    again, _ = store(rotate_on_host(moved, (width,)))
     for mine, other in zip(stored, again, strict=True):
         if mine is not None and other is not None:
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))
