@@ -224,7 +224,7 @@ goldens: env-parity ## write the stored reference outputs anew
 
 .PHONY: demo-model
 demo-model: env-dev ## generate the corpus and train the embedded model anew
-	@$(BIN)/python tools/demo_model/train.py --work build/demo --out backends/enginebay_models/demo
+	@$(BIN)/python tools/demo_model/train.py --work build/demo --out backends/models/enginebay_models/demo
 
 .PHONY: wheel
 wheel: env-test ## dist/*.whl

@@ -23,7 +23,7 @@ from enginebay.registry import load_registry
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "backends" / "enginebay_models" / "demo"
+DEMO = ROOT / "backends" / "models" / "enginebay_models" / "demo"
 MODELS = ROOT / ".cache" / "models"
 FIRST, LAST = (0, 1), (4, 5)
 

@@ -28,7 +28,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         level = os.environ.get(VARIABLE)
         if not level or version != "standard":
             return
-        sys.path[:0] = [str(Path(self.root) / folder) for folder in ("core", "backends")]
+        sys.path[:0] = [str(Path(self.root) / folder) for folder in ("core", "backends/kernels")]
         from enginebay_native.compiling import SOURCES, build_library
 
         self._scratch = tempfile.TemporaryDirectory(prefix="enginebay-wheel-")

@@ -33,7 +33,6 @@ from typing import Any
 from tests.benchmarks.models import write_model
 
 HERE = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "backends", "samplers", "schedulers", ".")
 MODEL_CELLS = (
     "decode", "prompt", "batch", "first token, 20", "first token, 128", "first token, 512",
 )  # fmt: skip
@@ -48,7 +47,7 @@ class Worker:
         self, tree: Path, metadata: Path, args: argparse.Namespace, **options: Any
     ) -> None:
         _write_metadata(tree, metadata)
-        path = [str(metadata), *(str(tree / name) for name in PACKAGES)]
+        path = [str(metadata), *(str(tree / name) for name in [*_folders(tree), "."])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
         command = [sys.executable, str(Path(__file__).with_name("tree_worker.py"))]
         if args.cores:
@@ -196,6 +195,13 @@ def interval(ordered: list[float]) -> tuple[float, float]:
 def _chosen(names: tuple[str, ...], args: argparse.Namespace) -> list[str]:
     wanted = [part for part in args.cells.split(";") if part]
     return [name for name in names if not wanted or any(part in name for part in wanted)]
+
+
+def _folders(tree: Path) -> list[str]:
+    """The folders of a tree that packages are imported from."""
+    tables = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
+    folders: list[str] = tables["tool"]["hatch"]["build"]["dev-mode-dirs"]
+    return folders
 
 
 def _write_metadata(tree: Path, folder: Path) -> None:

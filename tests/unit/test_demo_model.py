@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "backends" / "enginebay_models" / "demo"
+FOLDER = ROOT / "backends" / "models" / "enginebay_models" / "demo"
 FILES = {
     "README.md",
     "config.json",

@@ -132,9 +132,16 @@ def test_what_the_machine_has_is_not_bundled(script: Any) -> None:
     assert bundle.lacking(needed, there) == ["pydantic==2.14"]
 
 
+def checkout_with(root: Path, package: str) -> Path:
+    """The folder of the only package of a checkout."""
+    declared = f'[tool.hatch.build.targets.wheel]\npackages = ["{package}"]\n'
+    (root / "pyproject.toml").write_text(declared)
+    (root / package).mkdir(parents=True)
+    return root / package
+
+
 def test_a_bundle_of_another_tree_is_noticed(script: Any, tmp_path: Path) -> None:
-    wheel, package = tmp_path / "one.whl", tmp_path / "core" / "ours"
-    package.mkdir(parents=True)
+    wheel, package = tmp_path / "one.whl", checkout_with(tmp_path, "core/ours")
     (package / "a.py").write_text("A = 1\n")
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(package / "a.py", "ours/a.py")
@@ -170,8 +177,7 @@ def test_a_bundle_is_installed_where_it_is_of_the_same_tree(
     wheel_of(bundle, "enginebay", needs="somethingneeded")
     for name in ("jax_triton", "somethingneeded", "unneeded", "absl_py"):
         wheel_of(bundle, name)
-    package = tmp_path / "core" / "enginebay"
-    package.mkdir(parents=True)
+    package = checkout_with(tmp_path, "core/enginebay")
     (package / "__init__.py").write_text("A = 2\n")
     installing = script("installing")
     monkeypatch.setattr(installing, "ROOT", tmp_path)

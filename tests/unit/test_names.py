@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from tests.unit.test_layout import PACKAGE_FOLDERS, python_sources
+from tests.unit.test_layout import module_name, python_sources
 
 pytestmark = pytest.mark.xdist_group("layout")  # sources are read once
 
@@ -136,9 +136,7 @@ def module_trees() -> dict[str, ast.Module]:
     """Syntax trees of the packages by module name."""
     found = {}
     for path, (_, tree) in python_sources().items():
-        folder, _, inside = path.partition("/")
-        if folder in PACKAGE_FOLDERS:
-            name = inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if name := module_name(path):
             found[name] = tree
     return found
 

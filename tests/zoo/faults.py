@@ -84,7 +84,10 @@ def source_text(fault: Fault) -> str:
 
 
 def _folder(package: str) -> Path:
-    return FOLDERS.get(package, ROOT / "backends" / package)
+    if package in FOLDERS:
+        return FOLDERS[package]
+    (folder,) = ROOT.glob(f"backends/*/{package}")
+    return folder
 
 
 def planted(fault: Fault) -> Any:

@@ -7,13 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import urllib.parse
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("core", "backends", "samplers", "schedulers")
 MAKE = "make a new bundle on a machine with a network: make gpu-bundle"
 
 
@@ -43,16 +43,23 @@ def changed(wheel: Path, root: Path) -> str | None:
             name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name
         }
     ours = {
-        str(path.relative_to(root / folder)): path
-        for folder in FOLDERS
-        for path in (root / folder).rglob("*")
-        if path.suffix == ".py" or str(path.relative_to(root / folder)) in packed
+        str(path.relative_to(folder.parent)): path
+        for folder in _packages(root)
+        for path in folder.rglob("*")
+        if path.suffix == ".py" or str(path.relative_to(folder.parent)) in packed
     }
     both = sorted({*packed, *ours})
     return next(
         (n for n in both if n not in packed or n not in ours or packed[n] != ours[n].read_bytes()),
         None,
     )
+
+
+def _packages(root: Path) -> list[Path]:
+    """Return the folders of the packages that the wheel of a checkout has."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return [root / folder for folder in wheel["packages"]]
 
 
 def _one(bundle: Path, pattern: str) -> Path:
