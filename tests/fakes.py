@@ -17,14 +17,14 @@ from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
 from enginebay.executor.parts import EngineParts
 from enginebay.types import FrozenSampling, Request, SamplingParams
+from enginebay_contiguous.engine import VInferenceOptions
+from enginebay_contiguous.ledger import SlotLedger
 from enginebay_esurge.engine_options import ESurgeOptions
-from enginebay_oengine.engine import make_ledger
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pools import make_pools
-from enginebay_oengine.tiers import make_tiers
+from enginebay_paged.engine import make_ledger
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.pools import make_pools
+from enginebay_paged.tiers import make_tiers
 from enginebay_stepping.rows import RowTable
-from enginebay_vinference.engine import VInferenceOptions
-from enginebay_vinference.ledger import SlotLedger
 from tests.brief import BRIEF
 from tests.fake_engine import NUM_SPECIAL, FakeEngine, next_token
 
@@ -64,7 +64,7 @@ def _rows(parts: EngineParts, page_size: int) -> RowTable:
 
 
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
-    """Replaces `enginebay_oengine.engine.make_engine`; uses the real page ledger."""
+    """Replaces `enginebay_paged.engine.make_engine`; uses the real page ledger."""
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
     pools = make_pools(parts.config, options.page_size)
     shapes = pools.shapes(num_pages, parts.model.info.cache_groups, parts.config.max_num_seqs)
@@ -84,7 +84,7 @@ def fake_esurge(parts: EngineParts, options: ESurgeOptions) -> FakeEngine:
 
 
 def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
-    """Replaces `enginebay_vinference.engine.make_engine`; uses the real slot ledger."""
+    """Replaces `enginebay_contiguous.engine.make_engine`; uses the real slot ledger."""
     assert parts.config.max_model_len is not None
     rows = _rows(parts, parts.config.max_model_len)
     groups = [group.name for group in parts.model.info.groups]
@@ -96,14 +96,14 @@ def install(patch: pytest.MonkeyPatch) -> None:
     """Make every engine that is composed from now on a fake engine, whatever its name."""
     for module in NAMING_ENGINES:
         importlib.import_module(module)
-    patch.setattr("enginebay_oengine.engine.make_engine", fake_paged)
+    patch.setattr("enginebay_paged.engine.make_engine", fake_paged)
     patch.setattr("enginebay_esurge.engine.make_engine", fake_esurge)
-    patch.setattr("enginebay_vinference.engine.make_engine", fake_slots)
+    patch.setattr("enginebay_contiguous.engine.make_engine", fake_slots)
 
 
 def is_installed() -> bool:
     """Whether an engine that is composed now is a fake engine."""
-    return importlib.import_module("enginebay_oengine.engine").make_engine is fake_paged
+    return importlib.import_module("enginebay_paged.engine").make_engine is fake_paged
 
 
 def compose_fake(

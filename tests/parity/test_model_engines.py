@@ -14,7 +14,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay_bench.scoring import scoring
-from enginebay_oengine.engine import is_paged
+from enginebay_paged.engine import is_paged
 from tests.parity import tiny
 from tests.unit.loops import Preempting
 

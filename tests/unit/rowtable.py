@@ -13,10 +13,10 @@ import numpy as np
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
 from enginebay_oengine.documented_rows import SparseParams
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.store import PageStore
+from enginebay_paged.held import GroupPages
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import RowTable
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.fake_engine import FakeEngine

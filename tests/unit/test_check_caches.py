@@ -18,7 +18,7 @@ from enginebay_testing.verdicts import judge
 from tests.unit.test_compose import with_parts
 from tests.zoo import caches
 
-TARGET = "enginebay_oengine.engine:make_engine"
+TARGET = "enginebay_paged.engine:make_engine"
 
 
 def right() -> LedgerExample:

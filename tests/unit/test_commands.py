@@ -20,10 +20,10 @@ from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
 from enginebay_executor.codec import decode, encode
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.store import PageStore
+from enginebay_paged.held import GroupPages
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
+from enginebay_paged.store import PageStore
 from enginebay_stepping.assemble import SentTables, decode_command
 from enginebay_stepping.rows import RowTable
 from enginebay_testing.driver import request_of

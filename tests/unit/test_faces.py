@@ -14,8 +14,8 @@ import pytest
 
 from enginebay import EngineConfig
 from enginebay.errors import ConfigError, InputError
-from enginebay_faces.opening import config_of, eos_token_ids, find_tokenizer
-from enginebay_faces.stored import Storage
+from enginebay_shared.opening import config_of, eos_token_ids, find_tokenizer
+from enginebay_shared.stored import Storage
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import InternalError
 from enginebay.executor.commands import PageIn, PageOut
 from enginebay_executor.local import runner_of
-from enginebay_oengine.engine import is_paged
+from enginebay_paged.engine import is_paged
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper
 from tests.brief import LEAST

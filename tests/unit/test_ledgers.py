@@ -10,15 +10,15 @@ import pytest
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.host_tier import HostTier, MoveLog
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex
-from enginebay_oengine.store import PageStore
+from enginebay_contiguous.ledger import SlotLedger
+from enginebay_paged.held import GroupPages
+from enginebay_paged.host_tier import HostTier, MoveLog
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
+from enginebay_paged.prefix import PrefixIndex
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledgers import ledger_checks
-from enginebay_vinference.ledger import SlotLedger
 from tests.zoo import caches
 
 NUM_ROWS, MAX_TOKENS = 4, 64

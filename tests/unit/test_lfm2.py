@@ -28,7 +28,7 @@ from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_executor.codec import decode
 from enginebay_executor.local import runner_of
 from enginebay_models.lfm2 import family as lfm2
-from enginebay_oengine.pools import SNAPSHOTS_PER_ROW
+from enginebay_paged.pools import SNAPSHOTS_PER_ROW
 from enginebay_stepping.engine import StepEngine
 from enginebay_testing.engine_moves import MID_PROMPT, moves_between, put_and_compare
 from enginebay_testing.recording import frames, replay

@@ -28,7 +28,7 @@ from enginebay_lora.model import LoraModel
 from enginebay_lora.ops import part_slices
 from enginebay_lora.peft import read_adapter
 from enginebay_lora.store import LoraStore, SlotLimits
-from enginebay_oengine.prefix import key_digest
+from enginebay_paged.prefix import key_digest
 from tests.adapters import base_tensors, change_config, change_tensors, write_adapter
 from tests.brief import TINY
 

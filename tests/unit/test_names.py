@@ -89,7 +89,7 @@ ALLOWED = (
     Shared(
         "free memory of a device: an engine does not import the command line, nor the reverse",
         "free_bytes",
-        "enginebay_cli.environment enginebay_oengine.sizing",
+        "enginebay_cli.environment enginebay_paged.sizing",
     ),
     Shared(
         "a finished request, under the documented name of both APIs",

@@ -23,7 +23,7 @@ from enginebay.hooks import Declaration
 from enginebay.ops.caps import Caps
 from enginebay.ops.select import Candidate, choose
 from enginebay.registry import Registry, load_registry
-from enginebay_oengine.options import PagedOptions
+from enginebay_paged.options import PagedOptions
 from enginebay_stepping.buckets import bucket_sizes
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.platforms import CpuPlatform
@@ -173,7 +173,7 @@ def test_an_engine_that_does_not_declare_its_steps_is_asked_when_it_is_made(
         "engine",
         "undeclared",
         f"{__name__}:small_pages",
-        options="enginebay_oengine.options:PagedOptions",
+        options="enginebay_paged.options:PagedOptions",
     )
     attention = Declaration("kernel", "stranger", f"{__name__}:PAGES_OF_64", op="attention")
     plan = make_plan(

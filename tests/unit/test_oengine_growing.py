@@ -15,9 +15,9 @@ from enginebay.cache_shape import CacheShape
 from enginebay.config import make_config
 from enginebay_executor.local import runner_of
 from enginebay_executor.pages import PageMover
-from enginebay_oengine import sizing
-from enginebay_oengine.engine import is_paged
-from enginebay_oengine.pool import PagePool
+from enginebay_paged import sizing
+from enginebay_paged.engine import is_paged
+from enginebay_paged.pool import PagePool
 from enginebay_stepping.memory import shape_bytes
 from tests.pool import EnginePool
 from tests.unit import loops

@@ -12,11 +12,11 @@ import pytest
 from enginebay.cache import Lease, PageMove
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_oengine.held import GroupPages, HeldPages
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex
-from enginebay_oengine.store import PageStore
+from enginebay_paged.held import GroupPages, HeldPages
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
+from enginebay_paged.prefix import PrefixIndex
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledger_machine import LedgerWorld
 

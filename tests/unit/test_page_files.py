@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from enginebay.errors import ConfigError
-from enginebay_oengine import page_files
-from enginebay_oengine.page_files import HEAD, PageFiles
+from enginebay_paged import page_files
+from enginebay_paged.page_files import HEAD, PageFiles
 
 SIZE = 1000
 
@@ -199,7 +199,7 @@ WRITING = """
 import sys
 from pathlib import Path
 from tests.unit.test_page_files import SIZE, digest, page
-from enginebay_oengine.page_files import HEAD, PageFiles
+from enginebay_paged.page_files import HEAD, PageFiles
 
 files = PageFiles(Path(sys.argv[1]), 60 * (SIZE + HEAD.size))
 for number in range(400):

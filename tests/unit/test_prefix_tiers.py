@@ -22,13 +22,13 @@ from enginebay.engine import Engine
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_esurge.engine_options import ESurgeOptions
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.host_tier import MAX_READ_S, HostTier, MoveLog, ReadFile
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex, key_digest, page_digests
-from enginebay_oengine.store import PageStore
+from enginebay_paged.held import GroupPages
+from enginebay_paged.host_tier import MAX_READ_S, HostTier, MoveLog, ReadFile
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.pool import PagePool
+from enginebay_paged.prefix import PrefixIndex, key_digest, page_digests
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledger_machine import LedgerWorld
 from tests.brief import LEAST

@@ -21,9 +21,9 @@ from enginebay.outputs import RequestMetrics
 from enginebay.prefix_key import PrefixKey
 from enginebay_esurge import eSurge
 from enginebay_executor.local import runner_of
-from enginebay_oengine.engine import is_paged
-from enginebay_oengine.page_files import PageFiles
-from enginebay_oengine.prefix import key_digest, page_digests
+from enginebay_paged.engine import is_paged
+from enginebay_paged.page_files import PageFiles
+from enginebay_paged.prefix import key_digest, page_digests
 from enginebay_stepping.engine import StepEngine
 from tests.adapters import write_adapter
 from tests.brief import BRIEF, TINY

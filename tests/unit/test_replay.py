@@ -24,7 +24,7 @@ from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, Step
 from enginebay_executor.codec import decode
 from enginebay_executor.local import runner_of
 from enginebay_executor.tables import max_changes
-from enginebay_oengine import sizing
+from enginebay_paged import sizing
 from enginebay_stepping.engine import StepEngine
 from enginebay_testing.recording import frames, recorded, replay
 from tests.brief import BRIEF

@@ -21,7 +21,7 @@ from enginebay_executor.local import runner_of
 from enginebay_oengine.opened_model import GenerationConfig, OpenedModel
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
-from enginebay_oengine.pool import PagePool
+from enginebay_paged.pool import PagePool
 from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.rows import RowTable
 from tests.brief import BRIEF

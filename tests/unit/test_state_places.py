@@ -7,12 +7,12 @@ from __future__ import annotations
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex
-from enginebay_oengine.state_places import StatePlaces
-from enginebay_oengine.store import PageStore
+from enginebay_paged.held import GroupPages
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
+from enginebay_paged.prefix import PrefixIndex
+from enginebay_paged.state_places import StatePlaces
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 
 PAGE, ROWS, MOST = 4, 3, 64

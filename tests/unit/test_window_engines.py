@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay_bench.scoring import scoring
-from enginebay_oengine.engine import is_paged
+from enginebay_paged.engine import is_paged
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import EngineSubject

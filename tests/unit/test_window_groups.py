@@ -18,10 +18,10 @@ from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
 from enginebay.errors import ConfigError
 from enginebay_executor.pages import copy_page
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pools import Pools
-from enginebay_oengine.sizing import pool_sizes
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.pools import Pools
+from enginebay_paged.sizing import pool_sizes
 from enginebay_stepping.geometry import PoolSizes
 from enginebay_stepping.memory import plan_memory
 from tests.fake_engine import FakeEngine

@@ -12,14 +12,14 @@ import numpy as np
 
 from enginebay.cache import Lease, Ledger, PageMove
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_oengine.group_prefixes import GroupPrefixes
-from enginebay_oengine.held import GroupPages, Held
-from enginebay_oengine.host_tier import HostTier, MoveLog
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex
-from enginebay_oengine.state_places import StatePlaces
-from enginebay_oengine.store import PageStore
+from enginebay_paged.group_prefixes import GroupPrefixes
+from enginebay_paged.held import GroupPages, Held
+from enginebay_paged.host_tier import HostTier, MoveLog
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
+from enginebay_paged.prefix import PrefixIndex
+from enginebay_paged.state_places import StatePlaces
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.verdicts import Check

@@ -201,6 +201,6 @@ def checks(part: Any) -> Iterator[Check]:
     of the paged one.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay_oengine.engine.StepEngine", part)
+        patch.setattr("enginebay_paged.engine.StepEngine", part)
         suite = engine_checks(EngineSubject("oengine", model=LATE))
         yield from sorted(suite, key=lambda check: check[0] != part.found_by)

@@ -16,7 +16,7 @@ from enginebay.errors import ConfigError, shown
 from enginebay.memory import MemoryPlan
 from enginebay_dashinfer.statuses import AsStatus, RefusedError
 from enginebay_dashinfer.stored_model import StoredModel
-from enginebay_oengine.sizing import free_bytes
+from enginebay_paged.sizing import free_bytes
 
 DEFAULT_RATIO = 0.9
 MIB = 2**20

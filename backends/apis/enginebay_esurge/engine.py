@@ -5,7 +5,7 @@ from __future__ import annotations
 from enginebay.engine import AttentionProblem
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay_esurge.engine_options import ESurgeOptions
-from enginebay_oengine import engine as paged
+from enginebay_paged import engine as paged
 from enginebay_stepping.engine import StepEngine
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from enginebay_oengine.options import PagedOptions, check_one_size, check_tiers
+from enginebay_paged.options import PagedOptions, check_one_size, check_tiers
 
 NAMES = {"hbm_utilization": "memory_utilization", "enable_prefix_caching": "prefix_caching"}
 """Options with another name than in the paged engine."""

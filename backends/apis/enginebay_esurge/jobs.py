@@ -20,7 +20,7 @@ from enginebay.llm.segments import Segments
 from enginebay.text import ChatPrompt
 from enginebay.types import SamplingParams, as_sampling_params
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
-from enginebay_faces.params import with_length
+from enginebay_shared.params import with_length
 
 SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | None]
 

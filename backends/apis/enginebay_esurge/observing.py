@@ -15,8 +15,8 @@ from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.service import Service
 from enginebay_esurge.totals import Totals
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.pool import PagePool
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import PagePool
 
 WINDOW_S = 10.0
 """Tokens per second are averaged over this number of seconds."""

@@ -19,7 +19,7 @@ from enginebay.model import Checkpoint
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
 from enginebay_esurge.settings import ENGINE, EngineSettings
-from enginebay_faces.opening import eos_token_ids, find_tokenizer, size_name
+from enginebay_shared.opening import eos_token_ids, find_tokenizer, size_name
 from enginebay_startup.waits import waiting
 
 PRELOADED = "preloaded"

@@ -12,7 +12,7 @@ from enginebay.errors import InputError, InternalError
 from enginebay.model import Checkpoint, Weights
 from enginebay_executor.local import runner_of
 from enginebay_executor.weights import flat_weights, merge_weights
-from enginebay_oengine.engine import is_paged
+from enginebay_paged.engine import is_paged
 from enginebay_stepping.engine import StepEngine
 
 

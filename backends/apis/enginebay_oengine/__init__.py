@@ -1,4 +1,4 @@
-"""The paged engine, the oEngine API over its pages, and the documented names of the row table."""
+"""The oEngine API over the pages of the paged engine, and the documented names of the row table."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS, key_of
 from enginebay_byhand.override import overridden_plan
 from enginebay_executor.weights import merge_weights
-from enginebay_faces.opening import ModelLike, Rules, eos_token_ids
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
 from enginebay_oengine.cache_quantizer import make_quantizer
@@ -42,6 +41,7 @@ from enginebay_oengine.prompts import read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
 from enginebay_oengine.steps import StepLauncher
+from enginebay_shared.opening import ModelLike, Rules, eos_token_ids
 
 
 def _make_key(seed: int) -> jax.Array:

@@ -12,14 +12,14 @@ from enginebay.executor.parts import EngineParts
 from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay_executor.local import runner_of
-from enginebay_faces.opening import (
+from enginebay_paged.engine import is_paged
+from enginebay_shared.opening import (
     ModelLike,
     config_of,
     refuse_parts_of_llm,
     refuse_states,
     wrong_llm,
 )
-from enginebay_oengine.engine import is_paged
 
 ENGINE = "oengine"
 FACE = "the oEngine API"

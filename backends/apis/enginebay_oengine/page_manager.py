@@ -13,11 +13,11 @@ import numpy as np
 from enginebay.cache import Lease
 from enginebay.cache_shape import pages_for
 from enginebay.errors import EnginebayError, InputError
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
-from enginebay_oengine.pool import DUMMY_PAGE, PagePool
-from enginebay_oengine.store import PageStore
+from enginebay_paged.held import GroupPages
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.pool import DUMMY_PAGE, PagePool
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 
 POOL = "pages"

@@ -22,9 +22,9 @@ from enginebay.executor.sharding import Placement
 from enginebay.memory import check_memory
 from enginebay.validation import describe_validation
 from enginebay_oengine.opened_model import OpenedModel
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pools import Pools
-from enginebay_oengine.sizing import choose_num_pages
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.pools import Pools
+from enginebay_paged.sizing import choose_num_pages
 from enginebay_stepping.buckets import default_sizes
 from enginebay_stepping.geometry import PoolSizes
 from enginebay_stepping.memory import plan_memory

@@ -14,7 +14,6 @@ from jax import tree_util
 
 from enginebay.errors import InputError
 from enginebay.types import ROW_VALUES
-from enginebay_faces.stored import Storage
 from enginebay_oengine.documented_rows import SparseParams
 from enginebay_oengine.row_arrays import (
     build_allowed_mask,
@@ -23,6 +22,7 @@ from enginebay_oengine.row_arrays import (
     pack_prompts,
 )
 from enginebay_oengine.sequence_buffer import SequenceBuffer
+from enginebay_shared.stored import Storage
 from enginebay_startup.json_text import parse_json
 
 STORAGE = Storage("sampling metadata")

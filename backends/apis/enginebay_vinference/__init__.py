@@ -1,4 +1,4 @@
-"""The contiguous-cache engine, and the vInference API: generation whose state can be stored, moved
+"""The vInference API over the contiguous engine: generation whose state can be stored, moved
 to another process and resumed.
 """
 

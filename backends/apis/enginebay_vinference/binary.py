@@ -18,7 +18,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from enginebay.errors import InputError, shown_text
-from enginebay_faces.stored import Storage
+from enginebay_shared.stored import Storage
 from enginebay_startup.json_text import parse_json
 
 FORMAT = "enginebay.tree.2"

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from enginebay.errors import ConfigError, RequestError, shown
 from enginebay.types import SamplingParams
-from enginebay_faces.opening import Rules
+from enginebay_shared.opening import Rules
 from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.partition import (

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError
 from enginebay.executor.sharding import Placement
-from enginebay_faces.opening import Rules
+from enginebay_shared.opening import Rules
 
 VIEWS = "model_kwargs/past_key_values/views"
 """Path of the cache's layers within a state."""

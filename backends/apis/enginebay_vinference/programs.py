@@ -23,6 +23,7 @@ from enginebay.cache import KVLayout
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
 from enginebay.executor.parts import EngineParts
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
+from enginebay_contiguous.slot_sizes import slot_shape
 from enginebay_executor.local import runner_of
 from enginebay_executor.step import Program
 from enginebay_startup.waits import waiting
@@ -36,7 +37,6 @@ from enginebay_vinference.functions import (
     prefill,
 )
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement, leaf_path
-from enginebay_vinference.slot_sizes import slot_shape
 
 log = logging.getLogger("enginebay.vinference")
 

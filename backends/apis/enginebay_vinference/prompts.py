@@ -13,7 +13,7 @@ from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import TokenEvent
 from enginebay.text import Message, Tokenizer
 from enginebay.types import FinishReason, Request, SamplingParams
-from enginebay_faces.params import with_length
+from enginebay_shared.params import with_length
 from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.state import SampleState
 

@@ -19,7 +19,7 @@ from enginebay.llm.abilities import Abilities
 from enginebay.llm.prepare import Preparer
 from enginebay.text import Tokenizer
 from enginebay.types import Request, SamplingParams
-from enginebay_faces.params import with_length
+from enginebay_shared.params import with_length
 from enginebay_vinference.errors import InferenceWarning
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import real_rows

@@ -37,6 +37,7 @@ from jax.sharding import PartitionSpec
 
 import enginebay
 from enginebay.errors import shown_text
+from enginebay_contiguous.slot_sizes import ONE_PAGE_LAYOUTS
 from enginebay_numerics.head_rotation import rotated_widths
 from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import SavedInferenceError
@@ -45,7 +46,6 @@ from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import spec_from_plain, spec_to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.programs import KINDS, Pair, ProgramKind, Programs
-from enginebay_vinference.slot_sizes import ONE_PAGE_LAYOUTS
 
 log = logging.getLogger("enginebay.vinference")
 

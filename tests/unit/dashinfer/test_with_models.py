@@ -21,7 +21,7 @@ from enginebay_dashinfer.allspark import (
     MultiMediaInfo,
     ResultQueue,
 )
-from enginebay_oengine.sizing import free_bytes
+from enginebay_paged.sizing import free_bytes
 from tests.pool import few_sizes
 from tests.unit.dashinfer.conftest import MAX_LENGTH, SUCCESS, Settings, greedy
 

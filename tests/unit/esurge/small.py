@@ -14,7 +14,7 @@ import numpy as np
 from enginebay import SamplingParams
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import RequestOutput, eSurge
-from enginebay_oengine.pool import PagePool
+from enginebay_paged.pool import PagePool
 from tests.fakes import expected_tokens, make_request
 
 OPTIONS: dict[str, Any] = {

@@ -328,7 +328,7 @@ def test_a_plan_has_the_documented_fields() -> None:  # holds O09
 
 def test_every_public_name_is_there_and_the_package_imports_no_jax() -> None:
     assert all(getattr(enginebay_oengine, name) is not None for name in enginebay_oengine.__all__)
-    code = "import sys, enginebay_oengine, enginebay_oengine.plugin; print('jax' in sys.modules)"
+    code = "import sys, enginebay_oengine, enginebay_paged.plugin; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.errors import InternalError
-from enginebay_oengine.store import PageStore
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 
 

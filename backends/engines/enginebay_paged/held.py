@@ -10,8 +10,8 @@ from enginebay.cache import Lease
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_oengine.pool import DUMMY_PAGE
-from enginebay_oengine.store import PageStore
+from enginebay_paged.pool import DUMMY_PAGE
+from enginebay_paged.store import PageStore
 from enginebay_stepping.rows import PageTable
 
 

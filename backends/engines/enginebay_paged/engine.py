@@ -12,16 +12,16 @@ from enginebay.engine import AttentionProblem, Engine
 from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay_executor.local import runner_of
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.pools import make_pools
-from enginebay_oengine.prefix import PrefixIndex
-from enginebay_oengine.sizing import FEWEST_PAGES, moving_bytes, pool_sizes
-from enginebay_oengine.state_places import StatePlaces
-from enginebay_oengine.store import PageStore
-from enginebay_oengine.tiers import PrefixTiers, make_tiers
+from enginebay_paged.held import GroupPages
+from enginebay_paged.ledger import PageLedger
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.pool import PagePool
+from enginebay_paged.pools import make_pools
+from enginebay_paged.prefix import PrefixIndex
+from enginebay_paged.sizing import FEWEST_PAGES, moving_bytes, pool_sizes
+from enginebay_paged.state_places import StatePlaces
+from enginebay_paged.store import PageStore
+from enginebay_paged.tiers import PrefixTiers, make_tiers
 from enginebay_stepping.engine import StepEngine
 from enginebay_stepping.geometry import Shapes, pool_problems
 from enginebay_stepping.rows import PageTable

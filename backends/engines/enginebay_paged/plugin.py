@@ -10,8 +10,8 @@ def register_engines(register: Register) -> None:
     """Register the paged engine."""
     register(
         "oengine",
-        "enginebay_oengine.engine:make_engine",
-        options="enginebay_oengine.options:PagedOptions",
+        "enginebay_paged.engine:make_engine",
+        options="enginebay_paged.options:PagedOptions",
         summary="paged cache: rows hold pages of one pool, and share the pages of equal prefixes",
         capabilities={
             "priority": 0,
@@ -21,6 +21,6 @@ def register_engines(register: Register) -> None:
             "prompt_embeds": True,
             "mixed_steps": True,
             "verifies": True,
-            "attention_problems": "enginebay_oengine.engine:attention_problems",
+            "attention_problems": "enginebay_paged.engine:attention_problems",
         },
     )

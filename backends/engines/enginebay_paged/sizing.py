@@ -10,8 +10,8 @@ import jax
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.executor.parts import EngineParts, weight_bytes
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pools import Pools, make_pools
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.pools import Pools, make_pools
 from enginebay_stepping.account import ACCOUNT
 from enginebay_stepping.geometry import Geometry, PoolSizes
 from enginebay_stepping.host_pages import MAX_MOVING

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.executor.parts import EngineParts, Executor
 from enginebay.memory import TierPlan
-from enginebay_oengine.host_tier import HostTier, MoveLog
-from enginebay_oengine.identity import engine_identity
-from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.page_files import PageFiles, file_bytes
+from enginebay_paged.host_tier import HostTier, MoveLog
+from enginebay_paged.identity import engine_identity
+from enginebay_paged.options import PagedOptions
+from enginebay_paged.page_files import PageFiles, file_bytes
 from enginebay_stepping.geometry import Shapes
 from enginebay_stepping.host_pages import HostPages, kind_bytes, page_kinds
 

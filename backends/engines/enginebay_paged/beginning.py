@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from enginebay.cache import Lease
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.host_tier import MoveLog, PageSource
-from enginebay_oengine.pool import DUMMY_PAGE
+from enginebay_paged.held import GroupPages
+from enginebay_paged.host_tier import MoveLog, PageSource
+from enginebay_paged.pool import DUMMY_PAGE
 
 
 @dataclasses.dataclass(slots=True)

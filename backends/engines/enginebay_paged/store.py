@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from enginebay.errors import InternalError
-from enginebay_oengine.host_tier import HostTier
-from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex
+from enginebay_paged.host_tier import HostTier
+from enginebay_paged.pool import PagePool
+from enginebay_paged.prefix import PrefixIndex
 
 
 class PageStore:

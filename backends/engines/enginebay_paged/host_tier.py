@@ -13,7 +13,7 @@ from typing import Literal
 
 from enginebay.cache import PageMove
 from enginebay.errors import InternalError
-from enginebay_oengine.prefix import Evicted
+from enginebay_paged.prefix import Evicted
 
 PageSource = Literal["host", "disk"]
 """Where the content of a page came from."""

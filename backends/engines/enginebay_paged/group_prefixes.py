@@ -8,10 +8,10 @@ import numpy as np
 
 from enginebay.cache import Lease
 from enginebay.prefix_key import PrefixKey
-from enginebay_oengine.held import GroupPages
-from enginebay_oengine.pool import DUMMY_PAGE
-from enginebay_oengine.prefix import embeds_by_page, key_digest, page_digests
-from enginebay_oengine.state_places import StatePlaces
+from enginebay_paged.held import GroupPages
+from enginebay_paged.pool import DUMMY_PAGE
+from enginebay_paged.prefix import embeds_by_page, key_digest, page_digests
+from enginebay_paged.state_places import StatePlaces
 
 
 class GroupPrefixes:

@@ -10,8 +10,8 @@ def register_engines(register: Register) -> None:
     """Register the contiguous engine."""
     register(
         "vinference",
-        "enginebay_vinference.engine:make_engine",
-        options="enginebay_vinference.engine:VInferenceOptions",
+        "enginebay_contiguous.engine:make_engine",
+        options="enginebay_contiguous.engine:VInferenceOptions",
         summary="contiguous cache: one slot per row, doubled in size as it fills",
         capabilities={
             "priority": -10,
@@ -21,6 +21,6 @@ def register_engines(register: Register) -> None:
             "prompt_embeds": True,
             "mixed_steps": True,
             "verifies": True,
-            "attention_problems": "enginebay_vinference.engine:attention_problems",
+            "attention_problems": "enginebay_contiguous.engine:attention_problems",
         },
     )

@@ -12,12 +12,12 @@ from enginebay.cache import Lease, Ledger, PageMove
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_oengine.beginning import Beginning
-from enginebay_oengine.group_prefixes import GroupPrefixes
-from enginebay_oengine.held import GroupPages, Held, HeldPages
-from enginebay_oengine.host_tier import MoveLog
-from enginebay_oengine.pool import DUMMY_PAGE
-from enginebay_oengine.state_places import StatePlaces
+from enginebay_paged.beginning import Beginning
+from enginebay_paged.group_prefixes import GroupPrefixes
+from enginebay_paged.held import GroupPages, Held, HeldPages
+from enginebay_paged.host_tier import MoveLog
+from enginebay_paged.pool import DUMMY_PAGE
+from enginebay_paged.state_places import StatePlaces
 
 
 class PageLedger(Ledger):
