@@ -19,7 +19,7 @@ from enginebay.engine import Engine, GroupState, Pending, RowPlan, RowState, Ste
 from enginebay.errors import InternalError
 from enginebay.memory import MemoryPlan
 from enginebay.types import Request
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.rows import RowTable
 
 Pages = Mapping[str, np.ndarray]
 """By cache group: page ids int32 [pages] of a row, or [rows, pages]."""

@@ -24,7 +24,7 @@ from enginebay_paged.engine import make_ledger
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pools import make_pools
 from enginebay_paged.tiers import make_tiers
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.rows import RowTable
 from tests.brief import BRIEF
 from tests.fake_engine import NUM_SPECIAL, FakeEngine, next_token
 

@@ -17,7 +17,7 @@ from enginebay.compose.composition import Progress, make_engine
 from enginebay.compose.plan import Plan
 from enginebay.engine import Engine
 from enginebay.ops.select import is_import_path
-from enginebay_stepping.buckets import BucketSizes, default_sizes
+from enginebay_runtime.buckets import BucketSizes, default_sizes
 from tests.fakes import is_installed
 
 MAKERS = (
@@ -26,7 +26,7 @@ MAKERS = (
 )
 """Functions that make an engine from a plan."""
 
-SIZER = "enginebay_stepping.buckets.default_sizes"
+SIZER = "enginebay_runtime.buckets.default_sizes"
 """The function that chooses the sizes in which an engine compiles its steps."""
 
 

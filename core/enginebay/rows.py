@@ -12,7 +12,7 @@ from enginebay.types import Request
 
 class EngineRows(Protocol):
     """The host's table of an engine's rows. The first axis of an array is the row; a free row holds
-    zeros. The usual class is `enginebay_stepping.rows.RowTable`.
+    zeros. The usual class is `enginebay_runtime.rows.RowTable`.
 
     token_ids: int32 [rows, max_model_len], prompt and output. num_tokens: int32 [rows], prompt and
     output tokens. num_computed_tokens: int32 [rows], tokens that are in the cache.

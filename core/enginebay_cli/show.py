@@ -20,7 +20,7 @@ from enginebay_startup import waits
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from enginebay_executor.shadow_report import ShadowReport
+    from enginebay_runtime.shadow_report import ShadowReport
 
 
 @contextmanager

@@ -28,11 +28,11 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
 from enginebay.registry import Registry
 from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
-from enginebay_executor.binding import bind
-from enginebay_executor.device import DeviceRows
-from enginebay_executor.prefill import forward_step
-from enginebay_executor.step import Program, StepState, decode_step
 from enginebay_numerics import columns
+from enginebay_runtime.binding import bind
+from enginebay_runtime.device import DeviceRows
+from enginebay_runtime.prefill import forward_step
+from enginebay_runtime.step import Program, StepState, decode_step
 from enginebay_testing.toolchains import CompileReport, KernelCompiler
 
 TENSOR = "tensor"

@@ -15,8 +15,8 @@ from enginebay.errors import UnsupportedError
 from enginebay.executor.commands import PageOut
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
-from enginebay_executor.local import runner_of
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, greedy, penalty_params, random_prompts, seeded
 

@@ -14,7 +14,7 @@ import numpy as np
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.registry import load_registry
 from enginebay.weights import stored_bytes
-from enginebay_executor.compacting import compact_rows
+from enginebay_runtime.compacting import compact_rows
 from enginebay_testing.verdicts import Check
 
 PAGES_ASKED_FOR = (2, 3)

@@ -21,7 +21,7 @@ from enginebay.processor import (
     row_values,
 )
 from enginebay.sampler import Sampler, SamplingState
-from enginebay_executor.processing import empty_rows, process
+from enginebay_runtime.processing import empty_rows, process
 from enginebay_testing.sampler_runs import WIDTH, RowHistory, check_fits
 from enginebay_testing.sampling_oracle import OracleParams, device_params
 

@@ -22,7 +22,7 @@ from enginebay.processor import (
     row_values,
 )
 from enginebay.sampler import SamplingState
-from enginebay_executor.processing import evolve, process
+from enginebay_runtime.processing import evolve, process
 from enginebay_testing.sampling_oracle import OracleParams, device_params
 from enginebay_testing.verdicts import Check
 

@@ -20,11 +20,11 @@ from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.commands import ExecutorCommand, Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay_executor.codec import decode, encode
-from enginebay_executor.local import runner_of
-from enginebay_executor.runner import Runner
-from enginebay_executor.step import StepState
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.codec import decode, encode
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.runner import Runner
+from enginebay_runtime.step import StepState
 
 Result = TypeVar("Result")
 FRAME = struct.Struct("<cI")

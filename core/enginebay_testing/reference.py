@@ -18,9 +18,9 @@ from enginebay.model import Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
-from enginebay_executor.binding import bind
 from enginebay_numerics.batches import derive_batch
 from enginebay_numerics.sampling import without_padding
+from enginebay_runtime.binding import bind
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256

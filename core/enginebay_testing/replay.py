@@ -17,7 +17,7 @@ from pathlib import Path
 from enginebay.compose.composition import make_parts, make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import InputError
-from enginebay_executor.local import LocalExecutor
+from enginebay_runtime.local import LocalExecutor
 from enginebay_testing.recording import CONFIG, Replayed, frames, replay
 
 

@@ -296,7 +296,7 @@ def _model(
     registry: Registry, entry: Entry, platform: Platform, config: str | None = None
 ) -> list[Check]:
     from enginebay.compose.kernels import choose_kernels
-    from enginebay_executor.binding import OpsBinder
+    from enginebay_runtime.binding import OpsBinder
     from enginebay_testing.models import harness_steps, model_checks, read_model_config
 
     def make_ops(info: Any, placement: Any) -> OpsBinder:

@@ -37,10 +37,10 @@ from enginebay import LLM
 from enginebay.executor.keys import StepKey
 from enginebay.loop.messages import Ticket
 from enginebay.types import SamplingParams
-from enginebay_executor.local import runner_of
-from enginebay_executor.logprobs import Logprobs
-from enginebay_executor.runner import Runner
-from enginebay_executor.step import Sampled, StepState
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.logprobs import Logprobs
+from enginebay_runtime.runner import Runner
+from enginebay_runtime.step import Sampled, StepState
 from enginebay_testing.driver import request_of
 
 PROMPT_TOKENS = 16

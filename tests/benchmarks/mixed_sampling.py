@@ -21,7 +21,7 @@ import numpy as np
 
 from enginebay import LLM, SamplingParams
 from enginebay.types import StepVariant
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from tests.benchmarks.models import write_model
 
 LOWEST_ID, HIGHEST_ID = 300, 4000

@@ -14,7 +14,7 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import Bucket
 from enginebay.registry import load_registry
-from enginebay_executor.binding import OpsBinder
+from enginebay_runtime.binding import OpsBinder
 from enginebay_xla.attention import xla_attention
 from enginebay_xla.collectives import all_gather, all_reduce, all_to_all
 from enginebay_xla.grouped_linear import grouped_linear

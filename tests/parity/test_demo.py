@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import assert_same_tokens
 from tests.parity import demo, reference

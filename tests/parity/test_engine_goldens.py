@@ -14,7 +14,7 @@ import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import TOLERANCE, assert_same_tokens
 from tests.parity import tiny

@@ -24,9 +24,9 @@ from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import SamplingState
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_esurge import eSurge
-from enginebay_executor.background import Background
-from enginebay_executor.local import LocalExecutor
 from enginebay_oengine import HBMPageManager, PagedAttentionCache, oEngine, open_model
+from enginebay_runtime.background import Background
+from enginebay_runtime.local import LocalExecutor
 from enginebay_schedulers.fcfs import Fcfs
 from enginebay_vinference import vInference, vInferencePreCompileConfig
 from tests.brief import BRIEF

@@ -17,7 +17,7 @@ from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.rows import RowTable
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.fake_engine import FakeEngine
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from enginebay_executor.background import Background
+from enginebay_runtime.background import Background
 from tests.unit.serving import DEADLOCK_S
 
 

@@ -17,10 +17,10 @@ from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import UnsupportedError
 from enginebay.weights import QuantizedArray
-from enginebay_executor.local import runner_of
 from enginebay_paged.engine import is_paged
 from enginebay_paged.identity import _sums, weights_digest
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from tests.brief import LEAST
 from tests.unit.test_executors import Listing, plan_of
 

@@ -19,13 +19,13 @@ from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, Step
 from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
-from enginebay_executor.codec import decode, encode
 from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.store import PageStore
-from enginebay_stepping.assemble import SentTables, decode_command
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.assemble import SentTables, decode_command
+from enginebay_runtime.codec import decode, encode
+from enginebay_runtime.rows import RowTable
 from enginebay_testing.driver import request_of
 
 INTS = np.arange(6, dtype=np.int32).reshape(2, 3)

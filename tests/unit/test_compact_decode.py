@@ -9,7 +9,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.plan import Plan
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY
 from tests.unit.serving import SIZES

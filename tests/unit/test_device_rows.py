@@ -14,12 +14,12 @@ from enginebay.cache import Lease
 from enginebay.engine import RowPlan
 from enginebay.errors import CompilationError, InputError
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
-from enginebay_executor.device import COLUMNS, DeviceRows, write_history
-from enginebay_executor.local import runner_of
-from enginebay_executor.verify import advance_guessed
-from enginebay_stepping.assemble import prefill_writes
-from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.assemble import prefill_writes
+from enginebay_runtime.device import COLUMNS, DeviceRows, write_history
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.rows import RowTable
+from enginebay_runtime.verify import advance_guessed
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import penalty_params
 from tests.brief import LEAST

@@ -12,7 +12,7 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LATE
 from tests.parity import tiny

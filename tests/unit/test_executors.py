@@ -20,9 +20,9 @@ from enginebay.executor.commands import Drop, ExecutorCommand, Make, Step, Write
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.hooks import Declaration
-from enginebay_executor.background import Background
-from enginebay_executor.local import LocalExecutor, runner_of
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.background import Background
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import LocalExecutor, runner_of
 from enginebay_testing.driver import request_of
 from tests.unit.test_compose import with_parts
 

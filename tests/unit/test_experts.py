@@ -14,8 +14,8 @@ from enginebay.compose.composition import make_plan
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray
-from enginebay_executor.local import runner_of
 from enginebay_models.qwen3_moe import family
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
 from tests.parity import tiny

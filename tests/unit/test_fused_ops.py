@@ -25,9 +25,9 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay_executor.binding import OpsBinder
 from enginebay_numerics.batches import derive_batch
 from enginebay_numerics.rotary import RopeSpec
+from enginebay_runtime.binding import OpsBinder
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write

@@ -15,10 +15,10 @@ from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import InternalError
 from enginebay.executor.commands import PageIn, PageOut
-from enginebay_executor.local import runner_of
 from enginebay_paged.engine import is_paged
-from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper
+from enginebay_runtime.local import runner_of
 from tests.brief import LEAST
 
 NUM_PAGES = 90

@@ -17,7 +17,7 @@ from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 from enginebay_testing.ledgers import ledger_checks
 from tests.zoo import caches
 

@@ -25,11 +25,11 @@ from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, UnsupportedError
 from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from enginebay_executor.codec import decode
-from enginebay_executor.local import runner_of
 from enginebay_models.lfm2 import family as lfm2
 from enginebay_paged.pools import SNAPSHOTS_PER_ROW
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.codec import decode
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_moves import MID_PROMPT, moves_between, put_and_compare
 from enginebay_testing.recording import frames, replay
 from enginebay_testing.subject import greedy, penalty_params, seeded

@@ -15,7 +15,7 @@ import pytest
 from enginebay import LLM
 from enginebay.errors import RequestError, StoppedError
 from enginebay.outputs import RequestOutput, StreamChunk
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from tests.brief import BRIEF
 from tests.unit.loops import Pauses, go_on, seeing
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_

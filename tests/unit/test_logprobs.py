@@ -25,9 +25,9 @@ from enginebay.outputs import CompletionOutput
 from enginebay.registry import Registry, load_registry
 from enginebay.types import MAX_LOGPROBS
 from enginebay_cli import generate
-from enginebay_executor.launched import LaunchedStep
-from enginebay_executor.logprobs import logprobs_of
-from enginebay_executor.step import Sampled
+from enginebay_runtime.launched import LaunchedStep
+from enginebay_runtime.logprobs import logprobs_of
+from enginebay_runtime.step import Sampled
 from enginebay_testing.engine_logprobs import asking, check_returned_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY

@@ -22,13 +22,13 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError, EnginebayError
 from enginebay.prefix_key import PrefixKey
-from enginebay_executor.device import DeviceRows
 from enginebay_lora.layers import AdaptedLayer, adapted_layers, by_module
 from enginebay_lora.model import LoraModel
 from enginebay_lora.ops import part_slices
 from enginebay_lora.peft import read_adapter
 from enginebay_lora.store import LoraStore, SlotLimits
 from enginebay_paged.prefix import key_digest
+from enginebay_runtime.device import DeviceRows
 from tests.adapters import base_tensors, change_config, change_tensors, write_adapter
 from tests.brief import TINY
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
 from enginebay_testing.recording import recorded
 from enginebay_testing.replay import replay_here
 from tests.adapters import write_adapter, write_merged

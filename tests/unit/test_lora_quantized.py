@@ -18,8 +18,8 @@ from enginebay.adapters import ADAPTER_WEIGHTS
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.weights import QuantizedArray
-from enginebay_executor.local import runner_of
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from enginebay_testing.oracle import quantized_weight
 from tests.adapters import write_adapter, write_merged
 from tests.brief import LEAST, TINY

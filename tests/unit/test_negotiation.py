@@ -24,7 +24,7 @@ from enginebay.ops.caps import Caps
 from enginebay.ops.select import Candidate, choose
 from enginebay.registry import Registry, load_registry
 from enginebay_paged.options import PagedOptions
-from enginebay_stepping.buckets import bucket_sizes
+from enginebay_runtime.buckets import bucket_sizes
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.platforms import CpuPlatform
 from tests.fakes import fake_paged, install

@@ -16,7 +16,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.outputs import RequestOutput
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, generate, greedy, penalty_params, seeded
 from enginebay_testing.ties import MAX_NEAR_TIES, assert_same_tokens

@@ -13,12 +13,12 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.cache_shape import CacheShape
 from enginebay.config import make_config
-from enginebay_executor.local import runner_of
-from enginebay_executor.pages import PageMover
 from enginebay_paged import sizing
 from enginebay_paged.engine import is_paged
 from enginebay_paged.pool import PagePool
-from enginebay_stepping.memory import shape_bytes
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.memory import shape_bytes
+from enginebay_runtime.pages import PageMover
 from tests.pool import EnginePool
 from tests.unit import loops
 from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED

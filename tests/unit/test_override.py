@@ -23,7 +23,7 @@ from enginebay.errors import (
     UnsupportedError,
 )
 from enginebay.ops.spec import AttnBatch, AttnSpec
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, SIZES, assert_idle
 from tests.unit.unregistered import (

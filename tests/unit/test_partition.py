@@ -19,9 +19,9 @@ from enginebay.ops.op import Op
 from enginebay.weights import QuantizedArray
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
-from enginebay_executor.partition import partitioned
-from enginebay_executor.rules import NamedWeight
 from enginebay_lora.ops import LORA, lora_oracle
+from enginebay_runtime.partition import partitioned
+from enginebay_runtime.rules import NamedWeight
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample
 from enginebay_xla import linear as xla

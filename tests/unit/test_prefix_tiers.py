@@ -29,7 +29,7 @@ from enginebay_paged.options import PagedOptions
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex, key_digest, page_digests
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 from enginebay_testing.ledger_machine import LedgerWorld
 from tests.brief import LEAST
 from tests.parity import tiny

@@ -20,11 +20,11 @@ from enginebay import LLM, SamplingParams
 from enginebay.outputs import RequestMetrics
 from enginebay.prefix_key import PrefixKey
 from enginebay_esurge import eSurge
-from enginebay_executor.local import runner_of
 from enginebay_paged.engine import is_paged
 from enginebay_paged.page_files import PageFiles
 from enginebay_paged.prefix import key_digest, page_digests
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from tests.adapters import write_adapter
 from tests.brief import BRIEF, TINY
 from tests.pool import few_sizes

@@ -15,7 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
 from enginebay.processor import RowFacts, Sizes
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes

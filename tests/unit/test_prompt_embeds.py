@@ -15,8 +15,8 @@ from enginebay import LLM, SamplingParams, Segments
 from enginebay.errors import RequestError
 from enginebay.executor.commands import ExecutorCommand, Step
 from enginebay.proposer import Proposer
-from enginebay_executor.codec import decode, encode
-from enginebay_executor.local import runner_of
+from enginebay_runtime.codec import decode, encode
+from enginebay_runtime.local import runner_of
 from tests.brief import TINY
 from tests.unit.test_embed import GREEDY, SIZES, PreemptsOnce
 

@@ -16,8 +16,8 @@ from enginebay.config import make_config
 from enginebay.errors import ConfigError, EnginebayError, UnsupportedError
 from enginebay.loop.draft_stats import DraftStats
 from enginebay.registry import Registry, load_registry
+from enginebay_runtime.buckets import BucketSizes
 from enginebay_samplers.ngram import NgramOptions, NgramProposer
-from enginebay_stepping.buckets import BucketSizes
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 MOST = 8

@@ -28,7 +28,7 @@ from enginebay.errors import (
 from enginebay.executor.parts import weight_bytes
 from enginebay.registry import Registry, load_registry
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
-from enginebay_executor.weights import merge_weights
+from enginebay_runtime.weights import merge_weights
 from enginebay_testing.oracle import quantized_weight
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.linear import embedding, linear

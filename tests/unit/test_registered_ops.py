@@ -25,7 +25,7 @@ from enginebay.ops.op import Op
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_byhand.override import overridden_plan
-from enginebay_executor.binding import bound_ops
+from enginebay_runtime.binding import bound_ops
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.ops import RmsNormOp
 

@@ -21,11 +21,11 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import InputError, UnsupportedError
 from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, Step
-from enginebay_executor.codec import decode
-from enginebay_executor.local import runner_of
-from enginebay_executor.tables import max_changes
 from enginebay_paged import sizing
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.codec import decode
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.tables import max_changes
 from enginebay_testing.recording import frames, recorded, replay
 from tests.brief import BRIEF
 from tests.pool import EnginePool

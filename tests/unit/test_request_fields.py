@@ -22,10 +22,10 @@ from enginebay.errors import RequestError
 from enginebay.llm.abilities import Abilities
 from enginebay.llm.prepare import Preparer
 from enginebay_cli import generate
-from enginebay_executor import full_vocab
-from enginebay_executor.full_vocab import log_softmax as device_log_softmax
-from enginebay_executor.full_vocab import prompt_logprobs
-from enginebay_executor.local import runner_of
+from enginebay_runtime import full_vocab
+from enginebay_runtime.full_vocab import log_softmax as device_log_softmax
+from enginebay_runtime.full_vocab import prompt_logprobs
+from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_logprobs import (
     check_prompt_logprobs,
     check_returned_logprobs,

@@ -42,10 +42,10 @@ from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
 from enginebay_numerics.sampling import first_best
 from enginebay_numerics.row_columns import write_row
-from enginebay_stepping.rows import RowTable
-from enginebay_executor import device
+from enginebay_runtime.rows import RowTable
+from enginebay_runtime import device
 from enginebay_numerics import columns
-from enginebay_stepping.assemble import empty_plan
+from enginebay_runtime.assemble import empty_plan
 from enginebay.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer

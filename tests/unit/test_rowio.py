@@ -16,7 +16,7 @@ from enginebay.config import EngineConfig
 from enginebay.engine import RowState
 from enginebay.errors import InputError
 from enginebay.executor.commands import Put
-from enginebay_executor.rowio import put_row
+from enginebay_runtime.rowio import put_row
 from tests.brief import LEAST
 
 CONTEXT = 64

@@ -112,5 +112,5 @@ def test_documented_names_are_at_the_top_and_import_jax_when_asked_for() -> None
     assert enginebay_oengine.SequenceBuffer is SequenceBuffer
     with pytest.raises(AttributeError, match="no attribute 'begin_sequence'"):
         enginebay_oengine.begin_sequence  # noqa: B018
-    code = "import sys, enginebay_oengine, enginebay_stepping.rows; assert 'jax' not in sys.modules"
+    code = "import sys, enginebay_oengine, enginebay_runtime.rows; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

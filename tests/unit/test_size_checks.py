@@ -17,13 +17,13 @@ from enginebay.compose.composition import build, make_parts, make_plan
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError, RequestError, UnsupportedError
 from enginebay_esurge import eSurge
-from enginebay_executor.local import runner_of
 from enginebay_oengine.opened_model import GenerationConfig, OpenedModel
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
 from enginebay_paged.pool import PagePool
-from enginebay_stepping.account import ACCOUNT
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.account import ACCOUNT
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.rows import RowTable
 from tests.brief import BRIEF
 from tests.unit.esurge.small import OPTIONS
 from tests.unit.serving import GREEDY, SIZES, with_

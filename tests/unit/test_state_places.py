@@ -13,7 +13,7 @@ from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex
 from enginebay_paged.state_places import StatePlaces
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 
 PAGE, ROWS, MOST = 4, 3, 64
 

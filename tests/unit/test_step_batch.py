@@ -24,12 +24,12 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.weights import WeightSpec
 from enginebay_byhand.cases import CheckSetting, QuickCase
-from enginebay_executor.local import runner_of
-from enginebay_executor.partition import partitioned
-from enginebay_executor.rules import Partition
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.partition import partitioned
+from enginebay_runtime.rules import Partition
 from enginebay_testing.model_harness import Chunk, ModelHarness, place_over
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint

@@ -23,7 +23,7 @@ from enginebay.cache import Lease
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.outputs import RequestOutput
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import MAX_NEAR_TIES, possible_tokens
 from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED, Counts, make_llm, seeing

@@ -21,9 +21,9 @@ from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay.sampler import SamplingState
 from enginebay_byhand.override import overridden_plan
-from enginebay_executor.background import Background
+from enginebay_runtime.background import Background
+from enginebay_runtime.engine import StepEngine
 from enginebay_samplers import greedy, standard
-from enginebay_stepping.engine import StepEngine
 from tests.brief import BRIEF
 from tests.fakes import SIZES
 

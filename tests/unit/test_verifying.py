@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_logprobs import check_returned_logprobs
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded

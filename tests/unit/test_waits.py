@@ -30,8 +30,8 @@ from enginebay_cli.generate import after_first
 from enginebay_cli.show import PlainProgress, progress
 from enginebay_cli.waiting import plain_waits
 from enginebay_esurge import opening
-from enginebay_executor import runner
 from enginebay_native import compiling
+from enginebay_runtime import runner
 from enginebay_startup import plugin, waits
 from enginebay_startup.waits import waiting
 from enginebay_vinference import programs

@@ -17,13 +17,13 @@ from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
 from enginebay.errors import ConfigError
-from enginebay_executor.pages import copy_page
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pools import Pools
 from enginebay_paged.sizing import pool_sizes
-from enginebay_stepping.geometry import PoolSizes
-from enginebay_stepping.memory import plan_memory
+from enginebay_runtime.geometry import PoolSizes
+from enginebay_runtime.memory import plan_memory
+from enginebay_runtime.pages import copy_page
 from tests.fake_engine import FakeEngine
 from tests.fakes import compose_fake, expected_tokens
 from tests.parity import tiny

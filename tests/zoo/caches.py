@@ -20,7 +20,7 @@ from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex
 from enginebay_paged.state_places import StatePlaces
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.verdicts import Check
 

@@ -15,8 +15,8 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.engine import GroupState, Pending, RowState, StepPlan
-from enginebay_executor.local import runner_of
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
 from tests.brief import LATE

@@ -6,7 +6,7 @@ from enginebay.engine import AttentionProblem
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_paged import engine as paged
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
 
 
 def make_engine(parts: EngineParts, options: ESurgeOptions) -> StepEngine:

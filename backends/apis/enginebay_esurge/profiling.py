@@ -11,7 +11,7 @@ from enginebay.errors import InputError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge.errors import BusyError
 from enginebay_esurge.service import Service
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_startup.folders import make_writable
 
 

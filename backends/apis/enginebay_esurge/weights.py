@@ -10,10 +10,10 @@ from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.errors import InputError, InternalError
 from enginebay.model import Checkpoint, Weights
-from enginebay_executor.local import runner_of
-from enginebay_executor.weights import flat_weights, merge_weights
 from enginebay_paged.engine import is_paged
-from enginebay_stepping.engine import StepEngine
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.weights import flat_weights, merge_weights
 
 
 def paged(engine: Any) -> StepEngine:

@@ -17,10 +17,10 @@ import numpy as np
 
 from enginebay.cache import Lease
 from enginebay.errors import InputError
-from enginebay_executor.device import DeviceRows
 from enginebay_oengine.iteration import InitialSequenceRequest
 from enginebay_oengine.page_manager import POOL, HBMPageManager
-from enginebay_stepping.geometry import Geometry
+from enginebay_runtime.device import DeviceRows
+from enginebay_runtime.geometry import Geometry
 
 
 @dataclasses.dataclass(slots=True, eq=False)

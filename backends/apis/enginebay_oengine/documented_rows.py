@@ -12,7 +12,7 @@ import numpy as np
 
 from enginebay.errors import InputError
 from enginebay.types import FrozenSampling, Request, SamplingParams, key_of
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 
 
 class DocumentedRequest(Protocol):

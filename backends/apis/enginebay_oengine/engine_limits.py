@@ -10,8 +10,8 @@ import jax
 from enginebay.errors import ConfigError
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
-from enginebay_stepping.buckets import BucketSizes, doubling
-from enginebay_stepping.geometry import Geometry
+from enginebay_runtime.buckets import BucketSizes, doubling
+from enginebay_runtime.geometry import Geometry
 
 DEFAULT_PREFILL_LENGTHS = tuple(2**power for power in range(9, 24))
 DEFAULT_MAX_PREFILL_LENGTH = 4096

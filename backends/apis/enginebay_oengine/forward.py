@@ -15,12 +15,12 @@ from jax import tree_util
 
 from enginebay.cache import KVLayout
 from enginebay.model import Weights
-from enginebay_executor.device import DeviceRows
-from enginebay_executor.prefill import prefill_step
-from enginebay_executor.step import Program, StepState, compact_decode_step, decode_step
 from enginebay_numerics import columns
 from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
 from enginebay_oengine.paged_cache import PagedAttentionCache
+from enginebay_runtime.device import DeviceRows
+from enginebay_runtime.prefill import prefill_step
+from enginebay_runtime.step import Program, StepState, compact_decode_step, decode_step
 
 _FIELDS = ("complete", "token_id", "next_position", "packed")
 

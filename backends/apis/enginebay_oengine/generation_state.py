@@ -16,8 +16,8 @@ from jax import tree_util
 
 from enginebay.cache import Lease
 from enginebay.errors import InputError
-from enginebay_executor.device import DeviceRows
 from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_runtime.device import DeviceRows
 
 Views = Mapping[str, Sequence[Mapping[str, Any]]]
 

@@ -16,8 +16,8 @@ from enginebay.llm.segments import Array
 from enginebay.ops.spec import Bucket
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine.page_manager import POOL
-from enginebay_stepping.assemble import empty_plan, fill_columns, sorted_for_attention
-from enginebay_stepping.geometry import Geometry
+from enginebay_runtime.assemble import empty_plan, fill_columns, sorted_for_attention
+from enginebay_runtime.geometry import Geometry
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from enginebay.compose.plan import Plan
 from enginebay.executor.parts import EngineParts
 from enginebay.llm import LLM
 from enginebay.model import Weights
-from enginebay_executor.local import runner_of
 from enginebay_paged.engine import is_paged
+from enginebay_runtime.local import runner_of
 from enginebay_shared.opening import (
     ModelLike,
     config_of,

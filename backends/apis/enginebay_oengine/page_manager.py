@@ -18,7 +18,7 @@ from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import DUMMY_PAGE, PagePool
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 
 POOL = "pages"
 """The ledger's name for the only pool: a page number means the same page in every cache group."""

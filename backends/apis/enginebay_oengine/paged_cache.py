@@ -25,9 +25,9 @@ from enginebay_oengine.opened_model import OpenedModel
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pools import Pools
 from enginebay_paged.sizing import choose_num_pages
-from enginebay_stepping.buckets import default_sizes
-from enginebay_stepping.geometry import PoolSizes
-from enginebay_stepping.memory import plan_memory
+from enginebay_runtime.buckets import default_sizes
+from enginebay_runtime.geometry import PoolSizes
+from enginebay_runtime.memory import plan_memory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

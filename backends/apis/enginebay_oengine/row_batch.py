@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.rows import RowTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

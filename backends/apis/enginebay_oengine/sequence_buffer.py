@@ -34,7 +34,7 @@ from enginebay_oengine.documented_rows import (
     read_sparse,
 )
 from enginebay_oengine.row_batch import ModelRunBatch, make_batch
-from enginebay_stepping.rows import RowTable
+from enginebay_runtime.rows import RowTable
 
 ALWAYS_ACTIVE = ("temperature", "top_p", "top_k")
 """Parameters that get_active_sampling_params() returns for every request."""

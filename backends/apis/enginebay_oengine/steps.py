@@ -20,9 +20,6 @@ from enginebay.compilations import Compilations
 from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay.executor.parts import EngineParts
 from enginebay.model import Weights
-from enginebay_executor.device import COLUMNS, DeviceRows
-from enginebay_executor.pages import copy_page
-from enginebay_executor.step import Program
 from enginebay_oengine.compiling import cjit
 from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
 from enginebay_oengine.generation_state import (
@@ -38,6 +35,9 @@ from enginebay_oengine.model_inputs import ModelInputBatch
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.page_manager import POOL, HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
+from enginebay_runtime.device import COLUMNS, DeviceRows
+from enginebay_runtime.pages import copy_page
+from enginebay_runtime.step import Program
 
 DEVICE_AXIS = "tensor"
 """The name of the only mesh axis, for a configuration without a mesh."""

@@ -20,8 +20,8 @@ from enginebay.cache_shape import CacheShape
 from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
-from enginebay_executor.device import DeviceRows
-from enginebay_executor.step import Program, StepState, batches_of, decode_step
+from enginebay_runtime.device import DeviceRows
+from enginebay_runtime.step import Program, StepState, batches_of, decode_step
 from enginebay_vinference.partition import LEAF_NAMES
 
 Arrays = dict[str, Any]

@@ -19,7 +19,7 @@ from enginebay.model import Model, Weights
 from enginebay.text import Message
 from enginebay.types import SamplingParams
 from enginebay_byhand.override import overridden_plan
-from enginebay_executor.weights import merge_weights
+from enginebay_runtime.weights import merge_weights
 from enginebay_shared.opening import ModelLike, find_tokenizer, passed_tokenizer
 from enginebay_vinference.closing import closable
 from enginebay_vinference.concurrent import Concurrently, PromptProgress

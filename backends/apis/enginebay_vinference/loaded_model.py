@@ -14,7 +14,8 @@ from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.text import Tokenizer
 from enginebay_contiguous.engine import is_contiguous
-from enginebay_executor.local import runner_of
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
 from enginebay_shared.opening import (
     ModelLike,
     config_of,
@@ -23,7 +24,6 @@ from enginebay_shared.opening import (
     size_name,
     wrong_llm,
 )
-from enginebay_stepping.engine import StepEngine
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import PartitionAxis

@@ -24,10 +24,10 @@ from enginebay.errors import CompilationError, ConfigError, RequestError, Stoppe
 from enginebay.executor.parts import EngineParts
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay_contiguous.slot_sizes import slot_shape
-from enginebay_executor.local import runner_of
-from enginebay_executor.step import Program
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.step import Program
 from enginebay_startup.waits import waiting
-from enginebay_stepping.engine import StepEngine
 from enginebay_vinference.functions import (
     Arrays,
     Function,

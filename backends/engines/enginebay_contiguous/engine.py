@@ -10,8 +10,8 @@ from enginebay.engine import AttentionProblem, Engine
 from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
 from enginebay_contiguous.ledger import SlotLedger
 from enginebay_contiguous.slot_sizes import slot_shape, slot_sizes
-from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.rows.make import make_row_table
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.rows.make import make_row_table
 
 
 class VInferenceOptions(BaseModel):

@@ -10,7 +10,7 @@ from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 
 
 class SlotLedger(Ledger):

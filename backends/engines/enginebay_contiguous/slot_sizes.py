@@ -9,8 +9,8 @@ from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.engine import Demand
 from enginebay.executor.parts import StepFacts
-from enginebay_stepping.buckets import bucket_sizes, smallest_fit
-from enginebay_stepping.geometry import CacheSizes, Geometry, Shapes
+from enginebay_runtime.buckets import bucket_sizes, smallest_fit
+from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 
 ONE_PAGE_LAYOUTS = ("hnd",)
 """Layouts in which a slot is one page: their kernels accept pages of any size."""

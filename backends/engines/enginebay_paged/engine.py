@@ -11,7 +11,6 @@ from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import EngineParts, StepFacts
-from enginebay_executor.local import runner_of
 from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions
@@ -22,10 +21,11 @@ from enginebay_paged.sizing import FEWEST_PAGES, moving_bytes, pool_sizes
 from enginebay_paged.state_places import StatePlaces
 from enginebay_paged.store import PageStore
 from enginebay_paged.tiers import PrefixTiers, make_tiers
-from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.geometry import Shapes, pool_problems
-from enginebay_stepping.rows import PageTable
-from enginebay_stepping.rows.make import make_row_table
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.geometry import Shapes, pool_problems
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.rows import PageTable
+from enginebay_runtime.rows.make import make_row_table
 
 
 def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:

@@ -12,7 +12,7 @@ from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_paged.pool import DUMMY_PAGE
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

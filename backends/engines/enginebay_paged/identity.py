@@ -17,9 +17,9 @@ import numpy as np
 from enginebay.adapters import ADAPTER_WEIGHTS
 from enginebay.executor.parts import EngineParts, Executor
 from enginebay.model import Weights
-from enginebay_executor.local import runner_of
 from enginebay_numerics.head_rotation import rotated_widths
-from enginebay_stepping.geometry import Shapes
+from enginebay_runtime.geometry import Shapes
+from enginebay_runtime.local import runner_of
 
 SEEDS = (0x9E3779B1, 0xC2B2AE3D)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from enginebay.errors import ConfigError, shown
-from enginebay_stepping.host_pages import PageKeeper
+from enginebay_runtime.host_pages import PageKeeper
 
 log = logging.getLogger("enginebay.prefix_files")
 

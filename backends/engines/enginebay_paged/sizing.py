@@ -12,10 +12,10 @@ from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pools import Pools, make_pools
-from enginebay_stepping.account import ACCOUNT
-from enginebay_stepping.geometry import Geometry, PoolSizes
-from enginebay_stepping.host_pages import MAX_MOVING
-from enginebay_stepping.memory import shape_bytes, workspace_bytes
+from enginebay_runtime.account import ACCOUNT
+from enginebay_runtime.geometry import Geometry, PoolSizes
+from enginebay_runtime.host_pages import MAX_MOVING
+from enginebay_runtime.memory import shape_bytes, workspace_bytes
 
 DEFAULT_UTILIZATION = 0.85
 FIRST_BYTES = 128 * 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginebay.errors import InternalError
 from enginebay_paged.store import PageStore
-from enginebay_stepping.rows import PageTable
+from enginebay_runtime.rows import PageTable
 
 
 class StatePlaces:

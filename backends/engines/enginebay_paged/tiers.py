@@ -14,8 +14,8 @@ from enginebay_paged.host_tier import HostTier, MoveLog
 from enginebay_paged.identity import engine_identity
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.page_files import PageFiles, file_bytes
-from enginebay_stepping.geometry import Shapes
-from enginebay_stepping.host_pages import HostPages, kind_bytes, page_kinds
+from enginebay_runtime.geometry import Shapes
+from enginebay_runtime.host_pages import HostPages, kind_bytes, page_kinds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

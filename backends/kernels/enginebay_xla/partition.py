@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay_executor.rules import Partition, Shards
+from enginebay_runtime.rules import Partition, Shards
 from enginebay_xla.ops import (
     AddRmsNormOp,
     EmbeddingOp,

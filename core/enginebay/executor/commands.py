@@ -2,7 +2,7 @@
 names.
 
 An engine makes commands, and an executor runs them in order. They need no pickle:
-`enginebay_executor.codec` turns a command into bytes, and the bytes into a command in any process.
+`enginebay_runtime.codec` turns a command into bytes, and the bytes into a command in any process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 
 Kind = Literal["prefill", "decode", "compact", "verify", "forward", "sample"]
-"""A prefill is compiled as "forward" and "sample" programs; see `enginebay_executor.programs`."""
+"""A prefill is compiled as "forward" and "sample" programs; see `enginebay_runtime.programs`."""
 
 
 def draft_rows(bucket: Bucket) -> Bucket:

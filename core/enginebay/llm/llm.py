@@ -198,7 +198,7 @@ class LLM:
         self._loop.call(lambda: adapters.unload(name, self._loop.adapters_in_use))
 
     def shadow_report(self) -> Any:
-        """The comparisons that shadow mode has made so far (enginebay_executor.shadow_report); None
+        """The comparisons that shadow mode has made so far (enginebay_runtime.shadow_report); None
         when shadow mode is off, and inside an override() block.
         """
         return self._loop.call(lambda: self._parts.engine.shadow_report)

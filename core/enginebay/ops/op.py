@@ -37,7 +37,7 @@ class Op(Generic[SignatureT]):
     queries and keys, the op that writes the cache, and the op that does both.
 
     partition: a function (implementation, *arguments, **keywords of a call) -> Partition, which
-    splits calls over devices; see `enginebay_executor.rules`. Without it XLA's compiler splits
+    splits calls over devices; see `enginebay_runtime.rules`. Without it XLA's compiler splits
     calls, and an implementation that declares the capability sharded = False cannot be used on
     several devices.
 

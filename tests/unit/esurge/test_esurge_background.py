@@ -11,10 +11,10 @@ import pytest
 
 from enginebay.executor.keys import StepKey
 from enginebay_esurge import eSurge
-from enginebay_executor.background import Background
-from enginebay_executor.compiling import StepCompiler
-from enginebay_executor.local import runner_of
-from enginebay_executor.programs import cost, covering, parts_of
+from enginebay_runtime.background import Background
+from enginebay_runtime.compiling import StepCompiler
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.programs import cost, covering, parts_of
 from tests.fake_engine import FakeEngine
 from tests.unit.esurge.conftest import Make
 from tests.unit.esurge.small import GREEDY, HOT_ON, LONG, PROMPT, PROMPTS, token_ids, with_

@@ -11,7 +11,7 @@ import pytest
 from enginebay.errors import IncorrectError, RequestError, StoppedError
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_esurge import eSurge
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from tests.unit.esurge.small import HOT_ON, LONG, PROMPT, token_ids, until, with_
 from tests.unit.unregistered import garbage_attention, plain_attention
 

@@ -13,7 +13,7 @@ import pytest
 from enginebay import LLM
 from enginebay.weights import QuantizedArray
 from enginebay_esurge import eSurge
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from tests.unit.esurge.small import GREEDY_ON, HOT, PROMPTS, token_ids, with_
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pytest
 from enginebay import LLM
 from enginebay.model import Model
 from enginebay_esurge import NotRunningError, eSurge
-from enginebay_executor.local import runner_of
 from enginebay_models.source import CheckpointSource
+from enginebay_runtime.local import runner_of
 from tests.brief import BRIEF
 from tests.unit.esurge.small import (
     GREEDY_ON,

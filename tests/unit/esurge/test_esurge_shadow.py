@@ -11,10 +11,10 @@ import pytest
 
 from enginebay.config import make_config
 from enginebay_esurge import eSurge
-from enginebay_executor.local import runner_of
-from enginebay_executor.shadow import Shadow
-from enginebay_executor.shadow_report import LayerDifference, ShadowPhase, ShadowReport
-from enginebay_executor.shadowing import choose_shadow
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.shadow import Shadow
+from enginebay_runtime.shadow_report import LayerDifference, ShadowPhase, ShadowReport
+from enginebay_runtime.shadowing import choose_shadow
 from tests.unit.esurge.small import HOT_ON, PROMPT, token_ids
 
 pytest.importorskip("prometheus_client")

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.ops.spec import Bucket
-from enginebay_executor.binding import OpsBinder
 from enginebay_numerics.batches import derive_batch
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
+from enginebay_runtime.binding import OpsBinder
 
 SIZE = 160
 

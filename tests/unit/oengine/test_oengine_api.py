@@ -18,8 +18,6 @@ import enginebay_oengine
 from enginebay import LLM
 from enginebay.compilations import Compilations
 from enginebay.errors import CompilationError, ConfigError
-from enginebay_executor.local import runner_of
-from enginebay_executor.step import Program
 from enginebay_oengine import (
     AbstractInferenceEngine,
     ActiveSequenceBatch,
@@ -36,6 +34,8 @@ from enginebay_oengine import (
     open_model,
 )
 from enginebay_oengine.forward import GraphDef
+from enginebay_runtime.local import runner_of
+from enginebay_runtime.step import Program
 from tests.unit.oengine.small import MODEL, NUM_SLOTS, PAGE_SIZE, make_engine, prefill
 
 pytestmark = pytest.mark.xdist_group("oengine_api")

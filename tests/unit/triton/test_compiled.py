@@ -25,10 +25,10 @@ from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import load_registry
-from enginebay_executor.binding import OpsBinder
-from enginebay_executor.device import DeviceRows
-from enginebay_executor.step import Program, StepState, decode_step
 from enginebay_models import llama
+from enginebay_runtime.binding import OpsBinder
+from enginebay_runtime.device import DeviceRows
+from enginebay_runtime.step import Program, StepState, decode_step
 from enginebay_testing.models import harness_steps
 from enginebay_triton.attention import attention
 from enginebay_triton.call import graph_features

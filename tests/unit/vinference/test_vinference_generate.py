@@ -12,7 +12,7 @@ from flax import nnx
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.types import ROW_VALUES, FrozenSampling
-from enginebay_executor.local import runner_of
+from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import TOLERANCE
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig

@@ -16,9 +16,9 @@ from enginebay.engine import AttentionProblem
 from enginebay.errors import InternalError
 from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay.prefix_key import NO_KEY, PrefixKey
-from enginebay_stepping.engine import StepEngine
-from enginebay_stepping.geometry import PoolSizes, pool_problems
-from enginebay_stepping.rows.make import make_row_table
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.geometry import PoolSizes, pool_problems
+from enginebay_runtime.rows.make import make_row_table
 
 
 class RingOptions(BaseModel):

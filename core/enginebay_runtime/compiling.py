@@ -1,0 +1,228 @@
+"""StepCompiler: compiles the programs of a runner's steps."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.executor.keys import Kind, StepKey
+from enginebay.model import Weights
+from enginebay_numerics import columns
+from enginebay_runtime.ahead import compile_ahead, release_memory
+from enginebay_runtime.dump import dump_program
+from enginebay_runtime.full_vocab import FullVocab
+from enginebay_runtime.prefill import forward_step, sample_step
+from enginebay_runtime.programs import ProgramName, parts_of, program_name
+from enginebay_runtime.step import Sampled, StepState, compact_decode_step, decode_step
+from enginebay_runtime.tables import max_changes, on_tables
+from enginebay_runtime.verify import verify_step
+from enginebay_runtime.view import RunnerView
+
+STEPS: dict[Kind, Callable[..., Any]] = {
+    "forward": forward_step,
+    "sample": sample_step,
+    "decode": decode_step,
+    "compact": compact_decode_step,
+    "verify": verify_step,
+}
+
+
+CompiledPrograms = MutableMapping[ProgramName, Any]
+"""Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """A prefill as one call: runs its forward program, then the smallest of its `samplers` (by
+    number of rows) that holds the rows whose prompt ends here, if there are any.
+    """
+
+    forward: Callable[..., Any]
+    samplers: Mapping[int, Callable[..., Any]]
+
+    def __call__(
+        self,
+        weights: Weights,
+        state: StepState,
+        changes: Any,
+        token_ids: np.ndarray,
+        ints: np.ndarray,
+        *more: Any,
+    ) -> tuple[StepState, Sampled]:
+        state, last, sampled = self.forward(weights, state, changes, token_ids, ints, *more)
+        sampling = np.flatnonzero(ints[:, columns.SAMPLES])
+        if not len(sampling):
+            return state, sampled
+        num = next(size for size in self.samplers if size >= len(sampling))
+        places = np.full(num, len(ints), np.int32)
+        places[: len(sampling)] = sampling
+        row_ids = np.zeros(num, np.int32)
+        row_ids[: len(sampling)] = ints[sampling, columns.ROW]
+        full = sampled.full_vocab
+        given = Sampled(sampled.tokens, sampled.logprobs, None, full and FullVocab(full.rows))
+        (rows, processor_state), new = self.samplers[num](
+            weights, (state.rows, state.processor_state), last, given, row_ids, places
+        )
+        if full and new.full_vocab:
+            full = dataclasses.replace(full, rows=new.full_vocab.rows)
+        state = dataclasses.replace(state, rows=rows, processor_state=processor_state)
+        return state, Sampled(new.tokens, new.logprobs, sampled.logits, full, sampled.hidden)
+
+
+class StepCompiler:
+    """Lowers and compiles steps, and stores the programs where the runner looks them up.
+
+    It copies what it needs of the runner when it is made: the program, the layouts, the shapes of
+    weights and state. Later changes of the runner, such as the ops of an override or dropped
+    arrays, do not affect it. So it may be used on another thread.
+    """
+
+    def __init__(self, runner: RunnerView, programs: CompiledPrograms) -> None:
+        """`programs`: the runner's compiled programs, which this adds to."""
+        self._program, self._placement = runner.program, runner.placement
+        self._layouts = dict(runner.layouts)
+        self._max_steps, self._options = runner.max_steps, runner.compile_options
+        self._dump_folder, self._compilations = runner.dump_folder, runner.compilations
+        self._held = jax.tree.map(_describe, (runner.weights, runner.state))
+        self._programs = programs
+
+    def make(self, key: StepKey) -> Any:
+        """Lower, compile and store the program of a step."""
+        for part in self._missing([key]):
+            self._keep(part, self._compile(part, self._lower(part)))
+        return self._joined(key)
+
+    def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
+        """Compile the programs of these steps, two at a time, and call `report` after each; see
+        `compile_ahead`.
+        """
+        waiting = collections.deque(keys)
+
+        def keep(part: StepKey, compiled: Any) -> None:
+            self._keep(part, compiled)
+            join()
+
+        def join() -> None:
+            while waiting and not self._missing([waiting[0]]):
+                self._joined(waiting[0])
+                report(waiting.popleft())
+
+        join()
+        compile_ahead(self._missing(keys), self._lower, self._compile, keep)
+
+    def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
+        """Compile the program of a step, unless it was compiled meanwhile."""
+        if program_name(key, self._layouts) not in self._programs:
+            self.make(key)
+            release_memory()
+            report(key)
+
+    def _missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
+        """The parts of steps that are not compiled."""
+        parts = dict.fromkeys(part for key in keys for part in parts_of(key))
+        return [part for part in parts if program_name(part, self._layouts) not in self._programs]
+
+    def _keep(self, part: StepKey, compiled: Any) -> None:
+        self._programs[program_name(part, self._layouts)] = compiled
+        self._compilations.add()
+
+    def _joined(self, key: StepKey) -> Any:
+        """The program of a step whose parts are all compiled."""
+        forward, *samplers = (
+            self._programs[program_name(part, self._layouts)] for part in parts_of(key)
+        )
+        if not samplers:
+            return forward
+        sizes = [part.bucket.tokens for part in parts_of(key)[1:]]
+        joined = Prefill(forward, dict(zip(sizes, samplers, strict=True)))
+        self._programs[program_name(key, self._layouts)] = joined
+        return joined
+
+    def _compile(self, key: StepKey, lowered: Any) -> Any:
+        with self._compilations.timed():
+            compiled = lowered.compile(compiler_options=self._options)
+        if self._dump_folder is not None:
+            dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
+        return compiled
+
+    def _lower(self, key: StepKey) -> Any:
+        """The traced program of a key. Runs on the caller's thread only."""
+        processors = tuple(
+            (name, one)
+            for name, one in self._program.processors
+            if key.names is None or name in key.names
+        )
+        program = dataclasses.replace(
+            self._program,
+            full_vocab=key.full_vocab,
+            pools=key.pools,
+            takes_embeds=key.embeds,
+            adapts=key.adapts,
+            processors=processors,
+        )
+        held, args = self._arguments(key)
+        options: dict[str, Any] = {} if key.kind == "forward" else {"variant": key.variant}
+        sizes: tuple[Any, ...] = (key.bucket,)
+        if key.kind in ("decode", "compact"):
+            sizes = (key.bucket, 1 if key.full_vocab else self._max_steps)
+        step: Callable[..., Any] = functools.partial(
+            STEPS[key.kind], program, self._layouts, *sizes, **options
+        )
+        if key.kind != "sample":
+            step = on_tables(step, key.kind, self._layouts, key.bucket)
+        # A partial object has no name; profiles and compile logs show this one.
+        step.__name__ = f"enginebay_{key.kind}"
+        outputs = None
+        # Donated arrays are reused only when they are returned with the same sharding.
+        if self._placement.mesh is not None:
+            state = jax.tree.map(lambda a: a.sharding, held)
+            others = (self._placement.replicated,) * (2 if key.kind == "forward" else 1)
+            outputs = (state, *others)
+        donated = (1, 3) if key.kind == "sample" else 1
+        jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
+        with self._compilations.timed():
+            return jitted.lower(self._held[0], held, *args)
+
+    def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
+        """The state that a program changes, and the shapes of its other arguments."""
+        bucket, kind, info = key.bucket, key.kind, self._program.model.info
+        num, state = bucket.seqs, self._held[1]
+
+        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        changes = {g: ints(max_changes(bucket), 3) for g in self._layouts}
+        if kind == "forward":
+            floats = jax.ShapeDtypeStruct((num, columns.NUM_FLOAT_COLUMNS), jnp.float32)
+            targets = (ints(bucket.tokens),) if key.full_vocab else ()
+            plan = ints(num, columns.NUM_INT_COLUMNS)
+            width = (bucket.tokens, info.hidden_size)
+            embeds = (jax.ShapeDtypeStruct(width, jnp.float32),) if key.embeds else ()
+            return state, (changes, ints(bucket.tokens), plan, floats, *targets, *embeds)
+        if kind == "sample":
+            last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
+            program = dataclasses.replace(
+                self._program, returns_logits=False, full_vocab=key.full_vocab
+            )
+            sampled = jax.eval_shape(lambda: program.nothing_sampled((num, 1)))
+            given = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(
+                    a.shape, a.dtype, sharding=self._placement.replicated
+                ),
+                (last, sampled),
+            )
+            own = ints(bucket.tokens)
+            return (state.rows, state.processor_state), (*given, own, own)
+        drafts = (num, self._program.drafts_a_step(bucket)) if kind == "verify" else ()
+        return state, (changes, ints(num), ints(*drafts))
+
+
+def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

@@ -1,0 +1,122 @@
+"""LocalExecutor: runs commands in this process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from enginebay.compilations import Compilations
+from enginebay.engine import Engine
+from enginebay.errors import UnsupportedError
+from enginebay.executor.commands import (
+    CopyPages,
+    Drop,
+    ExecutorCommand,
+    Grow,
+    Make,
+    PageIn,
+    PageOut,
+    Put,
+    SetAdapter,
+    SetParts,
+    SetWeights,
+    Step,
+    Take,
+    WriteRows,
+)
+from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.executor.parts import EngineParts, Executor, Report
+from enginebay_runtime.background import Background
+from enginebay_runtime.pages import PageMover
+from enginebay_runtime.resize import CacheMaker
+from enginebay_runtime.rowio import put_row, take_row
+from enginebay_runtime.runner import Runner
+from enginebay_runtime.shadow_report import ShadowReport
+from enginebay_runtime.slots import SlotWriter
+from enginebay_runtime.step import Program
+from enginebay_runtime.weights import merge_weights
+
+Result = TypeVar("Result")
+
+
+class LocalExecutor(Executor):
+    """Runs commands in this process."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts, self._undo = parts, list[Callable[[], None]]()
+        self.compilations = Compilations()
+        self.runner = runner = Runner(parts, self.compilations)
+        self.mover = mover = PageMover(runner)
+        self.slots = slots = SlotWriter(runner)
+        maker = CacheMaker(runner)
+        self._run: Mapping[type[Any], Callable[[Any], Any]] = {
+            Step: runner.launch,
+            WriteRows: runner.writer.write,
+            CopyPages: mover.copy,
+            PageOut: mover.page_out,
+            PageIn: mover.page_in,
+            Make: maker.make,
+            Grow: maker.grow,
+            Drop: maker.drop,
+            Take: functools.partial(take_row, runner),
+            Put: functools.partial(put_row, runner),
+            SetParts: self._set_parts,
+            SetWeights: self._set_weights,
+            SetAdapter: slots.write,
+        }
+
+    def run(self, command: ExecutorCommand[Result]) -> Result:
+        return cast("Result", self._run[type(command)](command))
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        return self.runner.swap(Program.of(parts), parts.title)
+
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        return self.runner.choose(key, need)
+
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
+        if copies:
+            self.mover.compile()
+        return self.runner.compile_all(keys, progress) + copies + self.slots.compile()
+
+    def compile_first(
+        self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
+    ) -> Background:
+        if copies:
+            self.mover.compile()
+        self.slots.compile()
+        return self.runner.compile_first(keys, progress)
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        shadow = self.runner.shadow
+        return None if shadow is None else shadow.report()
+
+    def close(self) -> None:
+        self.runner.close()
+        self.mover.forget()
+
+    def _set_parts(self, command: SetParts) -> None:
+        if command.names:
+            self._undo.append(self.swap(self._parts.changed(command.names)))
+        else:
+            self._undo.pop()()
+
+    def _set_weights(self, command: SetWeights) -> None:
+        self.runner.weights = merge_weights(self.runner.weights, command.weights)
+
+
+def runner_of(owner: Engine | Executor) -> Runner:
+    """The Runner of an executor, or of an engine's executor, for faces that share its weights and
+    programs. UnsupportedError when the executor has no Runner in this process.
+    """
+    executor = getattr(owner, "executor", owner)
+    runner = getattr(executor, "runner", None)
+    if not isinstance(runner, Runner):
+        raise UnsupportedError(
+            f"the weights and programs of a {type(executor).__name__}",
+            "an engine whose executor runs commands in this process",
+            "Pass --executor local.",
+        )
+    return runner

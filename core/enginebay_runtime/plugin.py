@@ -1,0 +1,45 @@
+"""The plugins of this package: the executor that runs commands in this process, the binder of ops,
+the choice of how weights are stored, and shadow mode.
+"""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_executors(register: Register) -> None:
+    """Register `local`."""
+    register(
+        "local", "enginebay_runtime.local:LocalExecutor", summary="runs commands in this process"
+    )
+
+
+@hookimpl
+def register_binders(register: Register) -> None:
+    """Register `shard_map`."""
+    register(
+        "shard_map",
+        "enginebay_runtime.binding:bind",
+        summary="splits calls of ops over devices by their partition rules",
+    )
+
+
+@hookimpl
+def register_weight_formats(register: Register) -> None:
+    """Register `configured`."""
+    register(
+        "configured",
+        "enginebay_runtime.weight_format:configured_weight_format",
+        summary="weights as `quantization` says, or as the checkpoint stores them",
+    )
+
+
+@hookimpl
+def register_revisions(register: Register) -> None:
+    """Register `shadow`."""
+    register(
+        "shadow",
+        "enginebay_runtime.shadowing:with_shadow",
+        summary="a candidate that is compared with the chosen kernel on a share of the steps",
+    )

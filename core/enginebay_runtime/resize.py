@@ -1,0 +1,106 @@
+"""CacheMaker: allocates, resizes and frees the cache and the rows of a runner."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheLayout, KVLayout
+from enginebay.cache_shape import CacheShape
+from enginebay.executor.commands import Drop, Grow, Make
+from enginebay.processor import Sizes
+from enginebay_runtime.device import DeviceRows
+from enginebay_runtime.processing import empty_rows
+from enginebay_runtime.runner import Runner
+from enginebay_runtime.step import StepState
+
+
+class CacheMaker:
+    """Allocates the arrays of a runner's step state."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def make(self, command: Make) -> None:
+        """Allocate an empty cache and rows that are all finished. The first time, also load the
+        weights.
+        """
+        runner = self._runner
+        if not runner.weights:
+            runner.weights = runner.parts.load_weights()
+        runner.set_layouts(command.shapes)
+
+        def empty(layout: CacheLayout) -> dict[str, jax.Array]:
+            where, shapes = runner.placement.cache(layout), layout.shapes()
+            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
+
+        cache = {
+            group.name: tuple(empty(runner.layouts[group.name]) for _ in range(group.num_layers))
+            for group in runner.info.cache_groups
+        }
+        sizes = Sizes(runner.info.vocab_size, runner.max_model_len)
+        adapts = runner.parts.adapters is not None
+        rows = DeviceRows.empty(runner.num_rows, runner.max_model_len, adapts=adapts)
+        fields = empty_rows(runner.program.processors, runner.num_rows, sizes)
+        rows, fields = jax.device_put((rows, fields), runner.placement.replicated)
+        runner.state = StepState(cache, rows, fields, runner.tables.whole())
+        runner.writer.forget()
+
+    def grow(self, command: Grow) -> None:
+        """Replace the cache's arrays by larger ones, one after the other, so that only one exists
+        twice. All entries of the page tables become 0.
+        """
+        runner = self._runner
+        state, old_shapes, old_layouts = runner.state, runner.shapes, runner.layouts
+        without_cache = dataclasses.replace(state, cache={})
+        remaining = {g: [dict(layer) for layer in layers] for g, layers in state.cache.items()}
+        # Neither the runner nor this frame may hold the old layers while new ones are made.
+        runner.state = None
+        del state
+        runner.set_layouts(command.shapes)
+        cache = {}
+        for group, layers in remaining.items():
+            old = old_layouts[group]
+            sizes = old_shapes[group], command.shapes[group]
+            where = runner.placement.cache(runner.layouts[group])
+            made = []
+            while layers:
+                layer = layers.pop(0)
+                made.append(
+                    {
+                        name: jax.device_put(
+                            _resized(layer.pop(name), *sizes, _offset_axis(old, name)), where[name]
+                        )
+                        for name in list(layer)
+                    }
+                )
+            cache[group] = tuple(made)
+        tables = runner.tables.whole()
+        runner.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+
+    def drop(self, _: Drop) -> None:
+        """Free the cache and the rows; the weights stay."""
+        self._runner.state = None
+
+
+def _offset_axis(layout: CacheLayout, array: str) -> int | None:
+    """The axis of an array that counts tokens of a page; None: no axis does."""
+    return layout.offset_axis_of(array) if isinstance(layout, KVLayout) else None
+
+
+def _resized(
+    array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int | None
+) -> jax.Array:
+    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size.
+    offset_axis None: no axis counts the tokens of a page.
+    """
+    slots = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
+    padding = [(0, 0)] * slots.ndim
+    padding[0] = (0, new.num_slots - old.num_slots)
+    padding[1] = (0, new.pages_per_slot - old.pages_per_slot)
+    if offset_axis is not None:
+        padding[1 + offset_axis] = (0, new.page_size - old.page_size)
+    padded = jnp.pad(slots, padding)
+    return padded.reshape(new.num_pages, *padded.shape[2:])

@@ -1,0 +1,90 @@
+"""SlotWriter: writes adapters to their slots in the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.adapters import ADAPTER_WEIGHTS
+from enginebay.errors import CompilationError, InputError
+from enginebay.executor.commands import SetAdapter
+from enginebay_runtime.runner import Runner
+
+
+def write_slot(
+    held: Mapping[str, jax.Array], slot: jax.Array, values: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Adapter weights [slots, ...] by path, with `values` [...] written to one slot."""
+    return {path: array.at[slot].set(values[path]) for path, array in held.items()}
+
+
+class SlotWriter:
+    """Writes adapters to slots, each with one launch that follows the launched steps."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._program: Any = None
+
+    def _held(self) -> dict[str, jax.Array]:
+        weights: Mapping[str, Any] = self._runner.weights
+        return {path: one for path, one in weights.items() if path.startswith(ADAPTER_WEIGHTS)}
+
+    def compile(self) -> int:
+        """Compile the program, unless it is compiled. Returns the number of programs: 0 for a model
+        without adapters.
+        """
+        held, runner = self._held(), self._runner
+        if held and self._program is None:
+            outputs = None
+            if runner.placement.mesh is not None:
+                # Donated arrays are reused only when they are returned with the same sharding.
+                outputs = {path: array.sharding for path, array in held.items()}
+            writer = jax.jit(write_slot, donate_argnums=0, out_shardings=outputs)
+            described, values = (
+                {
+                    path: jax.ShapeDtypeStruct(a.shape[start:], a.dtype, sharding=sharding(a))
+                    for path, a in held.items()
+                }
+                for start, sharding in ((0, lambda a: a.sharding), (1, lambda _: None))
+            )
+            with runner.compilations.timed():
+                lowered = writer.lower(described, jax.ShapeDtypeStruct((), jnp.int32), values)
+                self._program = lowered.compile(compiler_options=runner.compile_options)
+            runner.compilations.add()
+        return int(self._program is not None)
+
+    def write(self, command: SetAdapter) -> None:
+        """Write an adapter. InputError for a slot or an array that the weights have no room for."""
+        held, runner = self._held(), self._runner
+        num_slots = min((len(array) for array in held.values()), default=0)
+        if not 0 <= command.slot < num_slots:
+            raise InputError(
+                f"slot {command.slot} for an adapter", f"0 to {num_slots - 1}", "Raise max_loras."
+            )
+        for path, given in command.arrays.items():
+            room = held[path].shape[1:] if path in held else ()
+            fits = all(size <= most for size, most in zip(given.shape, room, strict=False))
+            if len(given.shape) != len(room) or not fits:
+                raise InputError(
+                    f"{path!r} of shape {given.shape} in an adapter",
+                    f"an adapter weight of the model, {room or 'which it does not have'}",
+                    "Make the adapter for this model, with a rank of at most max_lora_rank.",
+                )
+        if self._program is None and runner.compilations.forbidden:
+            raise CompilationError(
+                "program not compiled: an adapter's slot",
+                "programs that warmup() compiled",
+                "Call warmup() first, or set forbid_compiling = false.",
+            )
+        self.compile()
+        values = {path: np.zeros(a.shape[1:], a.dtype) for path, a in held.items()}
+        for path, given in command.arrays.items():
+            values[path][tuple(map(slice, given.shape))] = given
+        runner.weights = {
+            **runner.weights,
+            **self._program(held, np.int32(command.slot), values),
+        }

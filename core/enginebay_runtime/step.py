@@ -1,0 +1,399 @@
+"""The decode steps, and what all steps share: pure functions, traced once per bucket, with donated
+state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from enginebay.cache import KVLayout
+from enginebay.executor.parts import EngineParts, Layouts, OpsFactory
+from enginebay.model import Model, ModelCache, Weights
+from enginebay.ops.spec import AttnBatch, Bucket
+from enginebay.processor import Processors, ProcessorState
+from enginebay.sampler import Sampler
+from enginebay.types import NOT_FINITE, StepVariant
+from enginebay_numerics.batches import derive_batch
+from enginebay_numerics.sampling import (
+    first_best,
+    has_finite_best,
+    without_padding,
+    without_stage,
+)
+from enginebay_runtime.compacting import compact_rows
+from enginebay_runtime.device import ADVANCED, DeviceRows
+from enginebay_runtime.full_vocab import FullVocab, log_softmax
+from enginebay_runtime.logprobs import Logprobs, logprobs_of
+from enginebay_runtime.processing import evolve, process
+
+PENALTIES = "penalties"
+"""The logits processor that applies penalties; in an engine without it the sampler applies them."""
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=["cache", "rows", "processor_state", "tables"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class StepState:
+    """Everything that a step changes, donated as a whole: the cache's arrays per group and layer,
+    and the rows.
+
+    `processor_state`: the fields of logits processors by name, arrays [R, ...]
+    (enginebay_runtime.processing.empty_rows). `tables`: the rows' page tables int32 [R, P] by
+    group (`enginebay_runtime.tables`).
+    """
+
+    cache: ModelCache
+    rows: DeviceRows
+    processor_state: Mapping[str, ProcessorState] = dataclasses.field(default_factory=dict)
+    tables: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=["tokens", "logprobs", "logits", "full_vocab", "hidden"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """The results of a step, beside its state, for S rows and N tokens each.
+
+    tokens int32 [S, N], -1 where none was sampled, NOT_FINITE where the logits had NaN or infinity.
+    logprobs [S, N, W], undefined for tokens below 0, and when all sampled rows have a num_logprobs
+    of -1. logits: None unless the program returns them. A prefill returns f32 [T, vocab], the
+    logits after each of its tokens; a decode returns f32 [S, N, vocab], the logits that each token
+    was sampled from. full_vocab: None unless the program returns it. hidden: f32 [S, 2,
+    hidden_size] if the step is a prefill that pools, else None. It has two vectors for each row:
+    the sum of the final hidden states of the row's tokens, and the final hidden state of its last
+    token.
+    """
+
+    tokens: jax.Array
+    logprobs: Logprobs
+    logits: jax.Array | None = None
+    full_vocab: FullVocab | None = None
+    hidden: jax.Array | None = None
+
+
+_Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, ProcessorState], Sampled]
+"""Number of steps done, and their results so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a compiled step is made of, apart from its bucket."""
+
+    model: Model
+    make_ops: OpsFactory
+    sampler: Sampler
+    returns_logits: bool = False
+    """Whether its steps also return all their logits, for measurements: they take much memory."""
+    has_greedy: bool = False
+    """Whether a step whose rows all take the first best token may skip the sampler."""
+    processors: Processors = ()
+    """Logits processors in the order of their application."""
+    full_vocab: bool = False
+    """Whether its steps return full-vocabulary log-probabilities; decodes then make one token per
+    row.
+    """
+    pools: bool = False
+    """Whether its prefills return pooled hidden states."""
+    mixes: bool = False
+    """Whether its prefills with a prefix may contain decoding rows."""
+    takes_embeds: bool = False
+    """Whether its prefills accept embeddings in place of tokens."""
+    adapts: bool = False
+    """Whether its rows may have adapters. If not, a step computes nothing for adapters."""
+    rows_at_once: int | None = None
+    """The number of rows that logits processors process at a time, set by the platform."""
+    drafts_are_rows: bool = False
+    """Whether a verify step uses the attention of decode steps, with each draft as a row of its
+    own.
+    """
+    draft_passes: int = 1
+    """The largest number of model passes in a verify step."""
+
+    @staticmethod
+    def of(parts: EngineParts) -> Program:
+        """The program of an engine with these parts."""
+        return Program(
+            parts.model,
+            parts.ops,
+            parts.sampler,
+            parts.returns_logits,
+            parts.has_greedy,
+            parts.processors,
+            rows_at_once=parts.platform.rows_at_once,
+            drafts_are_rows=parts.drafts_are_rows,
+            draft_passes=parts.config.draft_passes,
+            mixes=parts.config.mixed_steps == "on",
+        )
+
+    def adapters_of(self, rows: DeviceRows) -> jax.Array | None:
+        """The rows' adapters int32 [S]; None when the program computes nothing for adapters."""
+        return rows.adapters if self.adapts else None
+
+    def drafts_a_step(self, bucket: Bucket) -> int:
+        """The largest number of drafts per row in a verify step of this bucket."""
+        return self.draft_passes * bucket.max_q_len - 1
+
+    def nothing_sampled(self, shape: tuple[int, int]) -> Sampled:
+        """Results of a step of `shape` [S, tokens] before anything is sampled."""
+        info = self.model.info
+
+        def zeros(width: int) -> jax.Array:
+            return jnp.zeros((*shape, width), jnp.float32)
+
+        return Sampled(
+            jnp.full(shape, -1, jnp.int32),
+            Logprobs.empty(shape, info.num_token_ids),
+            zeros(info.vocab_size) if self.returns_logits else None,
+            FullVocab(zeros(info.num_token_ids)) if self.full_vocab else None,
+        )
+
+    def sample(
+        self,
+        logits: jax.Array,
+        rows: DeviceRows,
+        processor_state: Mapping[str, ProcessorState],
+        variant: StepVariant,
+    ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
+        """Sample a token for each unfinished row of logits f32 [S, vocab]; NOT_FINITE for a row
+        with NaN or infinity. Returns the results and the rows' new fields. The padding of the
+        vocabulary is neither sampled nor part of log-probabilities.
+
+        The results have no axis of tokens: [S] and [S, W].
+        """
+        returned = logits if self.returns_logits else None
+        known = logits[:, : self.model.info.num_token_ids]
+        logits = without_padding(logits, self.model.info.padding_from)
+        finite = has_finite_best(logits)
+
+        def ending(tokens: jax.Array) -> jax.Array:
+            return jnp.where(rows.finished, -1, jnp.where(finite, tokens, NOT_FINITE))
+
+        full_vocab = FullVocab(log_softmax(known)) if self.full_vocab else None
+        if variant is StepVariant.GREEDY:
+            best = ending(first_best(logits.astype(jnp.float32)))
+            return Sampled(
+                best, Logprobs.empty(best.shape, known.shape[1]), returned, full_vocab
+            ), processor_state
+        state, scores = rows.sampling_state(), logits
+        given: Mapping[str, jax.Array] = {}
+        if variant is StepVariant.FULL:
+            scores = logits.astype(jnp.float32)
+            scores, given = process(
+                self.processors, scores, processor_state, state, rows_at_once=self.rows_at_once
+            )
+        plain = variant is StepVariant.SAMPLE or (
+            PENALTIES in processor_state and PENALTIES in dict(self.processors)
+        )
+        tokens = self.sampler(scores, without_stage(state, "penalty") if plain else state)
+        active = ~rows.finished
+        processor_state = evolve(
+            self.processors,
+            given,
+            tokens,
+            processor_state,
+            state,
+            active,
+            rows_at_once=self.rows_at_once,
+        )
+        asks = active & (rows.num_logprobs >= 0)
+        logprobs = logprobs_of(known, tokens, asks, rows_at_once=self.rows_at_once)
+        return Sampled(ending(tokens), logprobs, returned, full_vocab), processor_state
+
+
+def batches_of(
+    q_lens: jax.Array,
+    kv_lens: jax.Array,
+    tables: Mapping[str, jax.Array],
+    layouts: Layouts,
+    bucket: Bucket,
+) -> dict[str, AttnBatch]:
+    """The rows of a step as each group's attention sees them; tables int32 [S, P] by group."""
+    return {
+        g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts
+    }
+
+
+def _history_length(bucket: Bucket, variant: StepVariant) -> int:
+    """How many tokens of each row's history a step reads, including those that it adds."""
+    return bucket.max_kv_len + 1 if variant is StepVariant.FULL else 0
+
+
+def take_fields(
+    program: Program,
+    processor_state: Mapping[str, ProcessorState],
+    row_ids: jax.Array,
+    variant: StepVariant,
+) -> Mapping[str, ProcessorState]:
+    """Return the fields of rows [S] for the processors that the step applies; a row id past the end
+    stands for a row that uses no processor.
+    """
+    if variant is not StepVariant.FULL:
+        return {}
+    applied = {
+        name: dict(processor_state[name])
+        for name, _ in program.processors
+        if name in processor_state
+    }
+    taken: Mapping[str, ProcessorState] = jax.tree.map(
+        lambda a: a.at[row_ids].get(mode="fill", fill_value=0), applied
+    )
+    return taken
+
+
+def put_fields(
+    program: Program,
+    processor_state: Mapping[str, ProcessorState],
+    row_ids: jax.Array,
+    rows: Mapping[str, ProcessorState],
+) -> Mapping[str, ProcessorState]:
+    """Return `processor_state` with the new fields of rows [S], for processors whose fields change
+    with each token. Row ids past the end are ignored.
+    """
+    evolving = {name for name, processor in program.processors if processor.evolves}
+    return {
+        name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
+        if name in evolving and name in rows
+        else fields
+        for name, fields in processor_state.items()
+    }
+
+
+def decode_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    max_steps: int,
+    weights: Weights,
+    state: StepState,
+    row_ids: jax.Array,
+    num_steps: jax.Array,
+    tables: Mapping[str, jax.Array],
+    *,
+    variant: StepVariant = StepVariant.FULL,
+) -> tuple[StepState, Sampled]:
+    """Decode up to `num_steps` (traced, at most max_steps) tokens per row; ends early when all rows
+    are finished.
+
+    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; otherwise
+    attention follows the page tables. Returns max_steps tokens per row, -1 past the row's end.
+    """
+    ops = program.make_ops(bucket, layouts)
+    ones = jnp.ones(bucket.seqs, jnp.int32)
+
+    def unfinished(carry: _Carry) -> jax.Array:
+        step, _, rows, _, _ = carry
+        return (step < num_steps) & ~rows.finished.all()
+
+    def one(carry: _Carry) -> _Carry:
+        step, cache, rows, processor_state, sampled = carry
+        active, adapters = ~rows.finished, program.adapters_of(rows)
+        batches = batches_of(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
+        hidden, cache = program.model.hidden(
+            weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
+        )
+        new, processor_state = program.sample(
+            program.model.logits(weights, ops.of_rows(adapters), hidden),
+            rows,
+            processor_state,
+            variant,
+        )
+        sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
+        return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
+
+    start = (
+        jnp.int32(0),
+        state.cache,
+        state.rows.take(row_ids, _history_length(bucket, variant)),
+        take_fields(program, state.processor_state, row_ids, variant),
+        program.nothing_sampled((bucket.seqs, max_steps)),
+    )
+    _, cache, rows, processor_state, sampled = jax.lax.while_loop(unfinished, one, start)
+    return StepState(
+        cache,
+        state.rows.put(row_ids, rows, ADVANCED),
+        put_fields(program, state.processor_state, row_ids, processor_state),
+    ), sampled
+
+
+def compact_decode_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    max_steps: int,
+    weights: Weights,
+    state: StepState,
+    row_ids: jax.Array,
+    num_steps: jax.Array,
+    tables: Mapping[str, jax.Array],
+    *,
+    variant: StepVariant = StepVariant.FULL,
+) -> tuple[StepState, Sampled]:
+    """Copy the rows' keys and values to one page per row, run decode_step on the copy, and write
+    the keys and values of the new tokens back to the cache.
+
+    The copy is made once per call of max_steps tokens, and attention on it uses no page table. A
+    recurrent state has one page per row already, so it is not copied.
+    """
+    own = {g: layout for g, layout in layouts.items() if isinstance(layout, KVLayout)}
+    copies = {
+        g: [compact_rows(layout, layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]]
+        for g, layout in own.items()
+    }
+    small = {g: copies[g][0][0] for g in own}
+    cache = {**state.cache, **{g: tuple(arrays for _, arrays in copies[g]) for g in own}}
+    places = jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None]
+    inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
+    before = _lengths(state.rows, row_ids)
+    inside = StepState(cache, state.rows, state.processor_state)
+    rows = (row_ids, num_steps, {**tables, **dict.fromkeys(own, places)})
+    done, sampled = decode_step(
+        program, {**layouts, **small}, inner, max_steps, weights, inside, *rows, variant=variant
+    )
+    after = _lengths(done.rows, row_ids)
+    whole = {
+        g: tuple(
+            _write_back(layout, big, small[g], part, tables[g], before, after, max_steps)
+            for big, part in zip(state.cache[g], done.cache[g], strict=True)
+        )
+        for g, layout in own.items()
+    }
+    return StepState({**done.cache, **whole}, done.rows, done.processor_state), sampled
+
+
+def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:
+    return rows.length.at[row_ids].get(mode="fill", fill_value=0)
+
+
+def _write_back(
+    layout: KVLayout,
+    cache: Mapping[str, jax.Array],
+    small: KVLayout,
+    part: Mapping[str, jax.Array],
+    table: jax.Array,
+    before: jax.Array,
+    after: jax.Array,
+    max_steps: int,
+) -> dict[str, jax.Array]:
+    """Copy positions before - 1 to after - 1 [S] of a compact decode into the whole cache."""
+    row = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+    position = before[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
+    new = position < after[:, None] - 1
+    inside = jnp.clip(position, 0, small.page_size - 1)
+    k, v = small.read_exact(part, (row * small.page_size + inside).reshape(-1))
+    pages = jnp.take_along_axis(
+        table, jnp.minimum(inside // layout.page_size, table.shape[1] - 1), axis=1
+    )
+    slots = jnp.where(new, pages * layout.page_size + inside % layout.page_size, -1)
+    return layout.write(cache, slots.reshape(-1), k, v)
