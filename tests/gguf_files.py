@@ -15,9 +15,9 @@ import numpy as np
 import tokenizers
 from gguf import GGMLQuantizationType as GgmlType
 
+from enginebay.ops.rotary import rope_frequencies
 from enginebay_models.checkpoint import find_tensors
 from enginebay_models.rope_config import read_rope
-from enginebay_numerics.rotary import rope_frequencies
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

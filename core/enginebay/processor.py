@@ -83,7 +83,7 @@ class LogitsProcessor(ABC):
     - With `keeps_argmax`, the first token with the highest logit stays the same.
     - The computation ends whatever the fields contain: the fields of rows that do not use the
       processor have arbitrary values.
-    - A processor that draws random numbers uses `enginebay_numerics.sampling.position_keys` with a
+    - A processor that draws random numbers uses `enginebay.ops.sampling.position_keys` with a
       stream number of its own.
     """
 

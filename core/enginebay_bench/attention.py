@@ -15,6 +15,7 @@ import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.compose.ops import ATTENTION
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_bench.cost import Cost
 from enginebay_bench.problem import (
@@ -31,7 +32,6 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape, bucket_lengths
-from enginebay_numerics.batches import derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
 from enginebay_testing.layouts import kept

@@ -14,9 +14,9 @@ from enginebay.engine import RowPlan
 from enginebay.errors import InternalError
 from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
 from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.ops import prefill_columns as columns
+from enginebay.ops.row_columns import neutral_columns, write_row
 from enginebay.types import Request, StepVariant
-from enginebay_numerics import columns
-from enginebay_numerics.row_columns import neutral_columns, write_row
 from enginebay_runtime.rows import RowTable
 
 

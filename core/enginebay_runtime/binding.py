@@ -17,10 +17,10 @@ from enginebay.executor.parts import Layouts
 from enginebay.executor.sharding import Placement
 from enginebay.model import Model, ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
+from enginebay.ops.head_rotation import rotate, rotated_widths
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import import_target
-from enginebay_numerics.head_rotation import rotate, rotated_widths
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_runtime.partition import partitioned, split_model
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from enginebay.executor.keys import Kind, StepKey
 from enginebay.model import Weights
-from enginebay_numerics import columns
+from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.ahead import compile_ahead, release_memory
 from enginebay_runtime.dump import dump_program
 from enginebay_runtime.full_vocab import FullVocab

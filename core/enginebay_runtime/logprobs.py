@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
+from enginebay.ops.update_rows import update_rows
 from enginebay.types import MAX_LOGPROBS
-from enginebay_numerics.rows import update_rows
 
 
 @functools.partial(

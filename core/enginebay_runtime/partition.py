@@ -15,10 +15,10 @@ from enginebay.executor.sharding import Placement
 from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.op import Op
+from enginebay.ops.partition_rules import NamedWeight, Partition, Shards
 from enginebay.ops.spec import AttnBatch, StepBatch
 from enginebay.registry import import_target
 from enginebay.weights import QuantizedArray, WeightSpec
-from enginebay_runtime.rules import NamedWeight, Partition, Shards
 
 MeshAxes = dict[str, str | None]
 """Name of a dimension in a partition rule -> mesh axis; None or absent: the dimension is not

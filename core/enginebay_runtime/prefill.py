@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
+from enginebay.ops import prefill_columns as columns
 from enginebay.ops.spec import Bucket
 from enginebay.processor import ProcessorState
 from enginebay.types import StepVariant
-from enginebay_numerics import columns
 from enginebay_runtime import device
 from enginebay_runtime.device import ADVANCED, DeviceRows
 from enginebay_runtime.full_vocab import FullVocab, prompt_logprobs

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.update_rows import update_rows
 from enginebay.processor import IS_USED, LogitsProcessor, Processors, ProcessorState, Sizes
 from enginebay.sampler import SamplingState
-from enginebay_numerics.rows import update_rows
 
 
 def empty_rows(

@@ -18,7 +18,7 @@ from enginebay.cache_state import StateGroup
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
 from enginebay.executor.commands import Put, Take, values_of
-from enginebay_numerics.head_rotation import rotate_on_host, rotated_widths
+from enginebay.ops.head_rotation import rotate_on_host, rotated_widths
 from enginebay_runtime.device import ADAPTERS, COLUMNS, DeviceRows
 from enginebay_runtime.runner import Runner
 

@@ -18,7 +18,7 @@ from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.executor.parts import EngineParts, Report
 from enginebay.model import ModelInfo, Weights
-from enginebay_numerics import columns
+from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.launched import LaunchedStep

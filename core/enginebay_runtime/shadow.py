@@ -30,7 +30,7 @@ from enginebay.executor.commands import Step
 from enginebay.executor.keys import StepKey
 from enginebay.executor.parts import Layouts, OpsFactory, ShadowParts
 from enginebay.model import Model
-from enginebay_numerics import columns
+from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_runtime.shadow_steps import (
     ShadowCacheForm,

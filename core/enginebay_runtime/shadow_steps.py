@@ -15,10 +15,10 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.executor.parts import Layouts, OpsFactory
 from enginebay.model import Model, Weights
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_runtime.compacting import compact_rows
 from enginebay_runtime.step import StepState
 

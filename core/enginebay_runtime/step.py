@@ -15,17 +15,17 @@ from jax import tree_util
 from enginebay.cache import KVLayout
 from enginebay.executor.parts import EngineParts, Layouts, OpsFactory
 from enginebay.model import Model, ModelCache, Weights
-from enginebay.ops.spec import AttnBatch, Bucket
-from enginebay.processor import Processors, ProcessorState
-from enginebay.sampler import Sampler
-from enginebay.types import NOT_FINITE, StepVariant
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.sampling import (
+from enginebay.ops.batches import derive_batch
+from enginebay.ops.sampling import (
     first_best,
     has_finite_best,
     without_padding,
     without_stage,
 )
+from enginebay.ops.spec import AttnBatch, Bucket
+from enginebay.processor import Processors, ProcessorState
+from enginebay.sampler import Sampler
+from enginebay.types import NOT_FINITE, StepVariant
 from enginebay_runtime.compacting import compact_rows
 from enginebay_runtime.device import ADVANCED, DeviceRows
 from enginebay_runtime.full_vocab import FullVocab, log_softmax

@@ -14,8 +14,8 @@ import numpy as np
 from enginebay.cache_shape import pages_for
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
+from enginebay.ops import prefill_columns as columns
 from enginebay.ops.spec import Bucket
-from enginebay_numerics import columns
 from enginebay_runtime.step import StepState
 
 Tables = Mapping[str, jax.Array]

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from enginebay.executor.keys import draft_rows
 from enginebay.executor.parts import Layouts
 from enginebay.model import ModelCache, Weights
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay.types import StepVariant
-from enginebay_numerics.batches import derive_batch
 from enginebay_runtime.device import ADVANCED, DeviceRows
 from enginebay_runtime.step import Program, Sampled, StepState
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
-from enginebay_numerics.batches import derive_batch
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.case_runs import kit_jit
 from enginebay_testing.score_ranges import directions, random_keys

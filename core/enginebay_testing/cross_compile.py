@@ -23,12 +23,12 @@ from enginebay.config_sections import PHASES, Choice
 from enginebay.engine import AttentionProblem
 from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model, with_cache_dtypes
+from enginebay.ops import prefill_columns as columns
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
 from enginebay.registry import Registry
 from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
-from enginebay_numerics import columns
 from enginebay_runtime.binding import bind
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.prefill import forward_step

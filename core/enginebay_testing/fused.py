@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay_numerics.rotary import RopeSpec
+from enginebay.ops.rope import RopeKvWriteOp
+from enginebay.ops.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.kernels import ROPE_SPECS
-from enginebay_xla.ops import RopeKvWriteOp
 
 __all__ = ["check_add_rms_norm", "check_rope_kv_write", "rope_kv_write_checks"]
 

@@ -14,7 +14,8 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
-from enginebay_numerics.rotary import RopeSpec
+from enginebay.ops.rope import RopeOp
+from enginebay.ops.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.attention_cases import AttentionCase, attention_cases
 from enginebay_testing.attention_causes import likely_cause
@@ -27,7 +28,6 @@ from enginebay_testing.attention_inputs import (
 from enginebay_testing.attention_program import AttentionProgram
 from enginebay_testing.layouts import allowed_errors, installed_layouts
 from enginebay_testing.verdicts import InexactError
-from enginebay_xla.ops import RopeOp
 
 __all__ = [
     "ROPE_SPECS",

@@ -18,9 +18,9 @@ from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.executor.parts import Layouts
 from enginebay.executor.sharding import Placement, make_placement
 from enginebay.model import Model, ModelCache, ModelInfo, Weights
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket
-from enginebay_numerics.batches import derive_batch
 from enginebay_testing.layouts import installed_layouts
 
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import QuantizedArray
-from enginebay_numerics.rotary import RopeSpec
 
 EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Distance from 1 to the next value of a dtype."""

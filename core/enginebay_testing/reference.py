@@ -15,11 +15,11 @@ from enginebay.compose.composition import make_sampler
 from enginebay.compose.plan import Plan
 from enginebay.executor.parts import Layouts
 from enginebay.model import Weights
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
+from enginebay.ops.sampling import without_padding
 from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.sampling import without_padding
 from enginebay_runtime.binding import bind
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
+from enginebay.ops.sampling import first_best
 from enginebay.sampler import SamplingState
-from enginebay_numerics.sampling import first_best
 
 
 def sample(logits: jax.Array, state: SamplingState) -> jax.Array:

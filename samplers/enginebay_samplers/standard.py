@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from enginebay.ops.sample import SampleOp
+from enginebay.ops.sampling import first_best, position_keys
 from enginebay.sampler import SamplingState
-from enginebay_numerics.sampling import first_best, position_keys
 from enginebay_samplers.penalties import penalize, penalizes
-from enginebay_xla.ops import SampleOp
 
 
 def sample(logits: jax.Array, state: SamplingState, *, draw: SampleOp) -> jax.Array:

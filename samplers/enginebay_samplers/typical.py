@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.ops.sampling import INF_BITS, least_that_holds
 from enginebay.processor import (
     LogitsProcessor,
     ProcessorState,
@@ -21,7 +22,6 @@ from enginebay.processor import (
 )
 from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState
-from enginebay_numerics.sampling import INF_BITS, least_that_holds
 from enginebay_samplers.distribution import distribution, keep
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.ops.sampling import position_keys
 from enginebay.processor import (
     LogitsProcessor,
     ProcessorState,
@@ -20,7 +21,6 @@ from enginebay.processor import (
 )
 from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState
-from enginebay_numerics.sampling import position_keys
 from enginebay_samplers.distribution import distribution, keep
 
 XTC_STREAM = 0x585443

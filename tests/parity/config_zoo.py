@@ -19,12 +19,12 @@ import numpy as np
 
 from enginebay.errors import CheckpointError
 from enginebay.model import Model
+from enginebay.ops.batches import derive_batch
+from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import Bucket
 from enginebay_models.activations import ACTIVATIONS, Activation
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import DecoderConfig
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.rotary import rope_frequencies
 from enginebay_testing.model_harness import ModelHarness, place_over, random_weights
 from tests.parity.ops import plain_ops
 

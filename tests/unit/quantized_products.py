@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.config import EngineConfig
+from enginebay.ops.activations import rounded_rows
 from enginebay.registry import load_registry
 from enginebay.weights import FLOAT, QuantizedArray, WeightSpec
 from enginebay_models.quantized_tensors import QuantizedForm
-from enginebay_numerics.activations import rounded_rows
 from enginebay_testing import oracle
 from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
 from tests.unit.pallas.test_pallas_step import LLAMA_8B

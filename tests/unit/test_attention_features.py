@@ -15,14 +15,15 @@ import pytest
 
 from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights
+from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env
+from enginebay.ops.linear import EMBEDDING, LINEAR
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.weights import WeightSpec
 from enginebay_native.attention import attention as native_attention
 from enginebay_testing.model_harness import Chunk, ModelHarness, place_over, random_tensor
 from enginebay_xla.layout import HndLayout
-from enginebay_xla.ops import ATTENTION, EMBEDDING, LINEAR
 from tests.parity.ops import plain_ops
 
 VOCAB, HEADS, SIZE, CAPACITY = 32, 4, 16, 16

@@ -21,12 +21,13 @@ from enginebay.errors import UnsupportedError
 from enginebay.executor.sharding import make_placement
 from enginebay.hooks import Declaration
 from enginebay.model import ModelInfo
+from enginebay.ops.attention import ATTENTION
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Caps, Env
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_runtime.binding import OpsBinder
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
@@ -34,7 +35,6 @@ from enginebay_xla.kv_write import kv_write
 from enginebay_xla.layout import HndLayout
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
-from enginebay_xla.ops import ATTENTION
 from enginebay_xla.rope import rope
 from enginebay_xla.rope_kv_write import rope_kv_write
 

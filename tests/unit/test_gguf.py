@@ -20,6 +20,7 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import find_family, make_plan
 from enginebay.errors import CheckpointError
 from enginebay.model import Model
+from enginebay.ops.rotary import rope_frequencies
 from enginebay.registry import load_registry
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.gguf.block_types import BLOCK_TYPES
@@ -30,7 +31,6 @@ from enginebay_models.gguf.vocabulary import read_vocabulary
 from enginebay_models.opening import open_stored_model
 from enginebay_models.rope_config import read_rope
 from enginebay_models.source import CheckpointSource
-from enginebay_numerics.rotary import rope_frequencies
 from enginebay_testing.model_harness import random_tensor
 from tests.brief import DEMO, LEAST
 from tests.gguf_files import ARCHITECTURES, convert, letters, write_gguf

@@ -18,10 +18,10 @@ import pytest
 from enginebay import LLM, EngineConfig
 from enginebay.compose.composition import make_plan
 from enginebay.engine import Engine, RowState
+from enginebay.ops.head_rotation import rotate, rotate_on_host, rotated_widths, rotation
+from enginebay.ops.kv_storage import QUANTIZE
 from enginebay.ops.spec import AttnSpec
 from enginebay.types import SamplingParams
-from enginebay_numerics.head_rotation import rotate, rotate_on_host, rotated_widths, rotation
-from enginebay_numerics.kv_storage import QUANTIZE
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay_numerics.sampling import gumbel_noise
+from enginebay.ops.sampling import gumbel_noise
 from enginebay_testing.sampling_oracle import OracleParams
 from enginebay_testing.verdicts import judge
 from enginebay_xla.kit.sample import SampleCase, check_sample

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay_numerics.kv_storage import (
+from enginebay.ops.kv_storage import (
     KV_STORAGES,
     MAX_VALUE,
     MIN_SCALE,

@@ -23,6 +23,7 @@ from enginebay.errors import (
     UnsupportedError,
 )
 from enginebay.executor.sharding import make_placement
+from enginebay.ops.attention import ATTENTION
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_byhand.cases import CheckSetting
@@ -33,7 +34,6 @@ from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_triton.layout import NhdLayout
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.layout import HndLayout
-from enginebay_xla.ops import ATTENTION
 from tests.parity import tiny
 
 VARIANT = "deepseek_v2-grouped"

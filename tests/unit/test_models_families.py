@@ -13,6 +13,8 @@ from flax import nnx
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError
+from enginebay.ops.linear import LINEAR
+from enginebay.ops.rotary import RopeSpec, rope_frequencies
 from enginebay_models import mpt, plugin
 from enginebay_models.blocks import Mlp
 from enginebay_models.deepseek_v2 import family as deepseek_v2
@@ -26,9 +28,7 @@ from enginebay_models.qwen2 import family as qwen2
 from enginebay_models.qwen3 import family as qwen3
 from enginebay_models.qwen3_moe import family as qwen3_moe
 from enginebay_models.rope_config import read_rope
-from enginebay_numerics.rotary import RopeSpec, rope_frequencies
 from enginebay_shared.opening import count_weights
-from enginebay_xla.ops import LINEAR
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,

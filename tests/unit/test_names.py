@@ -82,7 +82,7 @@ ALLOWED = (
     Shared(
         "a function in JAX, and its reference in NumPy",
         "first_best gumbel_noise log_softmax rope_frequencies",
-        "enginebay_numerics.* enginebay_runtime.full_vocab enginebay_xla.kit.sample"
+        "enginebay.ops.* enginebay_runtime.full_vocab enginebay_xla.kit.sample"
         " enginebay_testing.engine_logprobs enginebay_testing.oracle"
         " enginebay_testing.sampling_oracle",
     ),

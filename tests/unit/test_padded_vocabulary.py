@@ -17,10 +17,10 @@ from safetensors.numpy import load_file, save_file
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
 from enginebay.model import TokenInfo, with_padding
+from enginebay.ops.sampling import without_padding
 from enginebay_models.gguf import vocabulary
 from enginebay_models.source import CheckpointSource
 from enginebay_models.token_count import count_token_ids
-from enginebay_numerics.sampling import without_padding
 from enginebay_testing.tiny import write_word_tokenizer
 from tests.brief import TINY
 from tests.unit.checkpoints import model_of

@@ -15,28 +15,22 @@ from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.errors import IncorrectError
 from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
+from enginebay.ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
+from enginebay.ops.grouped_linear import GROUPED_LINEAR
+from enginebay.ops.linear import EMBEDDING, LINEAR
+from enginebay.ops.norm import ADD_RMS_NORM, RMS_NORM
 from enginebay.ops.op import Op
+from enginebay.ops.partition_rules import NamedWeight
+from enginebay.ops.sample import SAMPLE
 from enginebay.weights import QuantizedArray
 from enginebay_byhand.cases import CheckSetting
 from enginebay_byhand.quick import quick_check
 from enginebay_lora.ops import LORA, lora_oracle
 from enginebay_runtime.partition import partitioned
-from enginebay_runtime.rules import NamedWeight
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample
 from enginebay_xla import linear as xla
 from enginebay_xla.layout import HndLayout
-from enginebay_xla.ops import (
-    ADD_RMS_NORM,
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    EMBEDDING,
-    GROUPED_LINEAR,
-    LINEAR,
-    RMS_NORM,
-    SAMPLE,
-)
 from tests.unit.quantizing import quantized
 from tests.unit.test_native_compiling import need_compiler
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay_numerics.sampling import position_keys
+from enginebay.ops.sampling import position_keys
 from tests.unit.processor_rows import (
     VOCAB,
     Row,

@@ -18,7 +18,7 @@ from enginebay.cli import main
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay_numerics.kv_storage import KV_STORAGES
+from enginebay.ops.kv_storage import KV_STORAGES
 from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_moves import put_and_compare
 from enginebay_testing.reference import ReferenceModel

@@ -21,13 +21,13 @@ from enginebay.config import Reason, make_config
 from enginebay.errors import IncorrectError, InputError, UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.bound import Ops
+from enginebay.ops.norm import RmsNormOp
 from enginebay.ops.op import Op
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_byhand.override import overridden_plan
 from enginebay_runtime.binding import bound_ops
 from enginebay_xla.norm import rms_norm
-from enginebay_xla.ops import RmsNormOp
 
 HERE = "tests.unit.test_registered_ops"
 
@@ -197,7 +197,7 @@ def test_a_function_that_does_not_take_the_ops_arguments_is_refused_by_hand_and_
 TYPED = """
 import jax
 from enginebay.ops.bound import Ops
-from enginebay_xla.ops import RMS_NORM
+from enginebay.ops.norm import RMS_NORM
 from tests.unit.test_registered_ops import SWING, SWING_NORM
 
 def model(ops: Ops, x: jax.Array) -> jax.Array:

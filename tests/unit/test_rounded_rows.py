@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginebay_numerics.activations import LARGEST, rounded_rows
+from enginebay.ops.activations import LARGEST, rounded_rows
 
 
 def test_rows_are_rounded_to_int8_with_a_scale_each() -> None:

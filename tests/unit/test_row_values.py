@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginebay.ops.row_columns import FLOATS, INTS, by_name, neutral_columns, write_row
 from enginebay.row_value import RowValue
 from enginebay.types import ROW_VALUES, SamplingParams
-from enginebay_numerics.row_columns import FLOATS, INTS, by_name, neutral_columns, write_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +40,11 @@ import jax.numpy as jnp
 import numpy as np
 from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
-from enginebay_numerics.sampling import first_best
-from enginebay_numerics.row_columns import write_row
+from enginebay.ops.sampling import first_best
+from enginebay.ops.row_columns import write_row
 from enginebay_runtime.rows import RowTable
 from enginebay_runtime import device
-from enginebay_numerics import columns
+from enginebay.ops import columns
 from enginebay_runtime.assemble import empty_plan
 from enginebay.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams

@@ -20,6 +20,7 @@ from enginebay.hooks import Declaration
 from enginebay.model import Model, ModelCache, ModelFamily, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.op import Op
+from enginebay.ops.partition_rules import Partition
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.weights import WeightSpec
@@ -29,7 +30,6 @@ from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder
 from enginebay_runtime.local import runner_of
 from enginebay_runtime.partition import partitioned
-from enginebay_runtime.rules import Partition
 from enginebay_testing.model_harness import Chunk, ModelHarness, place_over
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint

@@ -17,6 +17,7 @@ from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.hooks import Declaration
+from enginebay.ops.attention import ATTENTION
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec, Bucket
@@ -32,7 +33,6 @@ from enginebay_bench.tables import (
     spec_key,
 )
 from enginebay_xla.layout import HndLayout
-from enginebay_xla.ops import ATTENTION
 
 ENV = Env("cpu", "", "a processor")
 SPEC = AttnSpec(4, 2, 16, window=9)
@@ -331,7 +331,7 @@ def _trace(attention: Any, where: Bucket, layout: Any, spec: AttnSpec) -> None:
     import jax
     import jax.numpy as jnp
 
-    from enginebay_numerics.batches import derive_batch
+    from enginebay.ops.batches import derive_batch
 
     ints = jnp.zeros((where.seqs,), jnp.int32)
     table = jnp.zeros((where.seqs, where.pages_per_seq), jnp.int32)

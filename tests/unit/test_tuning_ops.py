@@ -19,6 +19,7 @@ from enginebay import LLM
 from enginebay.compose.composition import make_parts
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
+from enginebay.ops.norm import RMS_NORM
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay_bench.kernels import measure_shape
@@ -27,7 +28,6 @@ from enginebay_bench.tables import TunedConfigs, TunedEntry, TunedTable
 from enginebay_bench.tune import tune_shape
 from enginebay_byhand.override import overridden_plan
 from enginebay_xla.norm import rms_norm
-from enginebay_xla.ops import RMS_NORM
 from tests.unit.test_bench_kernels import ENV, TINY, bench, setting, xla
 
 pytestmark = pytest.mark.xdist_group("llm")

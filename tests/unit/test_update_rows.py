@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginebay_numerics.rows import update_rows
+from enginebay.ops.update_rows import update_rows
 
 NUM_ROWS = 7
 

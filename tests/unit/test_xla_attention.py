@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay_numerics.batches import derive_batch
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
 from enginebay_testing.attention_inputs import make_problem

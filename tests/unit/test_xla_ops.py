@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay_numerics.rotary import RopeSpec, rope_frequencies
+from enginebay.ops.rotary import RopeSpec, rope_frequencies
 from enginebay_testing import kernels, oracle
 from enginebay_testing.layouts import check_layout
 from enginebay_xla.kv_write import kv_write

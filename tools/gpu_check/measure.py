@@ -24,10 +24,10 @@ import numpy as np
 
 import shapes
 from enginebay import LLM, SamplingParams
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.registry import load_registry
 from enginebay_bench.attention import attention_cost
-from enginebay_numerics.batches import derive_batch
 from enginebay_startup.platforms import start_jax
 from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.suites import best_platform

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, shown
-from enginebay_numerics.kv_storage import QUANTIZE
+from enginebay.ops.kv_storage import QUANTIZE
 
 BLOCK_SIZE_FIELD, BLOCK_SIZE = "kv_cache_quantization_blocksize", 64
 

@@ -15,7 +15,7 @@ from jax import tree_util
 
 from enginebay.cache import KVLayout
 from enginebay.model import Weights
-from enginebay_numerics import columns
+from enginebay.ops import prefill_columns as columns
 from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
 from enginebay_oengine.paged_cache import PagedAttentionCache
 from enginebay_runtime.device import DeviceRows

@@ -37,8 +37,8 @@ from jax.sharding import PartitionSpec
 
 import enginebay
 from enginebay.errors import shown_text
+from enginebay.ops.head_rotation import rotated_widths
 from enginebay_contiguous.slot_sizes import ONE_PAGE_LAYOUTS
-from enginebay_numerics.head_rotation import rotated_widths
 from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape

@@ -13,8 +13,8 @@ import numpy as np
 
 from enginebay.errors import InputError, NonFiniteError
 from enginebay.model import Weights
+from enginebay.ops.row_columns import by_name, neutral_columns, write_row
 from enginebay.types import MAX_STOP_TOKENS, NOT_FINITE, Request, key_of
-from enginebay_numerics.row_columns import by_name, neutral_columns, write_row
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.programs import ProgramKind, Programs, Use

@@ -17,7 +17,7 @@ import numpy as np
 from enginebay.adapters import ADAPTER_WEIGHTS
 from enginebay.executor.parts import EngineParts, Executor
 from enginebay.model import Weights
-from enginebay_numerics.head_rotation import rotated_widths
+from enginebay.ops.head_rotation import rotated_widths
 from enginebay_runtime.geometry import Shapes
 from enginebay_runtime.local import runner_of
 

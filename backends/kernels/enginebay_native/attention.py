@@ -11,9 +11,9 @@ import numpy as np
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
+from enginebay.ops.kv_storage import KV_STORAGES
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_native.calls import register
-from enginebay_numerics.kv_storage import KV_STORAGES
 
 TARGET = register("attention")
 

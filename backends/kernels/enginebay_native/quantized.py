@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.activations import rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_native.calls import register
-from enginebay_numerics.activations import rounded_rows
 
 FEWEST_INPUTS = 16
 """Inputs of the smallest group with a scale of its own."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
-from enginebay_numerics.kv_storage import (
+from enginebay.ops.kv_storage import (
     KV_STORAGES,
     QUANTIZE,
     SCALE_DTYPE,

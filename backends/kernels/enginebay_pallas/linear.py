@@ -8,8 +8,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.products import plain_product
 from enginebay.weights import QuantizedArray, Weight
-from enginebay_numerics.products import plain_product
 from enginebay_pallas.interpret import interpreting
 from enginebay_pallas.products import Matrices, block_rows, multiply, prepared_rows
 

@@ -18,8 +18,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from enginebay.ops.activations import rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray, Weight
-from enginebay_numerics.activations import rounded_rows
 from enginebay_pallas.generations import LANES, MIB, multiplies_int8, round_up
 
 WEIGHT_BYTES = 2 * MIB

@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from enginebay_numerics.sampling import gumbel_noise
+from enginebay.ops.sampling import gumbel_noise
 from enginebay_pallas.generations import LANES, MIB, round_up
 from enginebay_pallas.interpret import interpreting
 

@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.activations import rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray, Weight
-from enginebay_numerics.activations import rounded_rows
 from enginebay_triton.call import Launcher, launch
 from enginebay_triton.interpreter import interpret, require
 from enginebay_triton.products import FEW, RowBlocks, StoredMatrices, launch_products, most_rows

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.activations import rounded_rows
+from enginebay.ops.products import plain_product
 from enginebay.weights import FLOAT, QuantizedArray, Weight
-from enginebay_numerics.activations import rounded_rows
-from enginebay_numerics.products import plain_product
 from enginebay_triton.call import Launcher, launch
 from enginebay_triton.interpreter import interpret, require
 from enginebay_triton.products import (

@@ -34,7 +34,7 @@ def _mixed(x):
 
 @triton.jit
 def _gumbel(ids, seed, salt):
-    """Return the noise of enginebay_numerics.sampling.gumbel_noise.
+    """Return the noise of enginebay.ops.sampling.gumbel_noise.
 
     log1p is computed by its series where the device's fast logarithm is not accurate enough.
     """

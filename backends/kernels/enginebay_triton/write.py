@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
-from enginebay_numerics.rotary import RopeSpec, rope_frequencies
+from enginebay.ops.rotary import RopeSpec, rope_frequencies
 from enginebay_triton.cache_arrays import as_bits, from_stored_bits, stored_tokens, strides_of_heads
 from enginebay_triton.call import Launch, Launcher, launch, require_versions
 from enginebay_triton.interpreter import interpret, require

@@ -11,8 +11,8 @@ import jax
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
+from enginebay.ops.kv_storage import KV_STORAGES
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_numerics.kv_storage import KV_STORAGES
 from enginebay_xla.attention_blocks import (
     AttentionBlocks,
     attend_blocks,

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.kv_storage import QUANTIZE, narrowed
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_numerics.kv_storage import QUANTIZE, narrowed
 from enginebay_xla.softmax import (
     Partial,
     add_keys,

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch
 from enginebay_bench.cost import Cost
-from enginebay_numerics.rotary import RopeSpec
 
 
 def _bytes(array: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from enginebay_xla.ops import AddRmsNormOp, RmsNormOp
+from enginebay.ops.norm import AddRmsNormOp, RmsNormOp
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:

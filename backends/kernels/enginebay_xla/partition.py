@@ -7,15 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay_runtime.rules import Partition, Shards
-from enginebay_xla.ops import (
-    AddRmsNormOp,
-    EmbeddingOp,
-    GroupedLinearOp,
-    LinearOp,
-    RmsNormOp,
-    SampleOp,
-)
+from enginebay.ops.grouped_linear import GroupedLinearOp
+from enginebay.ops.linear import EmbeddingOp, LinearOp
+from enginebay.ops.norm import AddRmsNormOp, RmsNormOp
+from enginebay.ops.partition_rules import Partition, Shards
+from enginebay.ops.sample import SampleOp
 
 
 def _names(letter: str, count: int) -> str:

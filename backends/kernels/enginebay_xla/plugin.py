@@ -28,23 +28,24 @@ def register_platforms(register: Register) -> None:
 def register_ops(register: Register) -> None:
     """Register the ops that the built-in models and engines use."""
     summaries = {
-        "attention": "attention of queries to a paged cache, to which it may write the new tokens",
-        "embedding": "rows of a table",
-        "kv_write": "writes keys and values to the cache",
-        "linear": "a product with a weight, summed in f32",
-        "grouped_linear": "products of rows, sorted by group, with the weight of their group",
-        "short_conv": "a causal convolution over the last inputs of a row, which are its state",
-        "rms_norm": "division by the root of the mean square, times a weight",
-        "add_rms_norm": "a sum and its rms_norm in one kernel",
-        "rope": "rotary positions",
-        "rope_kv_write": "rope of queries and keys, and kv_write, in one kernel",
-        "sample": "draws a token among those that top_k, top_p and min_p keep",
-        "all_reduce": "the sum of the arrays of several devices",
-        "all_gather": "the arrays of several devices, concatenated",
-        "all_to_all": "sends a piece of each device's array to each device",
+        "attention:ATTENTION": "attention to a paged cache, to which it may write the new tokens",
+        "linear:EMBEDDING": "rows of a table",
+        "kv_write:KV_WRITE": "writes keys and values to the cache",
+        "linear:LINEAR": "a product with a weight, summed in f32",
+        "grouped_linear:GROUPED_LINEAR": "products of rows with the weight of their group",
+        "short_conv:SHORT_CONV": "a causal convolution over the last inputs of a row, its state",
+        "norm:RMS_NORM": "division by the root of the mean square, times a weight",
+        "norm:ADD_RMS_NORM": "a sum and its rms_norm in one kernel",
+        "rope:ROPE": "rotary positions",
+        "rope:ROPE_KV_WRITE": "rope of queries and keys, and kv_write, in one kernel",
+        "sample:SAMPLE": "draws a token among those that top_k, top_p and min_p keep",
+        "collectives:ALL_REDUCE": "the sum of the arrays of several devices",
+        "collectives:ALL_GATHER": "the arrays of several devices, concatenated",
+        "collectives:ALL_TO_ALL": "sends a piece of each device's array to each device",
     }
-    for name, summary in summaries.items():
-        register(name, f"enginebay_xla.ops:{name.upper()}", summary=summary)
+    for place, summary in summaries.items():
+        name = place.partition(":")[2].lower()
+        register(name, f"enginebay.ops.{place}", summary=summary)
 
 
 @hookimpl

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.activations import rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray
-from enginebay_numerics.activations import rounded_rows
 from enginebay_xla.few_rows import padded
 
 CPU_BLOCK_BYTES, BLOCK_BYTES = 1 << 20, 64 << 20

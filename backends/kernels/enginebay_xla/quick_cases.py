@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from enginebay.cache import KVLayout
+from enginebay.ops.batches import derive_batch
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import Bucket
 from enginebay_byhand.cases import CheckSetting, QuickCase
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.rotary import RopeSpec
 
 ROPE_SPECS = {
     "default": RopeSpec(10000.0, 64),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from enginebay_numerics.rotary import RopeSpec, rope_frequencies
+from enginebay.ops.rotary import RopeSpec, rope_frequencies
 
 
 def rope(x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay_numerics.rotary import RopeSpec
+from enginebay.ops.kv_write import KvWriteOp
+from enginebay.ops.rope import RopeKvWriteOp, RopeOp
+from enginebay.ops.rotary import RopeSpec
 from enginebay_xla.kv_write import kv_write
-from enginebay_xla.ops import KvWriteOp, RopeKvWriteOp, RopeOp
 from enginebay_xla.rope import rope
 
 

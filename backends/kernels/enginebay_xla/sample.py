@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from enginebay_numerics.rows import update_rows
-from enginebay_numerics.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
+from enginebay.ops.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
+from enginebay.ops.update_rows import update_rows
 
 NUM_CANDIDATES = 256
 """How many best tokens are sorted. A partial sort of 256 costs little more than finding the best

@@ -14,11 +14,11 @@ import numpy as np
 from enginebay.cache import CacheArrays
 from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
 from enginebay.ops.bound import Ops
+from enginebay.ops.partition_rules import NamedWeight
 from enginebay.ops.spec import AttnBatch
 from enginebay.weights import WeightSpec
 from enginebay_lora.layers import Adapted, AdaptedEmbedding
 from enginebay_lora.ops import LORA
-from enginebay_runtime.rules import NamedWeight
 
 LINEAR, EMBEDDING = "linear", "embedding"
 """The names of the ops whose results adapters are added to."""

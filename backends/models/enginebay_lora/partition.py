@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.partition_rules import Partition, Shards
 from enginebay_lora.ops import LoraOp
-from enginebay_runtime.rules import Partition, Shards
 
 
 def lora_partition(

@@ -12,13 +12,15 @@ from flax import nnx
 
 from enginebay.cache import CacheArrays
 from enginebay.model import Embeddings, ModelCache, TensorSource
+from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
+from enginebay.ops.linear import EMBEDDING, LINEAR
+from enginebay.ops.norm import ADD_RMS_NORM, RMS_NORM
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import WeightSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
-from enginebay_numerics.rotary import RopeSpec
-from enginebay_xla.ops import ADD_RMS_NORM, ATTENTION, EMBEDDING, LINEAR, RMS_NORM
 
 Batches = Mapping[str, AttnBatch]
 """The batch record of the step for each cache group."""

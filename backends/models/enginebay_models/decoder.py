@@ -16,6 +16,7 @@ from enginebay.cache_state import StateGroup
 from enginebay.errors import ConfigError, explain
 from enginebay.model import Embeddings, Model, ModelCache, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import WeightSpec
 from enginebay_models.blocks import (
@@ -28,7 +29,6 @@ from enginebay_models.blocks import (
     RmsNorm,
 )
 from enginebay_models.hf_config import DecoderConfig
-from enginebay_numerics.rotary import RopeSpec
 
 FULL, WINDOW = "full", "window"
 

@@ -12,6 +12,7 @@ from enginebay.cache import CacheGroup
 from enginebay.errors import ConfigError, explain
 from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.bound import Ops
+from enginebay.ops.rotary import RopeSpec, yarn_growth
 from enginebay.ops.spec import AttnSpec
 from enginebay_models.blocks import Decoder, DecoderLayer, Mlp, RmsNorm
 from enginebay_models.decoder import NnxModel
@@ -19,7 +20,6 @@ from enginebay_models.experts import Experts, ExpertsConfig
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import DecoderConfig, read_decoder
 from enginebay_models.latent import LatentAttention, LatentConfig
-from enginebay_numerics.rotary import RopeSpec, yarn_growth
 
 LATENT = "latent"
 """Name of the cache group of the compressed vectors."""

@@ -12,12 +12,13 @@ from flax import nnx
 
 from enginebay.model import TensorSource
 from enginebay.ops.bound import Ops
+from enginebay.ops.grouped_linear import GROUPED_LINEAR
+from enginebay.ops.linear import LINEAR
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
 from enginebay_models.blocks import parameter
 from enginebay_models.hf_config import DecoderConfig
 from enginebay_models.tensors import Index
-from enginebay_xla.ops import GROUPED_LINEAR, LINEAR
 
 
 @dataclasses.dataclass(frozen=True)

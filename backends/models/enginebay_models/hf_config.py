@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from enginebay.ops.rotary import RopeSpec
 from enginebay_models.activations import ACTIVATIONS
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.rope_config import check_spec, read_rope
-from enginebay_numerics.rotary import RopeSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 1000

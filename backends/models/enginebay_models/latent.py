@@ -12,13 +12,15 @@ from flax import nnx
 
 from enginebay.cache import CacheArrays
 from enginebay.model import TensorSource
+from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
+from enginebay.ops.linear import LINEAR
+from enginebay.ops.rope import ROPE
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
 from enginebay_models.blocks import RmsNorm, parameter, value_of, vector
 from enginebay_models.tensors import Index
-from enginebay_numerics.rotary import RopeSpec
-from enginebay_xla.ops import ATTENTION, LINEAR, ROPE
 
 _EPS = 1e-6
 """The eps of the norms of compressed vectors. config.json's eps is for other norms."""

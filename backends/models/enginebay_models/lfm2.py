@@ -16,6 +16,8 @@ from enginebay.cache import CacheArrays
 from enginebay.cache_state import StateArray, StateGroup
 from enginebay.model import Model, ModelFamily, TensorSource
 from enginebay.ops.bound import Ops
+from enginebay.ops.linear import LINEAR
+from enginebay.ops.short_conv import SHORT_CONV
 from enginebay.ops.spec import AttnBatch
 from enginebay_models import tensors
 from enginebay_models.blocks import parameter
@@ -23,7 +25,6 @@ from enginebay_models.decoder import Mixer, Variant, build_decoder
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import FULL, DecoderConfig, check_layer_types, read_decoder
 from enginebay_models.tensors import Index
-from enginebay_xla.ops import LINEAR, SHORT_CONV
 
 CONV = "conv"
 _DEFAULT_THETA = 1_000_000.0

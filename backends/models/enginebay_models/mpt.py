@@ -14,7 +14,9 @@ from flax import nnx
 from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.errors import ConfigError, explain
 from enginebay.model import Model, ModelFamily, ModelInfo, TensorSource
+from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
+from enginebay.ops.linear import LINEAR
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
@@ -23,7 +25,6 @@ from enginebay_models.decoder import NnxModel
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import MAX_LAYERS, refuse_unserved_features
 from enginebay_models.tensors import Index
-from enginebay_xla.ops import ATTENTION, LINEAR
 
 FULL = "full"
 _GROWTH, _MAX_BIAS = 4, 8

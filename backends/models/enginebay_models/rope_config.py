@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from enginebay.errors import CheckpointError
+from enginebay.ops.rotary import RopeSpec, rope_frequencies
 from enginebay_models.fields import MAX_SIZE, bad_field, is_number, number, positive
-from enginebay_numerics.rotary import RopeSpec, rope_frequencies
 
 _ORIGINAL = "original_max_position_embeddings"
 _PARTIAL = "partial_rotary_factor"

@@ -10,6 +10,9 @@ from typing import Any, Generic, TypeVar
 
 SignatureT = TypeVar("SignatureT")
 
+CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+"""Largest error of a product of numbers near 1, by dtype: the tolerance of most ops."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Op(Generic[SignatureT]):
@@ -37,7 +40,7 @@ class Op(Generic[SignatureT]):
     queries and keys, the op that writes the cache, and the op that does both.
 
     partition: a function (implementation, *arguments, **keywords of a call) -> Partition, which
-    splits calls over devices; see `enginebay_runtime.rules`. Without it XLA's compiler splits
+    splits calls over devices; see `enginebay.ops.partition_rules`. Without it XLA's compiler splits
     calls, and an implementation that declares the capability sharded = False cannot be used on
     several devices.
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import Bucket
-from enginebay_numerics.batches import derive_batch
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
 from enginebay_runtime.binding import OpsBinder
 

@@ -17,9 +17,9 @@ from jax.experimental import pallas as pl
 from jax.sharding import Mesh, PartitionSpec
 
 from enginebay.errors import UnsupportedError
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay_numerics.batches import derive_batch
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention import attention, check_table
 from enginebay_pallas.attention_kernel import load_head

@@ -16,8 +16,8 @@ import pytest
 from jax.experimental import pallas as pl
 
 from enginebay.ops.caps import Env
+from enginebay.ops.kv_storage import FP8
 from enginebay.ops.spec import AttnSpec, Mode
-from enginebay_numerics.kv_storage import FP8
 from enginebay_pallas.attention import attention
 from enginebay_pallas.attention_codes import load_codes
 from enginebay_pallas.compiler import TOPOLOGIES, compiler

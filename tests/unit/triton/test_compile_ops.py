@@ -16,10 +16,10 @@ pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" b
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
 from enginebay.cache import KVLayout
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Env
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay_numerics.batches import derive_batch
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_triton.compiler import compiler
 from enginebay_triton.flash import triton_flash
 from enginebay_triton.layout import NhdLayout

@@ -18,8 +18,8 @@ pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra
 
 from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
+from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing.attention_cases import AttentionCase, attention_cases
 from enginebay_testing.kernels import check_attention, why_not_case
 from enginebay_triton.attention import attention

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import UnsupportedError
-from enginebay_numerics.sampling import gumbel_noise
+from enginebay.ops.sampling import gumbel_noise
 
 
 class Rows(NamedTuple):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import UnsupportedError
+from enginebay.ops.activations import rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray, Weight
-from enginebay_numerics.activations import rounded_rows
 from tests.zoo.right import products
 from tests.zoo.right.linears import FORMS, ROUNDED, WHOLE, refuse
 from tests.zoo.right.products import ProductWay

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.errors import UnsupportedError
+from enginebay.ops.activations import rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray, Weight
-from enginebay_numerics.activations import rounded_rows
 from tests.zoo.right import products
 from tests.zoo.right.products import ProductWay
 

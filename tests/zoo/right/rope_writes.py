@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay_numerics.rotary import RopeSpec
+from enginebay.ops.rotary import RopeSpec
 from tests.zoo.right import ropes, writes
 from tests.zoo.right.ropes import Rope
 from tests.zoo.right.writes import Write

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay_numerics.rotary import RopeSpec, rope_frequencies
+from enginebay.ops.rotary import RopeSpec, rope_frequencies
 
 Turn = tuple[jax.Array, jax.Array]
 """Cosine and sine of angles, f32 [T, pairs]."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
-from enginebay_numerics.kv_storage import BYTES, FP8, MAX_FP8, MAX_INT8, MAX_VALUE, MIN_SCALE
+from enginebay.ops.kv_storage import BYTES, FP8, MAX_FP8, MAX_INT8, MAX_VALUE, MIN_SCALE
 
 LAYOUTS = ("hnd", "nhd", "tpu_rpa")
 STORAGES = ("int8", "uint4", "fp8")

@@ -1,5 +1,5 @@
 // Codes of a quantised cache, and their conversion to f32: a few keys at a time, into memory that stays in the processor's cache.
-// enginebay_numerics/kv_storage.py defines the formats.
+// enginebay/ops/kv_storage.py defines the formats.
 #pragma once
 
 #include <type_traits>

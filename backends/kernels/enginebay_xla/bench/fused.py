@@ -10,6 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.norm import ADD_RMS_NORM as ADD_RMS_NORM_OP
+from enginebay.ops.rope import ROPE_KV_WRITE as ROPE_KV_WRITE_OP
+from enginebay.ops.rotary import RopeSpec
+from enginebay.ops.sample import SAMPLE as SAMPLE_OP
 from enginebay_bench.attention import same_bits
 from enginebay_bench.problem import (
     BenchSetting,
@@ -25,10 +29,8 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import BATCHES, Axes, Shape
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
-from enginebay_xla import ops
 from enginebay_xla.bench.plain import EPS_OF_NORM, MAX_ROWS, OF_ROWS, WRITES, kv_write_problem
 from enginebay_xla.kit.sample import gumbel_noise
 
@@ -44,7 +46,7 @@ def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
     rows, features = shape.num_tokens(), shape.layer.hidden
     sizes = ((rows, features), (rows, features), (features,))
     shapes = [jax.ShapeDtypeStruct(size, jnp.dtype(setting.dtype)) for size in sizes]
-    cost = cost_of(ops.ADD_RMS_NORM, *shapes, eps=EPS_OF_NORM)
+    cost = cost_of(ADD_RMS_NORM_OP, *shapes, eps=EPS_OF_NORM)
 
     def make(_: float) -> Inputs:
         arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))
@@ -124,7 +126,7 @@ def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
     return dataclasses.replace(
         written,
-        cost=cost_of(ops.ROPE_KV_WRITE, *of_call, spec=spec, layout=layout),
+        cost=cost_of(ROPE_KV_WRITE_OP, *of_call, spec=spec, layout=layout),
         num_bytes=written.num_bytes + math.prod(size) * dtype.itemsize,
         make=make,
         bind=bind,
@@ -138,7 +140,7 @@ def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """
     rows, vocab = shape.batch, shape.layer.vocab
     z = jax.ShapeDtypeStruct((rows, vocab), jnp.float32)
-    cost = cost_of(ops.SAMPLE, z, None, top_k=TOP_K, top_p=TOP_P, min_p=0.0)
+    cost = cost_of(SAMPLE_OP, z, None, top_k=TOP_K, top_p=TOP_P, min_p=0.0)
 
     def make(_: float) -> Inputs:
         logits = 2.0 * noise((rows, vocab), "float32", 5)

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.grouped_linear import GROUPED_LINEAR as GROUPED_LINEAR_OP
+from enginebay.ops.kv_write import KV_WRITE as KV_WRITE_OP
+from enginebay.ops.linear import EMBEDDING as EMBEDDING_OP
+from enginebay.ops.linear import LINEAR as LINEAR_OP
+from enginebay.ops.norm import RMS_NORM as RMS_NORM_OP
 from enginebay.ops.op import Op
+from enginebay.ops.rope import ROPE as ROPE_OP
+from enginebay.ops.rotary import RopeSpec
 from enginebay_bench.attention import same_bits
 from enginebay_bench.problem import (
     BenchSetting,
@@ -28,9 +35,7 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
-from enginebay_numerics.rotary import RopeSpec
 from enginebay_testing import oracle
-from enginebay_xla import ops
 
 MAX_ROWS, MAX_COLUMNS = 32, 256
 """Numbers of output rows and columns that are computed again in f64, spread over all of them."""
@@ -104,7 +109,7 @@ def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
         return worst(error, allowed, compared(error.size, rows * num_out, "values"))
 
     arrays = (((rows, num_in), setting.dtype), ((num_out, num_in), setting.dtype))
-    return _plain(ops.LINEAR, shape, arrays, check)
+    return _plain(LINEAR_OP, shape, arrays, check)
 
 
 def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -143,9 +148,9 @@ def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
         x, weight = (noise(*array, seed) for seed, array in enumerate(arrays[:2]))
         return x, weight, sizes.astype(np.int32)
 
-    problem = _plain(ops.GROUPED_LINEAR, shape, arrays, check, make)
+    problem = _plain(GROUPED_LINEAR_OP, shape, arrays, check, make)
     structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arrays[:2]]
-    cost = cost_of(ops.GROUPED_LINEAR, *structs, sizes.astype(np.int32))
+    cost = cost_of(GROUPED_LINEAR_OP, *structs, sizes.astype(np.int32))
     return dataclasses.replace(problem, cost=cost)
 
 
@@ -162,7 +167,7 @@ def rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
         )
 
     arrays = (((rows, features), setting.dtype), ((features,), setting.dtype))
-    return _plain(ops.RMS_NORM, shape, arrays, check, eps=EPS_OF_NORM)
+    return _plain(RMS_NORM_OP, shape, arrays, check, eps=EPS_OF_NORM)
 
 
 def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -181,7 +186,7 @@ def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
         )
 
     return _plain(
-        ops.ROPE,
+        ROPE_OP,
         shape,
         ((size, setting.dtype), ((rows,), "int32")),
         check,
@@ -199,7 +204,7 @@ def embedding_problem(shape: Shape, setting: BenchSetting) -> Problem:
         return worst(error, 0.0, compared(rows, rows, "rows, exactly"))
 
     return _plain(
-        ops.EMBEDDING,
+        EMBEDDING_OP,
         shape,
         (((layer.vocab, layer.hidden), setting.dtype), ((rows,), "int32")),
         check,
@@ -240,7 +245,7 @@ def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
     return Problem(
         name=shape.name,
-        cost=cost_of(ops.KV_WRITE, layout.shapes(), places, new, new, layout=layout),
+        cost=cost_of(KV_WRITE_OP, layout.shapes(), places, new, new, layout=layout),
         num_bytes=layout.num_bytes() + 2 * math.prod(size) * new.dtype.itemsize,
         make=make,
         bind=bind,

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.batches import derive_batch
+from enginebay.ops.short_conv import SHORT_CONV as SHORT_CONV_OP
 from enginebay.ops.spec import Bucket
 from enginebay_bench.problem import (
     BenchSetting,
@@ -24,10 +26,8 @@ from enginebay_bench.problem import (
     worst,
 )
 from enginebay_bench.shapes import Shape
-from enginebay_numerics.batches import derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.compile_suite import batch_of
-from enginebay_xla import ops
 from enginebay_xla.bench.plain import MAX_ROWS, OF_ROWS
 from enginebay_xla.short_conv import INPUTS
 
@@ -80,7 +80,7 @@ def short_conv_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
     return Problem(
         name=shape.name,
-        cost=cost_of(ops.SHORT_CONV, x, weight, None, {INPUTS: state}, batch_of(bucket)),
+        cost=cost_of(SHORT_CONV_OP, x, weight, None, {INPUTS: state}, batch_of(bucket)),
         num_bytes=sum(math.prod(size) for size in sizes) * x.dtype.itemsize,
         make=make,
         bind=bind,

@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay_numerics.rotary import RopeSpec
+from enginebay.ops.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.exact import hold

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
-from enginebay_numerics.rotary import RopeSpec
+from enginebay.ops.rotary import RopeSpec
 from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.op_kit import LayoutTypes, OpProgram
 

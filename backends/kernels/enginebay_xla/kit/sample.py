@@ -11,13 +11,13 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from enginebay_numerics import sampling
+from enginebay.ops import sampling
+from enginebay.ops.sample import SampleOp
 from enginebay_testing.case_runs import taken
 from enginebay_testing.covering import Combination
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_testing.verdicts import Check, expect
-from enginebay_xla.ops import SampleOp
 
 VOCABS = (40, 700)
 """Sizes of the vocabulary. They are no multiples of a tile, and the large one is more than the best
@@ -244,7 +244,7 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Compute enginebay_numerics.sampling.gumbel_noise in NumPy: float64 [S, n].
+    """Compute enginebay.ops.sampling.gumbel_noise in NumPy: float64 [S, n].
 
     seeds is uint32 [S, 2], ids int [n]. The uniform numbers are f32, as in the contract; the
     logarithms are exact.

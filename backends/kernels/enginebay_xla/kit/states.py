@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import Bucket
-from enginebay_numerics.batches import derive_batch
 from enginebay_testing import oracle
 from enginebay_testing.compile_suite import batch_of
 from enginebay_testing.exact import hold

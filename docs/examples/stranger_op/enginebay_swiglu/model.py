@@ -11,11 +11,11 @@ import jax
 
 from enginebay.model import Model, ModelFamily
 from enginebay.ops.bound import Ops
+from enginebay.ops.linear import LINEAR
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder
 from enginebay_swiglu.op import SWIGLU
-from enginebay_xla.ops import LINEAR
 
 
 class SwigluMlp(Mlp):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from enginebay.ops.row_columns import FLOATS, INTS
 from enginebay.types import MAX_STOP_TOKENS
-from enginebay_numerics.row_columns import FLOATS, INTS
 
 (
     ROW,

@@ -1,0 +1,52 @@
+"""The op attention, which is chosen by phase: its signature and its record."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+
+from enginebay.cache import CacheArrays
+from enginebay.ops.op import CLOSE, Op
+from enginebay.ops.rotary import RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec
+
+
+class AttentionOp(Protocol):
+    """Attention as a model calls it. Implementation, layout, sharding and phase are chosen already.
+
+    rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
+    the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
+    another layer (spec.kv_shared). sinks: f32 [Hq] for a spec with `sinks`, one additional score
+    per query head that takes part in the softmax but has no value. slopes: f32 [Hq] for a spec with
+    `alibi`.
+
+    The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
+    With it a model can merge the attention over two caches.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        rope: RopeSpec | None = None,
+        sinks: jax.Array | None = None,
+        slopes: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
+
+
+ATTENTION: Op[AttentionOp] = Op(
+    "attention",
+    AttentionOp,
+    "enginebay_xla.attention:xla_attention",
+    "enginebay_xla.attention_quick:quick_attention_cases",
+    CLOSE,
+    calls=("rope", "kv_write", "rope_kv_write"),
+    kit="enginebay_testing.attention_suite:KIT",
+    bench="enginebay_bench.attention:BENCH",
+)
