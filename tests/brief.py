@@ -19,7 +19,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent

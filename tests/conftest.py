@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def patient() -> Iterator[None]:
     """No wait is named on stderr, however slow the machine: tests compare what programs write."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay_startup.waits.PATIENCE_S", 3600.0)
+        patch.setattr("enginebay.waits.PATIENCE_S", 3600.0)
         yield
 
 

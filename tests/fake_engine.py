@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
-from enginebay.compilations import Compilations
-from enginebay.engine import Engine, GroupState, Pending, RowPlan, RowState, StepPlan
+from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.engine import Engine, GroupState, Pending, RowPlan, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.memory import MemoryPlan
 from enginebay.types import Request

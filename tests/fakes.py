@@ -15,7 +15,7 @@ import pytest
 
 from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
-from enginebay.executor.parts import EngineParts
+from enginebay.contracts.executor import EngineParts
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_contiguous.engine import VInferenceOptions
 from enginebay_contiguous.ledger import SlotLedger

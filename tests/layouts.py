@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_triton.layout import NhdLayout
 from enginebay_xla.layout import HndLayout

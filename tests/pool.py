@@ -15,7 +15,7 @@ import pytest
 
 from enginebay.compose.composition import Progress, make_engine
 from enginebay.compose.plan import Plan
-from enginebay.engine import Engine
+from enginebay.contracts.engine import Engine
 from enginebay.ops.select import is_import_path
 from enginebay_runtime.buckets import BucketSizes, default_sizes
 from tests.fakes import is_installed

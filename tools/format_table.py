@@ -24,9 +24,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from enginebay import LLM, SamplingParams
+from enginebay.compose.stored_bytes import count_stored_bytes
 from enginebay_bench.evaluate import EvalSizes, ScoredText, compare_scores, score_text, split
 from enginebay_bench.scoring import Scored
-from enginebay_bench.stored_bytes import count_stored_bytes
 from enginebay_models.gguf.source import GgufSource
 
 SIZES: Mapping[str, Any] = {

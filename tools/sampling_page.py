@@ -10,9 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from enginebay.cli.generate import add_sampling_arguments, scalar_fields
+from enginebay.findings import allowed_values
 from enginebay.types import ROW_VALUES, SamplingParams
-from enginebay_cli.generate import add_sampling_arguments, scalar_fields
-from enginebay_startup.findings import allowed_values
 
 BEGIN, END = "<!-- {}: written by tools/sampling_page.py -->", "<!-- end of {} -->"
 

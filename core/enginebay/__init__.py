@@ -15,10 +15,10 @@ from enginebay.on_demand import on_demand
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
     from enginebay.errors import EnginebayError, InputError, InternalError, UnsupportedError
-    from enginebay.llm import LLM
-    from enginebay.llm.events import AsyncEvents, Events, RequestEnded
-    from enginebay.llm.segments import Segments
     from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
+    from enginebay.serving import LLM
+    from enginebay.serving.events import AsyncEvents, Events, RequestEnded
+    from enginebay.serving.segments import Segments
     from enginebay.types import SamplingParams
 
 __version__ = "0.1.0"
@@ -46,10 +46,10 @@ __getattr__, __dir__ = on_demand(
     {
         "enginebay.config": "EngineConfig",
         "enginebay.errors": "EnginebayError InputError InternalError UnsupportedError",
-        "enginebay.llm": "LLM",
-        "enginebay.llm.events": "AsyncEvents Events RequestEnded",
+        "enginebay.serving": "LLM",
+        "enginebay.serving.events": "AsyncEvents Events RequestEnded",
         "enginebay.outputs": "CompletionOutput RequestOutput StreamChunk",
-        "enginebay.llm.segments": "Segments",
+        "enginebay.serving.segments": "Segments",
         "enginebay.types": "SamplingParams",
     },
 )

@@ -63,8 +63,8 @@ class ServingChoices(TypedDict, total=False):
 
 
 class EngineChoices(ServingChoices, total=False):
-    """Keywords of enginebay.llm.LLM: all fields of EngineConfig except `model`, which is the first
-    positional parameter of LLM.
+    """Keywords of enginebay.serving.LLM: all fields of EngineConfig except `model`, which is the
+    first positional parameter of LLM.
     """
 
     dtype: Dtype

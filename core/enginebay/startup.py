@@ -19,13 +19,13 @@ class Startup(Protocol):
 
     def guard(self, who: str) -> AbstractContextManager[None]:
         """Return a context manager for code of a plugin, such as "plugin 'lifo'". It raises
-        `enginebay.importing.StrayExitError` in place of a BaseException that is no Exception,
-        except for the KeyboardInterrupt of a real Ctrl-C.
+        `enginebay.plugins.importing.StrayExitError` in place of a BaseException that is no
+        Exception, except for the KeyboardInterrupt of a real Ctrl-C.
         """
 
     def check_declaration(self, declaration: Any) -> None:
-        """Raise PluginError for an `enginebay.hooks.Declaration` that would fail later, when the
-        part is chosen.
+        """Raise PluginError for an `enginebay.plugins.hooks.Declaration` that would fail later,
+        when the part is chosen.
         """
 
     def described(self, error: ValidationError, model: type[BaseModel]) -> str:

@@ -53,8 +53,8 @@ class RowParams(Validated, Generic[Float, Int]):
     """The sampling parameters that the device holds for each row.
 
     `Float` and `Int` are float and int in a request (SamplingParams), and jax.Array [rows] on the
-    device (enginebay.sampler.DeviceParams). This class is the only place that declares such a
-    parameter: the row table, the device arrays, the command-line flags and the table in the
+    device (enginebay.contracts.sampler.DeviceParams). This class is the only place that declares
+    such a parameter: the row table, the device arrays, the command-line flags and the table in the
     documentation are derived from its fields.
     """
 
@@ -286,7 +286,8 @@ class FrozenSampling:
     num_prompt_logprobs: int | None = None
     """The same number for the tokens of the prompt."""
     processors: tuple[Any, ...] = ()
-    """The row's values for each logits processor it uses (enginebay.processor.RowValues)."""
+    """The row's values for each logits processor it uses (enginebay.contracts.processor.RowValues).
+    """
     reads_tokens: bool = False
     """Whether a logits processor or penalty of this request reads all tokens of the row so far."""
 
@@ -372,7 +373,7 @@ class Request:
     cache_salt: str = ""
     """Requests share cached prefixes only with requests that have the same salt."""
     adapter: str = ""
-    """Key of the adapter (`enginebay.adapters`); "": the model alone."""
+    """Key of the adapter (`enginebay.contracts.adapters`); "": the model alone."""
     pooling: Pooling | None = None
     """How to pool the prompt's hidden states, for a request that wants them instead of tokens; None
     for a request that generates tokens.

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, KVLayout
 from enginebay.compose.ops import ATTENTION
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_bench.cost import Cost

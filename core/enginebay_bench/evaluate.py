@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from enginebay.compose.composition import Progress
+from enginebay.compose.stored_bytes import StoredBytes, count_stored_bytes
 from enginebay.errors import InputError
-from enginebay.llm import LLM
+from enginebay.serving import LLM
 from enginebay_bench.scoring import Scored, scoring
-from enginebay_bench.stored_bytes import StoredBytes, count_stored_bytes
 from enginebay_testing.engine_logprobs import log_softmax
 
 ROWS_AT_ONCE = 64

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from enginebay.errors import EnginebayError, RequestError, UnsupportedError
-from enginebay.llm import LLM
+from enginebay.serving import LLM
 from enginebay.types import SamplingParams
 from enginebay.validation import Validated
 from enginebay_bench.scoring import Scorer, scoring

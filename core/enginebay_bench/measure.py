@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from enginebay.llm import LLM
+from enginebay.serving import LLM
 from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 
 RoundFigures = dict[str, float]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl
@@ -20,7 +20,7 @@ def register_revisions(register: Register) -> None:
     """Register tuned."""
     register(
         "tuned",
-        "enginebay_bench.configs:require_tuned",
+        "enginebay.compose.kernel_configs:require_tuned",
         summary="refuses kernels that are not tuned, with tuned = require",
     )
 

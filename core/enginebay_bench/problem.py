@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp
-from enginebay.registry import import_target
+from enginebay.plugins.registry import import_target
 from enginebay_bench.cost import Cost
 from enginebay_bench.shapes import Axes, Shape
 from enginebay_bench.tables import TunedConfigs

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from enginebay.engine import Engine, RowPlan, StepPlan
+from enginebay.contracts.engine import Engine, RowPlan, StepPlan
+from enginebay.contracts.prefix_key import DIGEST_BYTES, PrefixKey
 from enginebay.errors import RequestError, StoppedError, explain
-from enginebay.llm import LLM
-from enginebay.prefix_key import DIGEST_BYTES, PrefixKey
+from enginebay.serving import LLM
 from enginebay.types import FrozenSampling, Request
 
 REQUEST_ID = "scored"

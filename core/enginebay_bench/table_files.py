@@ -12,9 +12,9 @@ from pathlib import Path
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
-from enginebay.registry import Entry, Registry
+from enginebay.folders import cache_folder
+from enginebay.plugins.registry import Entry, Registry
 from enginebay_bench.tables import TunedConfigs, TunedMode, TunedTable, read_table
-from enginebay_startup.folders import cache_folder
 
 log = logging.getLogger("enginebay.compose")
 

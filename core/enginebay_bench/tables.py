@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
+from enginebay.ops.tunable import candidates_of
 from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp, Tuning
 from enginebay.validation import describe_validation
-from enginebay_testing.tunable import candidates_of
 
 TunedMode = Literal["auto", "off", "require"]
 

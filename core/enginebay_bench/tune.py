@@ -13,6 +13,7 @@ from typing import Any
 from enginebay.compose.ops import ATTENTION
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
+from enginebay.ops.tunable import candidates_of
 from enginebay.ops.tuning import TunableOp
 from enginebay_bench.attention import bucket_problem
 from enginebay_bench.kernels import WRONG, Bench, run_contestants, why_not_measured
@@ -27,7 +28,6 @@ from enginebay_bench.problem import (
 from enginebay_bench.shapes import Shape
 from enginebay_bench.tables import TableKey, TunedEntry, TunedTable, read_table
 from enginebay_bench.timing import Contestant
-from enginebay_testing.tunable import candidates_of
 
 DROP_SLOWER_THAN = 1.5
 """A configuration is dropped if its best of two samples exceeds the fastest by this factor."""

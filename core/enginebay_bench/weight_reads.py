@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import unknown_name
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
 from enginebay_testing.toolchains import KernelCompiler
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
-from enginebay.engine import RowPlan
+from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.commands import KnownTokens, RowUpdate, Step, WriteRows
+from enginebay.contracts.engine import RowPlan
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import InternalError
-from enginebay.executor.commands import KnownTokens, RowUpdate, Step, WriteRows
-from enginebay.executor.keys import StepKey, StepNeeds
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.row_columns import neutral_columns, write_row
 from enginebay.types import Request, StepVariant

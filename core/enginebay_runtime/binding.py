@@ -9,18 +9,18 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from enginebay.cache import CacheArrays, KVLayout
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Bound
-from enginebay.executor.parts import Layouts
-from enginebay.executor.sharding import Placement
-from enginebay.model import Model, ModelInfo
+from enginebay.contracts.cache import CacheArrays, KVLayout
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import Model, ModelInfo
+from enginebay.contracts.placement import Placement
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay.registry import import_target
+from enginebay.plugins.registry import import_target
 from enginebay_runtime.partition import partitioned, split_model
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from enginebay.contracts.executor import StepFacts
+from enginebay.contracts.proposer import MAX_VERIFIED_ROWS
 from enginebay.errors import InternalError
-from enginebay.executor.parts import StepFacts
-from enginebay.proposer import MAX_VERIFIED_ROWS
 
 
 def doubling(low: int, high: int) -> tuple[int, ...]:

@@ -22,13 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache_shape import CacheShape
-from enginebay.engine import GroupState, RowState
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import COMMANDS, ExecutorCommand, KnownTokens, RowUpdate
+from enginebay.contracts.engine import GroupState, RowState
+from enginebay.contracts.processor import RowValues
+from enginebay.contracts.step_key import StepKey
 from enginebay.errors import InputError
-from enginebay.executor.commands import COMMANDS, ExecutorCommand, KnownTokens, RowUpdate
-from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
-from enginebay.processor import RowValues
 
 MAGIC = b"EBcm"
 VERSION = 2

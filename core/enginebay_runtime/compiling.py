@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.executor.keys import Kind, StepKey
-from enginebay.model import Weights
+from enginebay.contracts.model import Weights
+from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.ahead import compile_ahead, release_memory
 from enginebay_runtime.dump import dump_program

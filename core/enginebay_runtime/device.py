@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from enginebay.contracts.sampler import DeviceParams, SamplingState
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.row_columns import by_name
-from enginebay.sampler import DeviceParams, SamplingState
 from enginebay.types import MAX_STOP_TOKENS, NOT_FINITE, ROW_VALUES
 
 _OWN = (

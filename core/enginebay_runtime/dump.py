@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.cache import CacheLayout
+from enginebay.contracts.cache import CacheLayout
 
 log = logging.getLogger("enginebay_runtime")
 

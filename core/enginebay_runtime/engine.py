@@ -12,20 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.adapters import ADAPTER_WEIGHTS
-from enginebay.cache import Lease, Ledger
-from enginebay.cache_shape import pages_for
-from enginebay.engine import (
-    AttentionProblem,
-    Demand,
-    Engine,
-    LaterCompilation,
-    Pending,
-    RowState,
-    StepPlan,
-)
-from enginebay.errors import InternalError
-from enginebay.executor.commands import (
+from enginebay.contracts.adapters import ADAPTER_WEIGHTS
+from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.commands import (
     Drop,
     Grow,
     Make,
@@ -38,9 +28,19 @@ from enginebay.executor.commands import (
     WriteRows,
     values_of,
 )
-from enginebay.executor.keys import StepKey
-from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.processor import RowValues
+from enginebay.contracts.engine import (
+    AttentionProblem,
+    Demand,
+    Engine,
+    LaterCompilation,
+    Pending,
+    RowState,
+    StepPlan,
+)
+from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.processor import RowValues
+from enginebay.contracts.step_key import StepKey
+from enginebay.errors import InternalError
 from enginebay_runtime.account import ACCOUNT
 from enginebay_runtime.assemble import (
     SentTables,

@@ -6,11 +6,11 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from enginebay.cache import KVLayout, Lease, Ledger
-from enginebay.cache_shape import CacheShape, pages_for
-from enginebay.engine import AttentionProblem, Demand
-from enginebay.executor.keys import StepKey, draft_rows
-from enginebay.executor.parts import StepFacts, make_layouts
+from enginebay.contracts.cache import KVLayout, Lease, Ledger
+from enginebay.contracts.cache_shape import CacheShape, pages_for
+from enginebay.contracts.engine import AttentionProblem, Demand
+from enginebay.contracts.executor import StepFacts, make_layouts
+from enginebay.contracts.step_key import StepKey, draft_rows
 from enginebay.ops.spec import Bucket
 from enginebay_runtime.buckets import BucketSizes, bucket_sizes, smallest_fit
 

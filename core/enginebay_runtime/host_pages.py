@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import PageMove
+from enginebay.contracts.cache import PageMove
+from enginebay.contracts.commands import CopyPages, PageIn, PageOut
+from enginebay.contracts.executor import EngineParts, Executor
 from enginebay.errors import InternalError
-from enginebay.executor.commands import CopyPages, PageIn, PageOut
-from enginebay.executor.parts import EngineParts, Executor
 from enginebay_runtime.geometry import Shapes
 
 MOVED_PAGES = (16, 4, 1)

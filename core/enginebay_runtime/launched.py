@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from enginebay.engine import Pending, TokenLogprobs
+from enginebay.contracts.commands import Step
+from enginebay.contracts.engine import Pending, TokenLogprobs
 from enginebay.errors import InternalError
-from enginebay.executor.commands import Step
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.step import Sampled
 

@@ -6,10 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from enginebay.compilations import Compilations
-from enginebay.engine import Engine
-from enginebay.errors import UnsupportedError
-from enginebay.executor.commands import (
+from enginebay.contracts.commands import (
     CopyPages,
     Drop,
     ExecutorCommand,
@@ -25,14 +22,17 @@ from enginebay.executor.commands import (
     Take,
     WriteRows,
 )
-from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts, Executor, Report
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.engine import Engine
+from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.step_key import StepKey, StepNeeds
+from enginebay.errors import UnsupportedError
+from enginebay.shadow_report import ShadowReport
 from enginebay_runtime.background import Background
 from enginebay_runtime.pages import PageMover
 from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.rowio import put_row, take_row
 from enginebay_runtime.runner import Runner
-from enginebay_runtime.shadow_report import ShadowReport
 from enginebay_runtime.slots import SlotWriter
 from enginebay_runtime.step import Program
 from enginebay_runtime.weights import merge_weights

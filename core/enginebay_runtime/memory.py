@@ -6,11 +6,11 @@ import math
 
 import jax.numpy as jnp
 
-from enginebay.cache_shape import CacheShape
-from enginebay.executor.parts import EngineParts, weight_bytes
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.executor import EngineParts, weight_bytes
+from enginebay.contracts.processor import Processors, Sizes
+from enginebay.contracts.proposer import MAX_VERIFIED_ROWS
 from enginebay.memory import MemoryPlan
-from enginebay.processor import Processors, Sizes
-from enginebay.proposer import MAX_VERIFIED_ROWS
 from enginebay.weights import stored_bytes
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.commands import CopyPages, PageIn, PageOut
 from enginebay.errors import CompilationError
-from enginebay.executor.commands import CopyPages, PageIn, PageOut
 from enginebay_runtime.view import RunnerView
 
 Layers = Sequence[Mapping[str, jax.Array]]

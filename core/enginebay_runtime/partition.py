@@ -10,14 +10,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from enginebay.cache import CacheArrays
-from enginebay.executor.sharding import Placement
-from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.model import Embeddings, Model, ModelCache, TensorSource, Weights
+from enginebay.contracts.placement import Placement
 from enginebay.ops.bound import Ops
 from enginebay.ops.op import Op
 from enginebay.ops.partition_rules import NamedWeight, Partition, Shards
 from enginebay.ops.spec import AttnBatch, StepBatch
-from enginebay.registry import import_target
+from enginebay.plugins.registry import import_target
 from enginebay.weights import QuantizedArray, WeightSpec
 
 MeshAxes = dict[str, str | None]

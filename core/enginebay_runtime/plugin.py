@@ -4,7 +4,7 @@ the choice of how weights are stored, and shadow mode.
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl

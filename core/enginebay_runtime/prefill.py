@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from enginebay.executor.parts import Layouts
-from enginebay.model import Weights
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import Weights
+from enginebay.contracts.processor import ProcessorState
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.spec import Bucket
-from enginebay.processor import ProcessorState
 from enginebay.types import StepVariant
 from enginebay_runtime import device
 from enginebay_runtime.device import ADVANCED, DeviceRows

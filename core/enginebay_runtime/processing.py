@@ -10,9 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.contracts.processor import (
+    IS_USED,
+    LogitsProcessor,
+    Processors,
+    ProcessorState,
+    Sizes,
+)
+from enginebay.contracts.sampler import SamplingState
 from enginebay.ops.update_rows import update_rows
-from enginebay.processor import IS_USED, LogitsProcessor, Processors, ProcessorState, Sizes
-from enginebay.sampler import SamplingState
 
 
 def empty_rows(

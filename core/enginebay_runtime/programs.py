@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from enginebay.cache import CacheLayout
-from enginebay.executor.keys import StepKey
+from enginebay.contracts.cache import CacheLayout
+from enginebay.contracts.step_key import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 

@@ -7,10 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheLayout, KVLayout
-from enginebay.cache_shape import CacheShape
-from enginebay.executor.commands import Drop, Grow, Make
-from enginebay.processor import Sizes
+from enginebay.contracts.cache import CacheLayout, KVLayout
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import Drop, Grow, Make
+from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
 from enginebay_runtime.runner import Runner

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, CacheGroup, KVLayout
-from enginebay.cache_state import StateGroup
-from enginebay.engine import GroupState, RowState
+from enginebay.contracts.cache import CacheArrays, CacheGroup, KVLayout
+from enginebay.contracts.cache_state import StateGroup
+from enginebay.contracts.commands import Put, Take, values_of
+from enginebay.contracts.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
-from enginebay.executor.commands import Put, Take, values_of
 from enginebay.ops.head_rotation import rotate_on_host, rotated_widths
 from enginebay_runtime.device import ADAPTERS, COLUMNS, DeviceRows
 from enginebay_runtime.runner import Runner

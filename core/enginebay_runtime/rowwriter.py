@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.commands import KnownTokens, WriteRows
+from enginebay.contracts.processor import IS_USED, ProcessorState, RowValues
 from enginebay.errors import CompilationError, InternalError
-from enginebay.executor.commands import KnownTokens, WriteRows
-from enginebay.processor import IS_USED, ProcessorState, RowValues
 from enginebay_runtime import device
 from enginebay_runtime.view import RunnerView
 

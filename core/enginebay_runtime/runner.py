@@ -8,17 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from enginebay.cache import CacheLayout
-from enginebay.cache_shape import CacheShape
-from enginebay.compilations import Compilations
 from enginebay.config import EngineConfig
-from enginebay.engine import Pending
+from enginebay.contracts.cache import CacheLayout
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import Step
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.engine import Pending
+from enginebay.contracts.executor import EngineParts, Report
+from enginebay.contracts.model import ModelInfo, Weights
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import CompilationError, InternalError, explain
-from enginebay.executor.commands import Step
-from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts, Report
-from enginebay.model import ModelInfo, Weights
+from enginebay.folders import make_writable
 from enginebay.ops import prefill_columns as columns
+from enginebay.waits import waiting
 from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.launched import LaunchedStep
@@ -28,8 +30,6 @@ from enginebay_runtime.scoping import Scoping
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.step import Program, StepState
 from enginebay_runtime.tables import ResidentTables, max_changes
-from enginebay_startup.folders import make_writable
-from enginebay_startup.waits import waiting
 
 
 class Runner:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.types import StepVariant
 
 

@@ -25,13 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.commands import Step
+from enginebay.contracts.executor import Layouts, OpsFactory, ShadowParts
+from enginebay.contracts.model import Model
+from enginebay.contracts.step_key import StepKey
 from enginebay.errors import error_line
-from enginebay.executor.commands import Step
-from enginebay.executor.keys import StepKey
-from enginebay.executor.parts import Layouts, OpsFactory, ShadowParts
-from enginebay.model import Model
 from enginebay.ops import prefill_columns as columns
-from enginebay_runtime.shadow_report import LayerDifference, ShadowPhase, ShadowReport
+from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_runtime.shadow_steps import (
     ShadowCacheForm,
     attend_over_copy,

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
+from enginebay.contracts.executor import Layouts, OpsFactory
+from enginebay.contracts.model import Model, Weights
 from enginebay.errors import UnsupportedError
-from enginebay.executor.parts import Layouts, OpsFactory
-from enginebay.model import Model, Weights
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.rotary import RopeSpec

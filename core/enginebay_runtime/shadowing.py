@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from enginebay.compose.candidates import candidates
+from enginebay.compose.import_paths import refuse_uncallable, with_import_paths
 from enginebay.compose.kernels import ChosenKernels, import_paths_in
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES, ShadowChoice
+from enginebay.contracts.executor import ShadowParts
+from enginebay.contracts.model import ModelInfo
+from enginebay.contracts.placement import Placement
 from enginebay.errors import UnsupportedError, unknown_name
-from enginebay.executor.parts import ShadowParts
-from enginebay.executor.sharding import Placement
-from enginebay.model import ModelInfo
 from enginebay.ops.select import Candidate, is_import_path
-from enginebay.registry import Registry
-from enginebay_byhand.import_paths import refuse_uncallable, with_import_paths
+from enginebay.plugins.registry import Registry
 from enginebay_runtime.binding import OpsBinder
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.adapters import ADAPTER_WEIGHTS
+from enginebay.contracts.adapters import ADAPTER_WEIGHTS
+from enginebay.contracts.commands import SetAdapter
 from enginebay.errors import CompilationError, InputError
-from enginebay.executor.commands import SetAdapter
 from enginebay_runtime.runner import Runner
 
 

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from enginebay.cache import KVLayout
-from enginebay.executor.parts import EngineParts, Layouts, OpsFactory
-from enginebay.model import Model, ModelCache, Weights
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.executor import EngineParts, Layouts, OpsFactory
+from enginebay.contracts.model import Model, ModelCache, Weights
+from enginebay.contracts.processor import Processors, ProcessorState
+from enginebay.contracts.sampler import Sampler
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.sampling import (
     first_best,
@@ -23,8 +25,6 @@ from enginebay.ops.sampling import (
     without_stage,
 )
 from enginebay.ops.spec import AttnBatch, Bucket
-from enginebay.processor import Processors, ProcessorState
-from enginebay.sampler import Sampler
 from enginebay.types import NOT_FINITE, StepVariant
 from enginebay_runtime.compacting import compact_rows
 from enginebay_runtime.device import ADVANCED, DeviceRows

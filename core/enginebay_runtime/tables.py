@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache_shape import pages_for
-from enginebay.executor.parts import Layouts
-from enginebay.model import Weights
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import Weights
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.spec import Bucket
 from enginebay_runtime.step import StepState

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from enginebay.executor.keys import draft_rows
-from enginebay.executor.parts import Layouts
-from enginebay.model import ModelCache, Weights
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import ModelCache, Weights
+from enginebay.contracts.step_key import draft_rows
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay.types import StepVariant

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from enginebay.cache import CacheLayout
-from enginebay.compilations import Compilations
-from enginebay.executor.sharding import Placement
-from enginebay.model import ModelInfo, Weights
+from enginebay.contracts.cache import CacheLayout
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.model import ModelInfo, Weights
+from enginebay.contracts.placement import Placement
 from enginebay_runtime.step import Program, StepState
 
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO
+from enginebay.contracts.model import Checkpoint, Model
+from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.executor.sharding import Placement
-from enginebay.model import Checkpoint, Model
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 from enginebay.weights import (
     FLOAT,
     Quantization,

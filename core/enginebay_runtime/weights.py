@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from enginebay.contracts.model import Weights
 from enginebay.errors import InputError
-from enginebay.model import Weights
 from enginebay.weights import QuantizedArray, Weight
 
 

@@ -9,10 +9,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnSpec, Mode
+from enginebay.ops.tunable import candidates_of
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_program import chosen_config
 from enginebay_testing.attention_values import ATTENTION
@@ -25,7 +26,6 @@ from enginebay_testing.covering import (
     covering_rows,
 )
 from enginebay_testing.op_kit import numbers_of
-from enginebay_testing.tunable import candidates_of
 
 OTHER_SIZES = (96, 112, 192, 48, 32, 16, 8, 160, 512, 576, 1024)
 """Sizes for a kernel that claims none of the sizes of an axis."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay_testing.attention_cases import AttentionCase

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
+from enginebay.ops.tunable import candidates_of
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_inputs import AttentionInputs, read_contents, write_places
 from enginebay_testing.case_runs import kit_jit, taken
 from enginebay_testing.op_kit import numbers_of
-from enginebay_testing.tunable import candidates_of
 
 
 class AttentionResult(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay_testing import kernels

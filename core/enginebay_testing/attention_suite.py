@@ -9,7 +9,7 @@ import functools
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay_testing.attention_axes import DEVICE, INTERPRETED, attention_covering_cases

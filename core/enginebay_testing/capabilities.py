@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from enginebay.compose.candidates import ANY
 from enginebay.errors import PluginError, UnsupportedError
-from enginebay.registry import Entry
+from enginebay.plugins.registry import Entry
 from enginebay_testing.op_kit import OpCase, OpKit
 from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 

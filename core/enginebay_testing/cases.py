@@ -13,10 +13,10 @@ from typing import Literal, get_args
 
 from enginebay.compose.by_hand import with_paths_of
 from enginebay.compose.ops import ATTENTION
+from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Env, Interpretable
-from enginebay.platform import Platform
-from enginebay.registry import Entry, Registry, import_target
+from enginebay.plugins.registry import Entry, Registry, import_target
 from enginebay_testing import suites
 from enginebay_testing.capabilities import capability_cases
 from enginebay_testing.op_kit import Extent, kit_of

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from enginebay.cli.command import Command
+from enginebay.cli.show import progress
+from enginebay.cli.table_rows import Rows
 from enginebay.compose.platforms import find_platform
 from enginebay.config import make_config
 from enginebay.errors import InputError
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay_cli.rows import Rows
-from enginebay_cli.show import progress
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_testing.report import CheckRecord, Filter, check
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import FAULTS

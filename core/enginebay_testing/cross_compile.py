@@ -12,22 +12,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheLayout, KVLayout
-from enginebay.cache_shape import CacheShape
-from enginebay.cache_state import StateLayout
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
 from enginebay.compose.resolve import pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
-from enginebay.engine import AttentionProblem
-from enginebay.executor.sharding import Placement, make_placement
-from enginebay.model import Model, with_cache_dtypes
+from enginebay.contracts.cache import CacheLayout, KVLayout
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.cache_state import StateLayout
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.model import Model, with_cache_dtypes
+from enginebay.contracts.placement import Placement, make_placement
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_runtime.binding import bind
 from enginebay_runtime.device import DeviceRows

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginebay.engine import Engine, RowPlan, StepPlan
-from enginebay.prefix_key import PrefixKey
+from enginebay.contracts.engine import Engine, RowPlan, StepPlan
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay.types import FrozenSampling, Request, SamplingParams
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from enginebay.errors import RequestError
-from enginebay.llm import LLM
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.segments import Segments
+from enginebay.serving import LLM
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.segments import Segments
 from enginebay_testing.subject import EngineSubject, greedy, random_prompts
 
 TOLERANCE = 1e-4

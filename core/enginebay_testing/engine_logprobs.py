@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.errors import RequestError
-from enginebay.llm import LLM
-from enginebay.llm.abilities import Abilities
 from enginebay.outputs import CompletionOutput
+from enginebay.serving import LLM
+from enginebay.serving.abilities import Abilities
 from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import (

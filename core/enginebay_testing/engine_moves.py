@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginebay.cache import KVLayout, Lease
-from enginebay.cache_shape import pages_for
-from enginebay.engine import Engine, RowState
+from enginebay.contracts.cache import KVLayout, Lease
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.commands import PageOut
+from enginebay.contracts.engine import Engine, RowState
 from enginebay.errors import UnsupportedError
-from enginebay.executor.commands import PageOut
-from enginebay.llm import LLM
+from enginebay.serving import LLM
 from enginebay.types import SamplingParams
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of

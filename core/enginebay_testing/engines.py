@@ -12,9 +12,9 @@ import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from enginebay.engine import Engine, Pending, StepPlan
+from enginebay.contracts.engine import Engine, Pending, StepPlan
 from enginebay.errors import CompilationError
-from enginebay.llm import LLM
+from enginebay.serving import LLM
 from enginebay.types import SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.engine_hidden import hidden_states_are_the_models

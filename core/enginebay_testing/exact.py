@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.compose.quick_check import row_errors
 from enginebay.ops.op import Op
-from enginebay.registry import import_target
-from enginebay_byhand.quick import row_errors
+from enginebay.plugins.registry import import_target
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.verdicts import InexactError
 

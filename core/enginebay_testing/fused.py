@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.rope import RopeKvWriteOp
 from enginebay.ops.rotary import RopeSpec
 from enginebay_testing import oracle

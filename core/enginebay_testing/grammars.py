@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.errors import RequestError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay_testing.token_texts import TokenTexts, example_vocabulary, token_ids_of

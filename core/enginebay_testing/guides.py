@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.constraint import Guide, MakeGuide
+from enginebay.contracts.constraint import Guide, MakeGuide
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar
 from enginebay.types import SamplingParams

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, KVLayout
-from enginebay.registry import load_registry
+from enginebay.contracts.cache import CacheArrays, KVLayout
+from enginebay.plugins.registry import load_registry
 from enginebay.weights import stored_bytes
 from enginebay_runtime.compacting import compact_rows
 from enginebay_testing.verdicts import Check

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger, PageMove
+from enginebay.contracts.cache import Lease, Ledger, PageMove
 
 
 def whole_prefixes(token_ids: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from enginebay.cache import Ledger
+from enginebay.contracts.cache import Ledger
 from enginebay_testing.ledger_device import Device, Row, whole_prefixes
 
 FIRST_TOKEN = 1 << 20

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
+from enginebay.contracts.cache import Lease, Ledger
 from enginebay.errors import InternalError
-from enginebay.registry import import_target
+from enginebay.plugins.registry import import_target
 from enginebay_testing.ledger_machine import any_sequence_keeps_the_ledger_consistent
 from enginebay_testing.verdicts import Check
 

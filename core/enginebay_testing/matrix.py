@@ -10,7 +10,7 @@ from typing import Any
 
 from enginebay.errors import PluginError
 from enginebay.ops.caps import Caps
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.registry import Entry, Registry
 from enginebay_testing.quantized import STORAGES
 from enginebay_testing.report import CheckRecord
 from enginebay_testing.suites import DTYPES, label

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.processor import (
+from enginebay.contracts.processor import (
     IS_USED,
     Processors,
     RowFacts,
     Sizes,
     row_values,
 )
-from enginebay.sampler import Sampler, SamplingState
+from enginebay.contracts.sampler import Sampler, SamplingState
 from enginebay_runtime.processing import empty_rows, process
 from enginebay_testing.sampler_runs import WIDTH, RowHistory, check_fits
 from enginebay_testing.sampling_oracle import OracleParams, device_params

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheLayout
-from enginebay.cache_shape import CacheShape
 from enginebay.config import DEFAULT_AXIS_RULES
-from enginebay.executor.parts import Layouts
-from enginebay.executor.sharding import Placement, make_placement
-from enginebay.model import Model, ModelCache, ModelInfo, Weights
+from enginebay.contracts.cache import CacheLayout
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import Model, ModelCache, ModelInfo, Weights
+from enginebay.contracts.placement import Placement, make_placement
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
 from enginebay.config import DEFAULT_AXIS_RULES
-from enginebay.engine import AttentionProblem
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.model import Model, ModelFamily, ModelInfo
 from enginebay.errors import ConfigError
-from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
 from enginebay_testing.model_harness import Chunk, MakeOps, ModelHarness, place_over, random_weights

@@ -13,16 +13,16 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
 from enginebay.compose.candidates import ANY
+from enginebay.compose.quick_cases import CheckSetting
+from enginebay.compose.quick_check import quick_check, row_errors
+from enginebay.contracts.cache import KVLayout
 from enginebay.errors import IncorrectError
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import OpProblem, TunableOp
-from enginebay.registry import Entry, Registry, import_target
-from enginebay_byhand.cases import CheckSetting
-from enginebay_byhand.quick import quick_check, row_errors
+from enginebay.plugins.registry import Entry, Registry, import_target
 from enginebay_testing.case_runs import CaseRuns
 from enginebay_testing.covering import (
     Combination,

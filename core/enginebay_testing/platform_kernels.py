@@ -11,16 +11,16 @@ import typing
 import unittest
 from collections.abc import Collection, Mapping
 
-from enginebay.cache import KVLayout
 from enginebay.compose.candidates import NOTHING, candidates
 from enginebay.compose.ops import ATTENTION, usable_ops
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO, PHASES
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op
-from enginebay.platform import Platform
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.registry import Entry, Registry
 from enginebay.weights import Quantization, WeightSpec
 from enginebay_testing.verdicts import Check
 

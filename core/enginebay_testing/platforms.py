@@ -9,8 +9,8 @@ import unittest
 import jax
 import jax.numpy as jnp
 
-from enginebay.platform import Platform
-from enginebay.registry import Registry
+from enginebay.contracts.platform import Platform
+from enginebay.plugins.registry import Registry
 from enginebay_testing.platform_kernels import kernel_checks
 from enginebay_testing.verdicts import Check
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.processor import (
+from enginebay.contracts.processor import (
     IS_USED,
     LogitsProcessor,
     RowFacts,
@@ -21,7 +21,7 @@ from enginebay.processor import (
     Sizes,
     row_values,
 )
-from enginebay.sampler import SamplingState
+from enginebay.contracts.sampler import SamplingState
 from enginebay_runtime.processing import evolve, process
 from enginebay_testing.sampling_oracle import OracleParams, device_params
 from enginebay_testing.verdicts import Check
@@ -231,7 +231,7 @@ def _told(case: _Case) -> str:
 def _is_a_logits_processor(subject: _Subject) -> None:
     target = subject.target
     is_class = isinstance(target, type) and issubclass(target, LogitsProcessor)
-    assert is_class, f"{target} is not a subclass of enginebay.processor.LogitsProcessor"
+    assert is_class, f"{target} is not a subclass of enginebay.contracts.processor.LogitsProcessor"
     for flag in ("keeps_argmax", "reads_tokens", "evolves"):
         value = getattr(subject.processor, flag)
         assert isinstance(value, bool), f"{flag} is {value!r}, expected True or False"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from enginebay.proposer import Proposer
+from enginebay.contracts.proposer import Proposer
 
 VOCAB_SIZE, MOST, FAR = 8, 6, 100
 

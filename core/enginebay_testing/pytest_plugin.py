@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(
     level = config.getoption("enginebay_level")
     if not selectors:
         return
-    from enginebay.registry import load_registry
+    from enginebay.plugins.registry import load_registry
     from enginebay_testing.cases import part_cases, select_parts
     from enginebay_testing.suites import label
 

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, TypeVar
 import jax
 import numpy as np
 
-from enginebay.engine import LaterCompilation, Pending, TokenLogprobs
+from enginebay.contracts.commands import ExecutorCommand, Step
+from enginebay.contracts.engine import LaterCompilation, Pending, TokenLogprobs
+from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.commands import ExecutorCommand, Step
-from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts, Executor, Report
 from enginebay_runtime.codec import decode, encode
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of

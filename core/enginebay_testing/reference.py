@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.plan import Plan
-from enginebay.executor.parts import Layouts
-from enginebay.model import Weights
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import Weights
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import without_padding

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from enginebay.errors import UnknownNameError, unknown_name
-from enginebay.registry import Entry
+from enginebay.plugins.registry import Entry
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Verdict
 from enginebay_testing.workers import CaseName, CaseResult, PartName, Pool

@@ -11,10 +11,10 @@ import numpy as np
 from enginebay.compose.candidates import candidates, interpreted_names
 from enginebay.compose.kernels import wanted_kernel
 from enginebay.config import EngineConfig, Reason
+from enginebay.contracts.sampler import DeviceParams, Sampler, SamplingState
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
-from enginebay.registry import Registry
-from enginebay.sampler import DeviceParams, Sampler, SamplingState
+from enginebay.plugins.registry import Registry
 from enginebay_testing import sampling_oracle as oracle
 from enginebay_testing.sampling_oracle import OracleParams, device_params
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from enginebay.sampler import Sampler
+from enginebay.contracts.sampler import Sampler
 from enginebay_testing import sampling_oracle as oracle
 from enginebay_testing.sampler_penalties import penalty_checks
 from enginebay_testing.sampler_runs import (
@@ -45,7 +45,7 @@ CASES = {
 
 def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check]:
     """Return every check that applies to `sampler`, a function with the protocol of
-    enginebay.sampler.Sampler.
+    enginebay.contracts.sampler.Sampler.
 
     A sampler that declares `greedy_only` is only checked at temperature 0.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.sampler import DeviceParams
+from enginebay.contracts.sampler import DeviceParams
 from enginebay.types import ROW_VALUES, SamplingParams
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.scheduler import Decision, RunningView, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import Decision, RunningView, SchedulerView, WaitingView
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,14 @@ import dataclasses
 import operator
 from typing import Any
 
-from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import (
+    Decision,
+    Limits,
+    RunningView,
+    Scheduler,
+    SchedulerView,
+    WaitingView,
+)
 from enginebay_testing.scheduler_rules import (
     DecisionCase,
     check_decision,

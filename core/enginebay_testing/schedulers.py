@@ -14,7 +14,7 @@ import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from enginebay.scheduler import Decision, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView, WaitingView
 from enginebay_testing.scheduler_world import POOL, ROWS, SETTINGS, SchedulerLimits, World
 from enginebay_testing.verdicts import Check
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from enginebay.compose.composition import make_plan
 from enginebay.config import make_config
-from enginebay.llm import LLM
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
+from enginebay.serving import LLM
 from enginebay.types import SamplingParams
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint

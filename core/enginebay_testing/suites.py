@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from enginebay.cache import KVLayout
 from enginebay.cli.command import Command
 from enginebay.compose.by_hand import ByHand
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
-from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
-from enginebay.platform import Platform
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.hooks import INTERFACE_VERSIONS
+from enginebay.plugins.registry import Entry, Registry
 from enginebay_testing.verdicts import Check
 
 _T = TypeVar("_T")

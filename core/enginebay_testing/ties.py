@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.sampler import SamplingState
+from enginebay.contracts.sampler import SamplingState
 from enginebay.types import SamplingParams, key_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.sampling_oracle import device_params

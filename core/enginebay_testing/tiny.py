@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.numpy import save_file
 
 from enginebay.compose.composition import find_family
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 from enginebay_testing.model_harness import random_tensor
 from enginebay_testing.models import tiny_config
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
-from enginebay.constraint import Vocabulary, num_words
+from enginebay.contracts.constraint import Vocabulary, num_words
 
 PADDING = 37
 """Number of logits beyond the tokenizer's tokens in the vocabulary of the checks."""

@@ -24,7 +24,7 @@ class CaseRunner:
     """The cases of the parts that this process was asked for; they are made once."""
 
     def __init__(self) -> None:
-        from enginebay.registry import load_registry
+        from enginebay.plugins.registry import load_registry
 
         self._registry = load_registry()
         self._cases: dict[tuple[str, str, str | None, Any], list[Any]] = {}
@@ -83,10 +83,10 @@ class CaseRunner:
 
 def serve_cases(requests: int, answers: int) -> None:
     """Answer requests until they end."""
-    from enginebay_startup.platforms import start_jax
+    from enginebay.jax_start import start_jax
 
     start_jax()
-    from enginebay_startup.jaxconfig import configure_compile_cache
+    from enginebay.jax_config import configure_compile_cache
 
     for pipe in (requests, answers):
         os.set_inheritable(pipe, False)  # child processes of a check must not keep the pipes open

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.contracts.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.contracts.sampler import SamplingState
 from enginebay.errors import RequestError
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
-from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, check_number, is_among
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from enginebay.sampler import SamplingState
+from enginebay.contracts.sampler import SamplingState
 
 
 class Distribution(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
+from enginebay.contracts.sampler import SamplingState
 from enginebay.ops.sampling import first_best
-from enginebay.sampler import SamplingState
 
 
 def sample(logits: jax.Array, state: SamplingState) -> jax.Array:

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.constraint import BITS, num_words
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
-from enginebay.sampler import SamplingState
+from enginebay.contracts.constraint import BITS, num_words
+from enginebay.contracts.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.contracts.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, from_bits, to_bits
 

@@ -15,10 +15,10 @@ import llguidance.numpy
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary, num_words
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.text import Tokenizer
 from enginebay_samplers.guided_schema import move_bounds, why_not_enforced
 
 ALLOWED = {

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
-from enginebay.sampler import SamplingState
+from enginebay.contracts.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.contracts.sampler import SamplingState
 from enginebay_samplers.tokens import check_ids, check_number
 
 MAX_BIASED = 1024

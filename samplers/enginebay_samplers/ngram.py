@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from enginebay.proposer import Proposer
+from enginebay.contracts.proposer import Proposer
 
 
 class NgramOptions(BaseModel):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import (
+from enginebay.contracts.processor import (
     LogitsProcessor,
     ProcessorState,
     RowFacts,
@@ -19,8 +19,8 @@ from enginebay.processor import (
     option_fields,
     option_values,
 )
+from enginebay.contracts.sampler import SamplingState
 from enginebay.row_value import RowValue
-from enginebay.sampler import SamplingState
 from enginebay_samplers.tokens import is_among
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 PROCESSORS = {
     "logit_bias": ("logit_bias:LogitBias", 10, "adds to the logits of single tokens"),

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.constraint import num_words
-from enginebay.processor import (
+from enginebay.contracts.constraint import num_words
+from enginebay.contracts.processor import (
     LogitsProcessor,
     ProcessorState,
     RowFacts,
@@ -22,8 +22,8 @@ from enginebay.processor import (
     option_fields,
     option_values,
 )
+from enginebay.contracts.sampler import SamplingState
 from enginebay.row_value import RowValue
-from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, to_bits
 

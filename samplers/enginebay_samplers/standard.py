@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from enginebay.contracts.sampler import SamplingState
 from enginebay.ops.sample import SampleOp
 from enginebay.ops.sampling import first_best, position_keys
-from enginebay.sampler import SamplingState
 from enginebay_samplers.penalties import penalize, penalizes
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from enginebay.constraint import num_words
+from enginebay.contracts.constraint import num_words
 from enginebay.errors import RequestError
 
 WORD = 32

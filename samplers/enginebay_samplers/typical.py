@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.ops.sampling import INF_BITS, least_that_holds
-from enginebay.processor import (
+from enginebay.contracts.processor import (
     LogitsProcessor,
     ProcessorState,
     RowFacts,
@@ -20,8 +19,9 @@ from enginebay.processor import (
     option_fields,
     option_values,
 )
+from enginebay.contracts.sampler import SamplingState
+from enginebay.ops.sampling import INF_BITS, least_that_holds
 from enginebay.row_value import RowValue
-from enginebay.sampler import SamplingState
 from enginebay_samplers.distribution import distribution, keep
 
 

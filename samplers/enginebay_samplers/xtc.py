@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.ops.sampling import position_keys
-from enginebay.processor import (
+from enginebay.contracts.processor import (
     LogitsProcessor,
     ProcessorState,
     RowFacts,
@@ -19,8 +18,9 @@ from enginebay.processor import (
     option_fields,
     option_values,
 )
+from enginebay.contracts.sampler import SamplingState
+from enginebay.ops.sampling import position_keys
 from enginebay.row_value import RowValue
-from enginebay.sampler import SamplingState
 from enginebay_samplers.distribution import distribution, keep
 
 XTC_STREAM = 0x585443

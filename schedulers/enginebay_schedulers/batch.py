@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from enginebay.scheduler import Decision, Limits, RunningView, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import Decision, Limits, RunningView, SchedulerView, WaitingView
 
 One: TypeAlias = RunningView | WaitingView
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from enginebay.scheduler import Decision, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import Decision, SchedulerView, WaitingView
 from enginebay_schedulers.batch import One, everybody
 
 

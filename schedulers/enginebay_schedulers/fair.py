@@ -8,7 +8,13 @@ import heapq
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import (
+    Decision,
+    RunningView,
+    Scheduler,
+    SchedulerView,
+    WaitingView,
+)
 from enginebay_schedulers.batch import FewSteps, MaxWait, One, run_batch
 from enginebay_schedulers.counters import Counters, TokenWeights, charge, settle
 

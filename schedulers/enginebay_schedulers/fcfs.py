@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_schedulers.batch import FewSteps, One, oldest_first, run_batch
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl

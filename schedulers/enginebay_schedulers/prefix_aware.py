@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_schedulers.batch import (
     FewSteps,
     MaxWait,

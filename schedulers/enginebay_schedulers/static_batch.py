@@ -6,7 +6,7 @@ import dataclasses
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.scheduler import Decision, Limits, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import Decision, Limits, Scheduler, SchedulerView, WaitingView
 from enginebay_schedulers.batch import (
     One,
     Room,

@@ -23,8 +23,8 @@ import numpy as np
 from enginebay.compose.composition import make_plan, open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
-from enginebay.model import Checkpoint
-from enginebay.registry import load_registry
+from enginebay.contracts.model import Checkpoint
+from enginebay.plugins.registry import load_registry
 from enginebay.weights import Weight
 from enginebay_dashinfer.allspark import HuggingFaceModel, TargetDevice
 from enginebay_dashinfer.planning import plan_model

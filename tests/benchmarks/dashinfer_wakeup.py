@@ -18,8 +18,8 @@ import threading
 import time
 from pathlib import Path
 
-from enginebay.llm.events import Event
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.events import Event
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay_dashinfer.allspark import (
     ASGenerationConfigBuilder,
     AsStatus,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from enginebay import LLM, SamplingParams
-from enginebay.constraint import Vocabulary
+from enginebay.contracts.constraint import Vocabulary
 from enginebay.grammar import Structure
 from enginebay_samplers.guided_grammar import Llguidance
 from enginebay_samplers.guides.grammars import choose_grammars

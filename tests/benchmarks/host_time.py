@@ -34,8 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay import LLM
-from enginebay.executor.keys import StepKey
-from enginebay.loop.messages import Ticket
+from enginebay.contracts.step_key import StepKey
+from enginebay.serving.messages import Ticket
 from enginebay.types import SamplingParams
 from enginebay_runtime.local import runner_of
 from enginebay_runtime.logprobs import Logprobs

@@ -29,8 +29,8 @@ from typing import Literal
 import numpy as np
 
 from enginebay import LLM, SamplingParams
+from enginebay.contracts.proposer import Proposer
 from enginebay.outputs import RequestMetrics
-from enginebay.proposer import Proposer
 from tests.benchmarks.models import write_model
 
 Fate = Literal["held", "wrong", "not drafted"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.cluster.client import (
     Stream,
     answered,

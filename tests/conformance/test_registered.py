@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from enginebay.registry import Entry, load_registry
+from enginebay.plugins.registry import Entry, load_registry
 from enginebay_testing.attention_cases import REPRESENTATIVE
 from enginebay_testing.suites import EVERYTHING, label, part_checks, select
 

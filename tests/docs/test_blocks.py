@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.docs.blocks import on_brief, with_brief
 from tests.docs.test_docs import PAGES, ROOT
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from enginebay import hooks
+from enginebay.cli.program import load_command, summaries
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
-from enginebay.hooks import Declaration, Hooks
+from enginebay.contracts.platform import Hardware, Platform
 from enginebay.ops.caps import Caps
-from enginebay.platform import Hardware, Platform
-from enginebay.registry import load_registry
+from enginebay.plugins import hooks
+from enginebay.plugins.hooks import Declaration, Hooks
+from enginebay.plugins.registry import load_registry
 from enginebay.types import SamplingParams
-from enginebay_cli.main import load_command, summaries
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

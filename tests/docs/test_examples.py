@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.brief import BRIEF
 from tests.docs.blocks import on_brief
 

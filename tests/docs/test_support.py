@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.matrix import support_matrix
 from enginebay_testing.suites import label
 from tools.support_page import page

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from enginebay.compose.composition import find_family
 from enginebay.errors import CheckpointError
-from enginebay.registry import Registry, load_registry
+from enginebay.plugins.registry import Registry, load_registry
 from enginebay.weights import WeightFormat
 from enginebay_models.gguf.header import read_gguf
 from enginebay_models.gguf.source import GgufSource

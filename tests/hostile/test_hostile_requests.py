@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.config_sections import TemplateLimits
-from enginebay.text import Tokenizer
+from enginebay.contracts.text import Tokenizer
 from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import BRIEF, DEMO
 from tests.hostile.inputs import VALUES, few_or_all, hold, is_refused

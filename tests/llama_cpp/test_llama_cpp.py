@@ -17,7 +17,7 @@ import pytest
 
 from enginebay import EngineConfig
 from enginebay.compose.composition import find_family, make_plan
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from enginebay_models.gguf.source import GgufSource
 from enginebay_testing.model_harness import random_tensor

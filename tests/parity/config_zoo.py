@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.model import Model
 from enginebay.errors import CheckpointError
-from enginebay.model import Model
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import Bucket

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import usable_ops
 from enginebay.config_sections import PHASES
-from enginebay.executor.sharding import Placement
-from enginebay.model import ModelInfo
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.model import ModelInfo
+from enginebay.contracts.placement import Placement
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import Bucket
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_runtime.binding import OpsBinder
 from enginebay_xla.attention import xla_attention
 from enginebay_xla.collectives import all_gather, all_reduce, all_to_all

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.engine import RowState
+from enginebay.contracts.engine import RowState
 from enginebay.types import FrozenSampling, Request
 from enginebay_testing.driver import RequestDriver
 from tests.parity import tiny

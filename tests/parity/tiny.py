@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from enginebay.model import ModelFamily
+from enginebay.contracts.model import ModelFamily
 from enginebay_testing.model_harness import random_tensor
 
 SEED = 20

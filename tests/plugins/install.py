@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from enginebay.registry import Entry, load_registry
+from enginebay.plugins.registry import Entry, load_registry
 
 HEAVY = ("fastapi", "jax_triton", "torch", "transformers", "triton", "uvicorn")
 ENTRIES = [entry for entry in load_registry().entries if entry.distribution == "enginebay"]
 
 LIST = """
 import sys
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 code = main(["plugins"])
 print(*sorted(name for name in sys.argv[1:] if name in sys.modules), file=sys.stderr)
 sys.exit(code)
@@ -31,7 +31,7 @@ def test_listing_plugins_imports_no_heavy_library() -> None:
 
 def test_declarations_do_not_import_jax() -> None:
     code = (
-        "import sys; from enginebay.registry import load_registry; load_registry(); "
+        "import sys; from enginebay.plugins.registry import load_registry; load_registry(); "
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,13 +15,13 @@ from enginebay import LLM
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.config import EngineConfig
 from enginebay.errors import InternalError, PluginError, UnsupportedError
-from enginebay.importing import guarded
-from enginebay.registry import Registry, import_target, load_registry
+from enginebay.plugins.importing import guarded
+from enginebay.plugins.registry import Registry, import_target, load_registry
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
 GOOD = """
-from enginebay.hooks import hookimpl
+from enginebay.plugins.hooks import hookimpl
 @hookimpl
 def register_schedulers(register):
     register("{module}_part", "enginebay_schedulers.fcfs:Fcfs")
@@ -48,19 +48,19 @@ PLUGINS = {
         "signal.SIG_IGN)"),
     "slow": "import time\ntime.sleep(0.2)",
     "failing": """
-from enginebay.scheduler import Scheduler
+from enginebay.contracts.scheduler import Scheduler
 class Failing(Scheduler):
     def initial_state(self):
         return None
     def decide(self, view, state):
         raise RuntimeError("no decision")
-from enginebay.hooks import hookimpl
+from enginebay.plugins.hooks import hookimpl
 @hookimpl
 def register_schedulers(register):
     register("never", "harmful_failing:Failing")
 """,
     "sinking": """
-from enginebay.hooks import hookimpl
+from enginebay.plugins.hooks import hookimpl
 class Leaving:
     def __init__(self):
         raise SystemExit(3)
@@ -74,7 +74,7 @@ def register_platforms(register):
     register("asked", "harmful_sinking:Asked")
 """,
     "hooking": """
-from enginebay.hooks import hookimpl
+from enginebay.plugins.hooks import hookimpl
 @hookimpl
 def register_kernels(register):
     raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def listing(site: Path) -> subprocess.CompletedProcess[str]:
     """
     code = (
         "import json, sys\n"
-        "from enginebay_cli.main import main\n"
+        "from enginebay.cli.program import main\n"
         "code = main(['plugins', '--json', '--timings'])\n"
         "import jax\n"
         "print(json.dumps({'x64': jax.config.jax_enable_x64}), file=sys.stderr)\n"
@@ -230,7 +230,7 @@ def test_the_plugin_whose_part_failed_is_named(site: Path, monkeypatch: pytest.M
 
 CTRL_C = """
 import signal
-from enginebay.importing import guarded
+from enginebay.plugins.importing import guarded
 try:
     with guarded("plugin 'slow'"):
         signal.raise_signal(signal.SIGINT)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from enginebay.cli.new import KINDS, render, write_plugin
+from enginebay.cli.program import main
 from enginebay.errors import InputError, UnknownNameError
-from enginebay_cli.main import main
-from enginebay_cli.new import KINDS, render, write_plugin
 from tests.plugins.install import ROOT, command, install_from, listed, put, python, read, visible
 
 pytestmark = pytest.mark.xdist_group("new")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.hooks import Declaration, Register
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay_cli.new import write_plugin
+from enginebay.cli.new import write_plugin
+from enginebay.plugins.hooks import Declaration, Register
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_testing.platforms import platform_checks
 from enginebay_testing.verdicts import Outcome, judge
 from tests.plugins.install import put, python

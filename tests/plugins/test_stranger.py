@@ -151,7 +151,7 @@ def test_unknown_part_for_the_suites_is_told_with_the_nearest(site: Path) -> Non
 
 def test_nothing_of_the_stranger_is_imported_before_it_is_picked(site: Path) -> None:
     code = (
-        "import sys; from enginebay.registry import load_registry; r = load_registry(); "
+        "import sys; from enginebay.plugins.registry import load_registry; r = load_registry(); "
         "print(sorted(m for m in sys.modules if m.startswith('enginebay_stranger')))"
     )
     done = python(site, "-c", code)

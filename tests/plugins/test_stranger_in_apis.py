@@ -15,14 +15,14 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose import composition
+from enginebay.contracts.commands import ExecutorCommand, Step
+from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.sampler import SamplingState
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import ConfigError
-from enginebay.executor.commands import ExecutorCommand, Step
-from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.hooks import Declaration
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay.sampler import SamplingState
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_esurge import eSurge
 from enginebay_oengine import HBMPageManager, PagedAttentionCache, oEngine, open_model
 from enginebay_runtime.background import Background

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.cases import part_cases
 from enginebay_testing.verdicts import judge
 from tests.plugins.install import ROOT, command, install, python, read, visible

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.pool import few_sizes
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.benchmarks.paced_server import Pace, serve
 
 Bench = Callable[..., tuple[int, dict[str, Any], str]]

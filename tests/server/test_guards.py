@@ -45,7 +45,7 @@ def test_a_key_is_compared_with_every_key_in_constant_time(monkeypatch: pytest.M
 def test_no_output_shows_a_key(
     asker: Asker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from enginebay_cli.main import main
+    from enginebay.cli.program import main
 
     monkeypatch.setenv("ENGINEBAY_API_KEY", KEY)
     for flags in ([], ["--json"]):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.loop.loop import EngineLoop
+from enginebay.serving.loop import EngineLoop
 from tests.server.asking import HELLO, Asker, error_of, events_of
 from tests.server.raw import RawClient
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from enginebay.engine import RowPlan, StepPlan
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.outputs import RequestMetrics, StreamChunk
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from tests.fakes import make_request
 from tests.server.asking import Asker
 from tests.server.test_metrics import samples
 
 if TYPE_CHECKING:
-    from enginebay.cache import Lease
+    from enginebay.contracts.cache import Lease
     from enginebay_server.decode_rate import PassBytes
 
 NAME = "enginebay:"
@@ -218,7 +218,7 @@ def test_decode_steps_have_their_rate_and_the_memory_its_roofline(asker: Asker) 
 
 
 def row(number: int, num_cached: int) -> RowPlan:
-    from enginebay.cache import Lease
+    from enginebay.contracts.cache import Lease
 
     return RowPlan(number, Lease(number, 64), num_cached, 1, samples=True)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.server.asking import HELLO, Asker
 
 if TYPE_CHECKING:
-    from enginebay.cache import Lease
+    from enginebay.contracts.cache import Lease
 
 
 TOKENS_OF_STEPS = ("step_tokens", "step_bucket_tokens")

@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from enginebay import LLM
-    from enginebay.cache import Lease
+    from enginebay.contracts.cache import Lease
     from tests.server.asking import Asker
 
 

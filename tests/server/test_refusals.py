@@ -174,7 +174,7 @@ def test_the_error_of_a_stream_is_its_last_event(
     import json
 
     from enginebay.errors import StoppedError
-    from enginebay.llm.events import RequestEnded
+    from enginebay.serving.events import RequestEnded
     from enginebay_server.generation import Generation
     from tests.server.asking import events_of
 

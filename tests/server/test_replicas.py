@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.server.asking import HELLO, Asker
 from tests.server.raw import RawClient
 

@@ -138,7 +138,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(
 ) -> None:
     import importlib.util
 
-    from enginebay_cli.main import main
+    from enginebay.cli.program import main
 
     found = importlib.util.find_spec
     monkeypatch.setattr(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_each_kind_of_request_has_its_operation(traced: Asker, receiver: Receive
 def test_errors_are_in_the_status(
     traced: Asker, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from enginebay.llm.events import RequestEnded
+    from enginebay.serving.events import RequestEnded
     from enginebay_server.generation import Generation
 
     traced.refused(COMPLETIONS, 400, prompt="a", temperature=-1)

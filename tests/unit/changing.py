@@ -13,8 +13,8 @@ import pytest
 from enginebay import LLM
 from enginebay.compose.composition import Composed, Progress, build
 from enginebay.compose.plan import Plan
-from enginebay.proposer import Proposer
-from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView
+from enginebay.contracts.proposer import Proposer
+from enginebay.contracts.scheduler import Decision, RunningView, Scheduler, SchedulerView
 
 
 class ChangingScheduler(Scheduler):
@@ -120,7 +120,7 @@ def changing(*args: Any, **choices: Any) -> Iterator[Changing]:
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay.llm.llm.build", compose)
+        patch.setattr("enginebay.serving.llm.build", compose)
         llm = LLM(*args, **choices)
     scheduler, proposer = made[0].scheduler, made[0].proposer
     assert isinstance(scheduler, ChangingScheduler)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from enginebay.model import Model
+from enginebay.contracts.model import Model
 from enginebay_models.checkpoint import SINGLE_FILE
 from enginebay_models.llama import family
 from enginebay_testing.model_harness import random_tensor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from enginebay import LLM
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit import rowtable

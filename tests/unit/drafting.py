@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay import SamplingParams
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.contracts.proposer import Proposer
 from enginebay.outputs import RequestOutput
-from enginebay.proposer import Proposer
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from tests.unit.changing import Changing
 
 DRAFTS = 4

@@ -17,12 +17,12 @@ import pytest
 from enginebay import LLM
 from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
-from enginebay.engine import Engine, StepPlan
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.loop.observer import Ending, Update
+from enginebay.contracts.engine import Engine, StepPlan
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.outputs import RequestOutput
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.messages import Ticket, TokenEvent
+from enginebay.serving.observer import Ending, Update
 from enginebay.types import Request
 from tests.brief import TINY
 from tests.fake_engine import NUM_SPECIAL, FakeEngine

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.processor import IS_USED, LogitsProcessor, RowFacts, Sizes, row_values
-from enginebay.registry import load_registry
-from enginebay.sampler import SamplingState
+from enginebay.contracts.processor import IS_USED, LogitsProcessor, RowFacts, Sizes, row_values
+from enginebay.contracts.sampler import SamplingState
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.sampling_oracle import OracleParams, device_params
 
 VOCAB, WIDTH = 70, 48

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict
 
+from enginebay.contracts.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.contracts.sampler import SamplingState
 from enginebay.errors import RequestError
-from enginebay.hooks import Declaration
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay.sampler import SamplingState
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 
 
 class OnlyOptions(BaseModel):

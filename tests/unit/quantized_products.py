@@ -14,7 +14,7 @@ import numpy as np
 
 from enginebay.config import EngineConfig
 from enginebay.ops.activations import rounded_rows
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay.weights import FLOAT, QuantizedArray, WeightSpec
 from enginebay_models.quantized_tensors import QuantizedForm
 from enginebay_testing import oracle

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 
 SIZES: dict[str, Any] = {
     "dtype": "float32",

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.grammar import Constraint, Grammar, Structure
 
 NEVER_S = 600.0

@@ -16,12 +16,12 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import Composed
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import EnginebayError, InternalError, RequestError, StoppedError
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import LoopCall, Ticket
-from enginebay.loop.observer import Ending
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.messages import LoopCall, Ticket
+from enginebay.serving.observer import Ending
 from tests.brief import BRIEF
 from tests.fakes import SIZES, compose_fake, expected_tokens
 from tests.unit.loops import Loops, events, request, running, seeing, tokens

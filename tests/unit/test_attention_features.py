@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import CacheArrays, CacheGroup
-from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights
+from enginebay.contracts.cache import CacheArrays, CacheGroup
+from enginebay.contracts.model import Model, ModelCache, ModelInfo, TensorSource, Weights
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env

@@ -19,7 +19,7 @@ from enginebay.compose.ops import usable_ops
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_bench.kernels import Bench, Figure, ShapeLimits, judged, measure_shape
 from enginebay_bench.problem import BenchSetting, bench_of
 from enginebay_bench.roofline import Roofline, measure_roofline

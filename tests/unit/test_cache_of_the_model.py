@@ -17,7 +17,7 @@ from enginebay.compose.plan import Plan
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.kv_storage import TOLERANCES
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_oengine import HBMPageManager, PagedAttentionCache, oEngine, open_model
 from enginebay_oengine.cache_quantizer import make_quantizer
 from enginebay_testing.tiny import write_tiny_checkpoint

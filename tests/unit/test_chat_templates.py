@@ -18,12 +18,12 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from enginebay.config_sections import TemplateLimits
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay.text import Tokenizer
+from enginebay.text.tokenizer import TextTokenizer
+from enginebay.text.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 from enginebay_models.checkpoint import find_folder
 from enginebay_models.tokenizer import load_tokenizer
-from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
-from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.test_text import byte_level
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -321,8 +321,8 @@ def test_several_threads_share_a_worker(own: Tokenizer) -> None:
 
 def test_a_worker_ends_with_its_parent() -> None:
     program = (
-        "import os, sys, time; from enginebay_worker.process import *\n"
-        "w = LimitedWorker('enginebay_worker.templates:Renderer', {'max_output_chars': 1}, "
+        "import os, sys, time; from enginebay.text.worker.process import *\n"
+        "w = LimitedWorker('enginebay.text.worker.templates:Renderer', {'max_output_chars': 1}, "
         "WorkerLimits(9, 1 << 28, 1 << 23))\nw.start(); print(w.pid, flush=True); os._exit(0)"
     )
     said = subprocess.run(

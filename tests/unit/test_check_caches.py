@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.hooks import Declaration
+from enginebay.plugins.hooks import Declaration
 from enginebay_testing.cases import part_cases
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.ledgers import LedgerExample

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from enginebay.errors import UnknownNameError, UnsupportedError
-from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
-from enginebay.registry import Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Registry, load_registry
 from enginebay_bench.cost import Cost
 from enginebay_bench.kernels import Figure
 from enginebay_bench.problem import Parity
@@ -350,7 +350,7 @@ def test_a_named_kernel_of_another_platform_is_interpreted_for_a_benchmark(
     run: Run, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], reason: str | None
 ) -> None:
     part = Declaration("kernel", "sized", f"{__name__}:SIZED", op="rms_norm", platforms=("absent",))
-    monkeypatch.setattr("enginebay.registry.load_registry", lambda: with_parts(part))
+    monkeypatch.setattr("enginebay.plugins.registry.load_registry", lambda: with_parts(part))
     seen: list[Any] = []
 
     def measure(bench: Any, op: Any, shape: Any, setting: Any, candidates: Any) -> list[Figure]:

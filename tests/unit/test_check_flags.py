@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from enginebay.errors import InputError
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.cases import part_cases
 from enginebay_testing.cli import COMMAND
 from enginebay_testing.op_kit import NUM_SEEDS

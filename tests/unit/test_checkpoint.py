@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from enginebay.contracts.model import Model, TokenInfo
 from enginebay.errors import CheckpointError, ConfigError
-from enginebay.model import Model, TokenInfo
 from enginebay.weights import WeightFormat, WeightSpec
 from enginebay_models.checkpoint import (
     INDEX_FILE,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from enginebay import SamplingParams
-from enginebay.llm.choice import BestOf
 from enginebay.outputs import CompletionOutput
+from enginebay.serving.choice import BestOf
 
 
 def completion(index: int, *values: float) -> CompletionOutput:

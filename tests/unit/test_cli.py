@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
-from enginebay.hooks import Declaration
+from enginebay.cli.generate import add_sampling_arguments, sampling_from
+from enginebay.cli.program import main, summaries
 from enginebay.outputs import StreamChunk
-from enginebay.registry import Entry, Registry
-from enginebay_cli.generate import add_sampling_arguments, sampling_from
-from enginebay_cli.main import main, summaries
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry
 from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -274,7 +274,7 @@ def test_bench_varies_attention_by_phase(
                 (self.plan.config.engine.name, {p: chosen[f"attention.{p}"] for p in phases})
             )
 
-    monkeypatch.setattr("enginebay.llm.LLM", Recorded)
+    monkeypatch.setattr("enginebay.serving.LLM", Recorded)
     attention = ("--attention", "xla", "--attention", "decode=xla,decode=native")
     flags = ("--engine", "oengine,vinference", "--rounds", "1", "--prompt-len", "4", "--json")
     results = run_json("bench", "latency", *attention, *flags, "--config", config)
@@ -293,7 +293,7 @@ def test_our_own_faults_end_with_code_1(
     def broken(*_: Any, **__: Any) -> Any:
         raise InternalError("a broken invariant\nover two lines")
 
-    monkeypatch.setattr("enginebay_cli.generate.LLM", broken)
+    monkeypatch.setattr("enginebay.cli.generate.LLM", broken)
     code, _, err = run("generate", "--config", config)
     assert (code, err) == (1, "enginebay: a broken invariant over two lines\n")
 
@@ -357,7 +357,7 @@ def test_help_names_the_commands_of_plugins(
 ) -> None:
     declared = Declaration("command", "dance", "a:b", "dance 100% of the time")
     registry = Registry([Entry("command", "dance", "p", "1", "p", declaration=declared)])
-    monkeypatch.setattr(sys.modules["enginebay_cli.main"], "load_registry", lambda *_: registry)
+    monkeypatch.setattr(sys.modules["enginebay.cli.program"], "load_registry", lambda *_: registry)
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "dance 100% of the time" in capsys.readouterr().out

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from enginebay.cli.options import add_engine_arguments, config_from, with_default
+from enginebay.cli.parsing import CommandParser, HelpWithDefaults
+from enginebay.cli.program import load_command, main, summaries
 from enginebay.config import EngineConfig
-from enginebay_cli.main import load_command, main, summaries
-from enginebay_cli.options import add_engine_arguments, config_from, with_default
-from enginebay_cli.parsing import CommandParser, HelpWithDefaults
 
 IS_HELP = (argparse._HelpAction, argparse._VersionAction)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("llm")
 INTERRUPTIBLE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 sys.exit(main())
 """
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.registry import load_registry
-from enginebay_cli import plugins
-from enginebay_cli.show import print_table
+from enginebay.cli import plugins
+from enginebay.cli.show import print_table
+from enginebay.plugins.registry import load_registry
 from tests.unit.serving import DEADLOCK_S
 
 Run = Callable[..., tuple[int, str, str]]

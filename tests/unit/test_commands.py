@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
-from enginebay.cache import Lease
-from enginebay.cache_shape import CacheShape
-from enginebay.engine import GroupState, RowPlan, RowState
+from enginebay.contracts import commands
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import CopyPages, Drop, PageIn, PageOut, Step
+from enginebay.contracts.engine import GroupState, RowPlan, RowState
+from enginebay.contracts.processor import RowValues
+from enginebay.contracts.step_key import StepKey
 from enginebay.errors import InputError
-from enginebay.executor import commands
-from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut, Step
-from enginebay.executor.keys import StepKey
 from enginebay.ops.spec import Bucket
-from enginebay.processor import RowValues
 from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool

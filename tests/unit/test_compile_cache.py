@@ -12,9 +12,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from enginebay import jax_config as jaxconfig
 from enginebay.errors import ConfigError
-from enginebay_startup import jaxconfig
-from enginebay_startup.jaxconfig import configure_compile_cache, default_cache_folder
+from enginebay.jax_config import configure_compile_cache, default_cache_folder
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -128,7 +128,7 @@ def test_a_user_without_a_home_goes_without(
 LATE = """
 import sys, jax
 jax.jit(lambda x: x + 1)(1)
-from enginebay_startup.jaxconfig import configure_compile_cache
+from enginebay.jax_config import configure_compile_cache
 configure_compile_cache(sys.argv[1])
 jax.jit(lambda x: x * 3)(1)
 """

@@ -10,11 +10,11 @@ import pytest
 
 from enginebay.compose.composition import make_plan, open_checkpoint
 from enginebay.config import Reason, make_config
+from enginebay.contracts.model import Checkpoint
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError
-from enginebay.hooks import Declaration
-from enginebay.model import Checkpoint
 from enginebay.ops.caps import Caps
-from enginebay.registry import Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_xla.attention import CAPS, XlaAttention
 
 ELSEWHERE = "needs platform npu, this is cpu"

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from enginebay import LLM, SamplingParams
-from enginebay.text import ChatPrompt
-from enginebay_worker.detokenizer import IncrementalDetokenizer
+from enginebay.contracts.text import ChatPrompt
+from enginebay.text.detokenizer import IncrementalDetokenizer
 from tests.pool import few_sizes
 from tests.unit.test_text import byte_fallback, byte_level
 

@@ -8,31 +8,31 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from enginebay.hooks import CAPABILITIES
+from enginebay.plugins.hooks import CAPABILITIES
 
 ROOT = Path(__file__).parents[2]
 CODE = ("core", "backends", "samplers", "schedulers", "docs/examples")
 CONTRACTS = (
-    "cache",
-    "constraint",
-    "engine",
-    "executor/commands",
-    "executor/keys",
-    "executor/parts",
-    "hooks",
-    "model",
-    "platform",
-    "processor",
-    "proposer",
-    "row_value",
-    "sampler",
-    "scheduler",
-    "types",
-    "loop/messages",
-    "loop/observer",
+    "contracts/cache",
+    "contracts/commands",
+    "contracts/constraint",
+    "contracts/engine",
+    "contracts/executor",
+    "contracts/model",
+    "contracts/platform",
+    "contracts/processor",
+    "contracts/proposer",
+    "contracts/sampler",
+    "contracts/scheduler",
+    "contracts/step_key",
     "ops/caps",
     "ops/op",
     "ops/spec",
+    "plugins/hooks",
+    "row_value",
+    "serving/messages",
+    "serving/observer",
+    "types",
 )
 
 

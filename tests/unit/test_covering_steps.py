@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from enginebay.executor.keys import StepKey, StepNeeds
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_runtime.buckets import default_sizes

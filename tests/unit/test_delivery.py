@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import TokenEvent
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.messages import TokenEvent
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import OPTIONS, Loops, composed, request, running

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.cache import Lease
-from enginebay.engine import RowPlan
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.engine import RowPlan
 from enginebay.errors import CompilationError, InputError
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_runtime.assemble import prefill_writes

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine import Pending, StepPlan
+from enginebay.contracts.engine import Pending, StepPlan
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import RequestError
 from enginebay.outputs import RequestOutput
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY
 from tests.fake_engine import hidden_of

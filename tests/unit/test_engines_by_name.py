@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import LLM
 from enginebay.errors import ConfigError
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 

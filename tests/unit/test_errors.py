@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from enginebay import errors
-from enginebay.blame import failure
 from enginebay.config import make_config
 from enginebay.errors import (
     ConfigError,
@@ -21,6 +20,7 @@ from enginebay.errors import (
     shown,
     unknown_name,
 )
+from enginebay.plugins.failures import failure
 
 EVERY_ERROR = [
     e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EnginebayError)

@@ -14,13 +14,13 @@ import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
+from enginebay.compose.stored_bytes import StoredBytes, count_stored_bytes
 from enginebay.config import make_config
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay.errors import InputError, RequestError
-from enginebay.prefix_key import PrefixKey
 from enginebay_bench.cli.eval import print_tables, reference_config
 from enginebay_bench.evaluate import EvalSizes, Passages, compare_scores, evaluate, split
 from enginebay_bench.scoring import Scored, scoring
-from enginebay_bench.stored_bytes import StoredBytes, count_stored_bytes
 from enginebay_testing.driver import request_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF

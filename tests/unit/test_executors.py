@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
-from enginebay.compilations import Compilations
 from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.config import EngineConfig
-from enginebay.engine import RowPlan, StepPlan
+from enginebay.contracts.commands import Drop, ExecutorCommand, Make, Step, WriteRows
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.engine import RowPlan, StepPlan
+from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import UnknownNameError, UnsupportedError
-from enginebay.executor.commands import Drop, ExecutorCommand, Make, Step, WriteRows
-from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.hooks import Declaration
+from enginebay.plugins.hooks import Declaration
 from enginebay_runtime.background import Background
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor, runner_of

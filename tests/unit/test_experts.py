@@ -11,8 +11,8 @@ import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
+from enginebay.contracts.executor import weight_bytes
 from enginebay.errors import CheckpointError, ConfigError
-from enginebay.executor.parts import weight_bytes
 from enginebay.weights import QuantizedArray
 from enginebay_models.qwen3_moe import family
 from enginebay_runtime.local import runner_of

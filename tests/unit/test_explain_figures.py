@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from enginebay.compose.composition import build, make_plan
+from enginebay.compose.stored_bytes import count_stored_bytes
 from enginebay.config import EngineConfig
-from enginebay_bench.stored_bytes import count_stored_bytes
 from tests.brief import BRIEF
 
 Run = Callable[..., tuple[int, str, str]]

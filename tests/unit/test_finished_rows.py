@@ -6,9 +6,9 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from enginebay.loop.launching import DecisionLauncher
-from enginebay.loop.observer import Observers
-from enginebay.scheduler import Decision
+from enginebay.contracts.scheduler import Decision
+from enginebay.serving.launching import DecisionLauncher
+from enginebay.serving.observer import Observers
 
 
 @dataclasses.dataclass

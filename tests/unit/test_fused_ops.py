@@ -17,17 +17,17 @@ from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import usable_ops
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO, PHASES
+from enginebay.contracts.model import ModelInfo
+from enginebay.contracts.placement import make_placement
 from enginebay.errors import UnsupportedError
-from enginebay.executor.sharding import make_placement
-from enginebay.hooks import Declaration
-from enginebay.model import ModelInfo
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.registry import Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_runtime.binding import OpsBinder
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention

@@ -18,10 +18,10 @@ from safetensors.numpy import load_file
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import find_family, make_plan
+from enginebay.contracts.model import Model
 from enginebay.errors import CheckpointError
-from enginebay.model import Model
 from enginebay.ops.rotary import rope_frequencies
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.gguf.block_types import BLOCK_TYPES
 from enginebay_models.gguf.header import read_gguf, read_parts

@@ -18,14 +18,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine import Pending, StepPlan
+from enginebay.cli.generate import add_sampling_arguments, sampling_from
+from enginebay.contracts.engine import Pending, StepPlan
 from enginebay.errors import InputError, InternalError, RequestError
 from enginebay.grammar import Constraint, Grammar
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.prepare import Preparer
-from enginebay.loop.loop import EngineLoop
 from enginebay.outputs import CompletionOutput, RequestOutput
-from enginebay_cli.generate import add_sampling_arguments, sampling_from
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.prepare import Preparer
 from enginebay_samplers.guides.guide import Guides
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes

@@ -13,12 +13,12 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from enginebay.constraint import Vocabulary
+from enginebay.contracts.constraint import Vocabulary
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError
 from enginebay.grammar import Structure
-from enginebay.text import Tokenizer
+from enginebay.text.tokenizer import TextTokenizer
 from enginebay_samplers.guided_grammar import Llguidance
-from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.test_continuations import sentencepiece_like
 from tests.unit.test_text import byte_level
 

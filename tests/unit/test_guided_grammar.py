@@ -17,18 +17,18 @@ import pytest
 from enginebay import LLM
 from enginebay.compose.guides import choose_guide
 from enginebay.config import EngineConfig
-from enginebay.constraint import MakeGuide, Vocabulary, num_words, with_tokens
+from enginebay.contracts.constraint import MakeGuide, Vocabulary, num_words, with_tokens
+from enginebay.contracts.processor import Sizes
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.processor import Sizes
-from enginebay.registry import Registry
-from enginebay.text import Tokenizer
+from enginebay.plugins.registry import Registry
+from enginebay.text.tokenizer import TextTokenizer
 from enginebay.types import SamplingParams
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guided import Guided
 from enginebay_samplers.guided_grammar import Llguidance
 from enginebay_samplers.guides.guide import MAX_GRAMMARS, Guides, structure_of
-from enginebay_worker.tokenizer import TextTokenizer
 from tests.brief import BRIEF, DEMO
 from tests.unit.schemas import bounded_schema
 
@@ -290,7 +290,7 @@ def test_structures_are_refused_where_no_guide_is_installed(
         others = [entry for entry in registry.entries if entry.kind != "guide"]
         return choose_guide(Registry(others), config)
 
-    monkeypatch.setattr("enginebay.llm.abilities.choose_guide", choose_of_others)
+    monkeypatch.setattr("enginebay.serving.abilities.choose_guide", choose_of_others)
     with LLM(BRIEF, max_model_len=64, generation_config="none") as llm:
         for form, value in (("regex", "a"), ("choice", ("a", "b")), ("json_object", True)):
             with pytest.raises(UnsupportedError, match=f"a request with {form}, but no guide is"):

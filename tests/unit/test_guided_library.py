@@ -9,15 +9,15 @@ import tokenizers
 
 from enginebay import SamplingParams
 from enginebay.config import make_config
-from enginebay.constraint import Vocabulary
+from enginebay.contracts.constraint import Vocabulary
 from enginebay.errors import UnsupportedError
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
+from enginebay.text.tokenizer import TextTokenizer
+from enginebay.text.worker.process import LimitedWorker
 from enginebay_samplers.guided_grammar import Llguidance
 from enginebay_samplers.guides.grammar_child import SerialisedTokenizer
 from enginebay_samplers.guides.grammars import choose_grammars
 from enginebay_samplers.guides.guide import Guides
-from enginebay_worker.process import LimitedWorker
-from enginebay_worker.tokenizer import TextTokenizer
 
 
 def guides_of(backend: tokenizers.Tokenizer) -> Guides:

@@ -16,20 +16,20 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
-from enginebay.constraint import GrammarLibrary, Vocabulary
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Structure
-from enginebay.llm.events import Events, RequestEnded
-from enginebay.loop.guided import advance, wait_for_mask
-from enginebay.registry import load_registry
-from enginebay.text import Tokenizer
+from enginebay.plugins.registry import load_registry
+from enginebay.serving.events import Events, RequestEnded
+from enginebay.serving.guided import advance, wait_for_mask
+from enginebay.text.worker.process import LimitedWorker, LimitError, WorkerLimits
 from enginebay_esurge import eSurge
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guides.grammars import ChosenGrammars, choose_grammars
 from enginebay_samplers.guides.guarded import GuardedLibrary
 from enginebay_samplers.guides.guide import Guides
 from enginebay_vinference.requests import RequestMaker
-from enginebay_worker.process import LimitedWorker, LimitError, WorkerLimits
 from tests.brief import BRIEF, DEMO
 
 EOS = 2

@@ -13,7 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from enginebay.constraint import Vocabulary
+from enginebay.contracts.constraint import Vocabulary
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar, Structure
 from enginebay_samplers.guided_grammar import Llguidance

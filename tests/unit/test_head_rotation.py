@@ -17,7 +17,7 @@ import pytest
 
 from enginebay import LLM, EngineConfig
 from enginebay.compose.composition import make_plan
-from enginebay.engine import Engine, RowState
+from enginebay.contracts.engine import Engine, RowState
 from enginebay.ops.head_rotation import rotate, rotate_on_host, rotated_widths, rotation
 from enginebay.ops.kv_storage import QUANTIZE
 from enginebay.ops.spec import AttnSpec

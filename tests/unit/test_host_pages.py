@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginebay.cache import PageMove
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
+from enginebay.contracts.cache import PageMove
+from enginebay.contracts.commands import PageIn, PageOut
 from enginebay.errors import InternalError
-from enginebay.executor.commands import PageIn, PageOut
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper

@@ -143,7 +143,7 @@ def test_a_call_that_was_given_up_before_its_turn_never_runs(llm: LLM) -> None:
 
 SLOW_TO_END = """
 import sys, time
-from enginebay_cli.main import main as program
+from enginebay.cli.program import main as program
 
 def work(arguments):
     try:
@@ -154,7 +154,7 @@ def work(arguments):
         if arguments == ["slowly"]:
             time.sleep(300)
 
-sys.modules["enginebay_cli.main"]._dispatch = work
+sys.modules["enginebay.cli.program"]._dispatch = work
 sys.exit(program(sys.argv[1:]))
 """
 

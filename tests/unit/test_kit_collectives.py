@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from enginebay.ops.caps import Env
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import judge
 from enginebay_xla.collectives import all_gather, all_reduce

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.hooks import CAPABILITIES
-from enginebay.registry import Entry, load_registry
+from enginebay.plugins.hooks import CAPABILITIES
+from enginebay.plugins.registry import Entry, load_registry
 from enginebay_testing.capabilities import KNOWN_VALUES, NOT_IN_CASES, capability_cases
 from enginebay_testing.cases import part_cases
 from enginebay_testing.op_kit import kit_of

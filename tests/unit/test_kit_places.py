@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from enginebay.ops.caps import Env
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import judge
 from enginebay_xla.linear import linear

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.kv_storage import KV_STORAGES, QUANTIZE
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.op_kit import Extent, OpCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.kit.heads import rounded_one_way

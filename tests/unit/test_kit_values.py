@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from enginebay.ops.caps import Env
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_lora.xla import lora
 from enginebay_testing.op_kit import Extent, OpCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge

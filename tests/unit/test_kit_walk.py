@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from enginebay.hooks import CAPABILITIES
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.registry import load_registry
+from enginebay.plugins.hooks import CAPABILITIES
+from enginebay.plugins.registry import load_registry
 from enginebay_lora.kit import LORA_AXES
 from enginebay_testing import suites
 from enginebay_testing.attention_axes import (

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from enginebay import EngineConfig
-from enginebay.cache import KVLayout
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
+from enginebay.compose.quick_cases import CheckSetting
+from enginebay.compose.quick_check import quick_check
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.placement import make_placement
 from enginebay.errors import (
     CheckpointError,
     ConfigError,
@@ -22,12 +25,9 @@ from enginebay.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from enginebay.executor.sharding import make_placement
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay_byhand.cases import CheckSetting
-from enginebay_byhand.quick import quick_check
 from enginebay_models.deepseek_v2 import family
 from enginebay_models.experts import ExpertsConfig
 from enginebay_pallas.layout import TpuRpaLayout

@@ -32,8 +32,8 @@ LONG_FUNCTIONS: dict[str, str] = {
     ),
 }
 MANY_METHODS: dict[str, str] = {
-    "core/enginebay/hooks.py::Hooks": "one hook for each kind of part",
-    "core/enginebay/llm/llm.py::LLM": (
+    "core/enginebay/plugins/hooks.py::Hooks": "one hook for each kind of part",
+    "core/enginebay/serving/llm.py::LLM": (
         "the outside face: generate, stream and chat with their async twins; it hands over at once"
     ),
     "core/enginebay_testing/scheduler_world.py::World": "a method for each event of the loop",
@@ -48,7 +48,9 @@ MANY_METHODS: dict[str, str] = {
         "the documented builder: a method for each field"
     ),
     "backends/apis/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
-    "core/enginebay/cache.py::Ledger": "six are abstract; others are for ledgers that share pages",
+    "core/enginebay/contracts/cache.py::Ledger": (
+        "six are abstract; others are for ledgers that share pages"
+    ),
     "core/enginebay_runtime/engine.py::StepEngine": "the contract of engines",
     "backends/engines/enginebay_paged/ledger.py::PageLedger": (
         "the contract of ledgers; hands over to held pages and prefixes"

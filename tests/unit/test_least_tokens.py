@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginebay import LLM, SamplingParams
-from enginebay.text import StopChecker
+from enginebay.contracts.text import StopChecker
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit.serving import SIZES, assert_idle, with_

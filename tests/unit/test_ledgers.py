@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from enginebay.cache import Lease, Ledger
+from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_contiguous.ledger import SlotLedger
 from enginebay_paged.held import GroupPages
 from enginebay_paged.host_tier import HostTier, MoveLog

@@ -22,9 +22,9 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
+from enginebay.contracts.commands import CopyPages, Drop, PageIn, PageOut
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import CheckpointError, UnsupportedError
-from enginebay.executor.commands import CopyPages, Drop, PageIn, PageOut
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay_models.lfm2 import family as lfm2
 from enginebay_paged.pools import SNAPSHOTS_PER_ROW
 from enginebay_runtime.codec import decode

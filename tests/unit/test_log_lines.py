@@ -54,7 +54,7 @@ def test_lines_of_a_traceback_are_indented(log: tuple[logging.Logger, io.StringI
 
 
 def test_a_text_that_stdout_cannot_encode_is_escaped() -> None:
-    code = "from enginebay_cli.main import _show_any_text as show; show(); "
+    code = "from enginebay.cli.program import _show_any_text as show; show(); "
     code += "print('caf\\u00e9 \\u4e2d')"
     command = [sys.executable, "-c", code]
     done = subprocess.run(

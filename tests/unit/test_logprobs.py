@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.cli import generate
 from enginebay.compose.composition import make_plan
 from enginebay.compose.guides import choose_guide
 from enginebay.config import make_config
-from enginebay.engine import Pending
+from enginebay.contracts.commands import Step
+from enginebay.contracts.engine import Pending
 from enginebay.errors import InternalError, RequestError
-from enginebay.executor.commands import Step
-from enginebay.llm.abilities import Abilities
 from enginebay.outputs import CompletionOutput
-from enginebay.registry import Registry, load_registry
+from enginebay.plugins.registry import Registry, load_registry
+from enginebay.serving.abilities import Abilities
 from enginebay.types import MAX_LOGPROBS
-from enginebay_cli import generate
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.logprobs import logprobs_of
 from enginebay_runtime.step import Sampled

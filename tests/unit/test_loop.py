@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from enginebay.compose.composition import Composed
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import InternalError, StoppedError
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Abort, Inbox, LoopCall, Stop, Submit, Ticket, TokenEvent
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.messages import Abort, Inbox, LoopCall, Stop, Submit, Ticket, TokenEvent
 from tests.fakes import compose_fake, expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import (

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay.compose.composition import Composed
 from enginebay.errors import InternalError, StoppedError
-from enginebay.loop.messages import Ticket
+from enginebay.serving.messages import Ticket
 from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay.compose.composition import Composed
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.observer import Ending, Execution, Observer, Observers, Update
 from enginebay.ops.spec import Bucket
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.observer import Ending, Execution, Observer, Observers, Update
 from tests.fake_engine import Launched
 from tests.pool import EnginePool
 from tests.unit.loops import (

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from enginebay.compose.composition import Composed
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
 from enginebay.errors import InternalError
-from enginebay.loop.messages import Ticket
-from enginebay.loop.request_table import RequestTable
+from enginebay.serving.messages import Ticket
+from enginebay.serving.request_table import RequestTable
 from tests.fake_engine import NUM_SPECIAL
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool

@@ -11,17 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from enginebay.adapters import (
+from enginebay.compose.composition import make_plan
+from enginebay.config import EngineConfig
+from enginebay.contracts.adapters import (
     AdapterCountError,
     AdapterLoadedError,
     AdapterNotFoundError,
     AdapterRankError,
     SlotCounts,
 )
-from enginebay.compose.composition import make_plan
-from enginebay.config import EngineConfig
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay.errors import CheckpointError, ConfigError, EnginebayError
-from enginebay.prefix_key import PrefixKey
 from enginebay_lora.layers import AdaptedLayer, adapted_layers, by_module
 from enginebay_lora.model import LoraModel
 from enginebay_lora.ops import part_slices
@@ -241,7 +241,7 @@ def test_without_slots_the_model_is_the_familys_own() -> None:
 
 
 def test_memory_plan_counts_slots(tmp_path: Path) -> None:
-    from enginebay.executor.parts import weight_bytes
+    from enginebay.contracts.executor import weight_bytes
 
     sizes = []
     for slots in (0, 1, 3):

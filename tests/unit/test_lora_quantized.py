@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.adapters import ADAPTER_WEIGHTS
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
+from enginebay.contracts.adapters import ADAPTER_WEIGHTS
 from enginebay.weights import QuantizedArray
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of

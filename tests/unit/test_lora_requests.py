@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.adapters import AdapterCountError, AdapterInUseError, AdapterNotFoundError
+from enginebay.contracts.adapters import AdapterCountError, AdapterInUseError, AdapterNotFoundError
 from enginebay.errors import RequestError
 from enginebay_lora.peft import read_adapter
 from tests.adapters import write_adapter

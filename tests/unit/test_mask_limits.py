@@ -17,7 +17,8 @@ from enginebay.compose.composition import Composed
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Structure
-from enginebay.loop.messages import Ticket
+from enginebay.serving.messages import Ticket
+from enginebay.text.worker.process import LimitedWorker
 from enginebay.types import Request
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guides.guarded import GuardedLibrary
@@ -29,7 +30,6 @@ from enginebay_samplers.guides.mask_messages import (
     unpack_answers,
     unpack_orders,
 )
-from enginebay_worker.process import LimitedWorker
 from tests.brief import DEMO
 from tests.fakes import VOCAB_SIZE, expected_tokens
 from tests.pool import EnginePool

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_samplers import standard
 from enginebay_testing.mixed_draws import NUM_DRAWS, Mix, check_mixed_draws
 from enginebay_testing.sampler_runs import RowHistory, logits_of

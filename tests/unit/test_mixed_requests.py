@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.loop.observer import Ending
+from enginebay.serving.observer import Ending
 from enginebay_esurge import eSurge
 from tests.brief import BRIEF, LATE
 from tests.fakes import SIZES

@@ -11,7 +11,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.compose.resolve import Facts, resolve
 from enginebay.config import EngineConfig
-from enginebay.engine import Engine, Pending, StepPlan
+from enginebay.contracts.engine import Engine, Pending, StepPlan
 from enginebay.errors import ConfigError
 from enginebay.ops.select import Candidate
 from tests.brief import TINY

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.cache import CacheArrays
-from enginebay.model import Model, ModelCache, ModelFamily, Weights
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.model import Model, ModelCache, ModelFamily, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch
 from enginebay_models.blocks import Batches

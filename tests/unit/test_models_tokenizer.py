@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import CheckpointError
-from enginebay.text import Tokenizer
 from enginebay_models.checkpoint import find_folder
 from enginebay_models.tokenizer import PlainTokenizer, load_tokenizer
 

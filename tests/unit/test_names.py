@@ -38,12 +38,12 @@ ALLOWED = (
     Shared(
         "the two functions of a command, enginebay.cli.command.Command",
         "add_arguments run",
-        "enginebay_cli.* enginebay_testing.cli enginebay_bench.cli.* enginebay_server.command",
+        "enginebay.cli.* enginebay_testing.cli enginebay_bench.cli.* enginebay_server.command",
     ),
     Shared(
         "the start of a program",
         "main",
-        "enginebay.cli enginebay_cli.main enginebay_cli.plugin enginebay_worker.__main__"
+        "enginebay.cli enginebay.cli.program enginebay.cli.plugin enginebay.text.worker.__main__"
         " enginebay_testing.replay enginebay_testing.worker enginebay_bench.weight_reads"
         " enginebay_server.replicas.router_process",
     ),
@@ -55,7 +55,7 @@ ALLOWED = (
     Shared(
         "the documented name of the DashInfer API; it is no engine of a configuration",
         "Engine",
-        "enginebay.engine enginebay_dashinfer.engine",
+        "enginebay.contracts.engine enginebay_dashinfer.engine",
     ),
     Shared(
         "the documented name of what a request or a model generates by, in two APIs",
@@ -89,7 +89,7 @@ ALLOWED = (
     Shared(
         "free memory of a device: an engine does not import the command line, nor the reverse",
         "free_bytes",
-        "enginebay_cli.environment enginebay_paged.sizing",
+        "enginebay.cli.environment enginebay_paged.sizing",
     ),
     Shared(
         "a finished request, under the documented name of both APIs",
@@ -186,11 +186,11 @@ def test_a_second_definition_is_found_in_another_package_and_in_the_same_one() -
         "enginebay_x.b": "Shape = tuple[int, ...]\nT = TypeVar('T')\nMAX = 4\nclass _Own: ...\n",
         "enginebay_x.c": "if True:\n    async def load(): ...\ndef run(): ...\n",
         "enginebay_x.d": "def load(): ...\nclass A:\n    def only(self): ...\ndef only(): ...\n",
-        "enginebay_cli.e": "def run(): ...\n",
+        "enginebay.cli.e": "def run(): ...\n",
     }
     shared = modules_by_name({name: ast.parse(source) for name, source in text.items()})
     assert second_meanings(shared) == [
         "Shape: enginebay.a, enginebay_x.b",
         "load: enginebay_x.c, enginebay_x.d",
-        "run: enginebay_cli.e, enginebay_x.c",
+        "run: enginebay.cli.e, enginebay_x.c",
     ]

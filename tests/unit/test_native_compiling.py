@@ -275,7 +275,7 @@ def test_a_compiler_that_does_not_end_is_ended(user: Path, monkeypatch: pytest.M
 
 PROGRAM = """
 import json, sys
-from enginebay_cli.main import main
+from enginebay.cli.program import main
 for arguments in json.loads(sys.argv[1]):
     print("code", main(arguments), flush=True)
 """

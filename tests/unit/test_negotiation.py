@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from enginebay.cache import KVLayout
 from enginebay.compose.composition import find_family, make_engine, make_plan
 from enginebay.compose.fused import FusedPart, choose_fused
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.platforms import find_platform
 from enginebay.config import EngineConfig, Reason, make_config
-from enginebay.engine import AttentionProblem
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.executor import EngineParts
 from enginebay.errors import UnsupportedError
-from enginebay.executor.parts import EngineParts
-from enginebay.hooks import Declaration
 from enginebay.ops.caps import Caps
 from enginebay.ops.select import Candidate, choose
-from enginebay.registry import Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Registry, load_registry
 from enginebay_paged.options import PagedOptions
 from enginebay_runtime.buckets import bucket_sizes
 from enginebay_xla.attention import CAPS, XlaAttention

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import NonFiniteError
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from tests.brief import DEMO, TINY
 
 BROKEN = 7

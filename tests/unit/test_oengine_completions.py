@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from enginebay.compose.composition import Composed
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import InternalError
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.types import Request, SamplingParams
 from enginebay_schedulers.fair import Fair
 from enginebay_schedulers.fcfs import Fcfs

@@ -11,8 +11,8 @@ import jax
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cache_shape import CacheShape
 from enginebay.config import make_config
+from enginebay.contracts.cache_shape import CacheShape
 from enginebay_paged import sizing
 from enginebay_paged.engine import is_paged
 from enginebay_paged.pool import PagePool

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from enginebay.cache import Lease, PageMove
+from enginebay.contracts.cache import Lease, PageMove
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_paged.held import GroupPages, HeldPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool

@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from enginebay.cache_shape import pages_for
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import PrefixKey
 from enginebay_paged.pool import DUMMY_PAGE, PagePool, check_pages
 from enginebay_paged.prefix import PrefixIndex, key_digest, page_digests
 
@@ -113,7 +113,7 @@ def test_weights_and_adapter_separate_prefixes() -> None:
 def test_hashes_are_the_same_in_every_process() -> None:
     assert digests(TOKENS, PrefixKey("weights", "adapter"))[0] == "4b7c74da0383f5585ad4731f0c2d0693"
     code = (
-        "import numpy as np; from enginebay.prefix_key import *;"
+        "import numpy as np; from enginebay.contracts.prefix_key import *;"
         "from enginebay_paged.prefix import *;"
         "print(*[d.hex() for d in page_digests(key_digest(PrefixKey('w', 'a')), np.arange(20, "
         "dtype=np.int32), 8)])"

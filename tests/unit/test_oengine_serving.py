@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from enginebay.compose.composition import Composed
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import InternalError, RequestError
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Ticket
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.messages import Ticket
 from enginebay.types import Request
 from enginebay_oengine import SequenceBuffer
 from tests.fakes import expected_tokens

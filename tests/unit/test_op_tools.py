@@ -11,7 +11,7 @@ import pytest
 
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 from enginebay_bench.cost import Cost
 from enginebay_bench.problem import bench_of, call_problem, cost_of
 from enginebay_bench.shapes import LAYERS, Shape

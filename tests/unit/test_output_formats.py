@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from enginebay.errors import PluginError, UnknownNameError
-from enginebay.hooks import Declaration
-from enginebay.registry import Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_server.parsing.choose import choose_formats, model_chat
 from enginebay_server.parsing.constrained import (
     CallListParser,

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from enginebay import LLM, SamplingParams
+from enginebay.contracts.model import TokenInfo, with_padding
 from enginebay.errors import RequestError
-from enginebay.model import TokenInfo, with_padding
 from enginebay.ops.sampling import without_padding
 from enginebay_models.gguf import vocabulary
 from enginebay_models.source import CheckpointSource

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from enginebay.compose.quick_cases import CheckSetting
+from enginebay.compose.quick_check import quick_check
 from enginebay.config import DEFAULT_AXIS_RULES
+from enginebay.contracts.placement import make_placement
 from enginebay.errors import IncorrectError
-from enginebay.executor.sharding import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from enginebay.ops.grouped_linear import GROUPED_LINEAR
@@ -23,8 +25,6 @@ from enginebay.ops.op import Op
 from enginebay.ops.partition_rules import NamedWeight
 from enginebay.ops.sample import SAMPLE
 from enginebay.weights import QuantizedArray
-from enginebay_byhand.cases import CheckSetting
-from enginebay_byhand.quick import quick_check
 from enginebay_lora.ops import LORA, lora_oracle
 from enginebay_runtime.partition import partitioned
 from enginebay_testing import oracle

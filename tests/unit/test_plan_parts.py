@@ -15,9 +15,9 @@ from enginebay.compose.negotiate import choose_tuning
 from enginebay.compose.plan import Plan, bind_plan
 from enginebay.config import EngineConfig, Reason
 from enginebay.errors import PluginError, UnsupportedError
-from enginebay.hooks import Declaration
 from enginebay.ops.tuning import Untuned
-from enginebay.registry import Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 
 HERE = "tests.unit.test_plan_parts"
 CONFIG = EngineConfig(max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16)

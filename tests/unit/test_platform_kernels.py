@@ -10,7 +10,7 @@ import pytest
 from enginebay.compose.composition import make_plan
 from enginebay.config import make_config
 from enginebay.errors import UnsupportedError
-from enginebay.hooks import Declaration
+from enginebay.plugins.hooks import Declaration
 from enginebay_testing.verdicts import FAULTS as FAULTY_VERDICTS
 from enginebay_testing.verdicts import Outcome, judge
 from tests.zoo import platforms

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from enginebay.cache import Lease, PageMove
 from enginebay.cli import main
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.config import EngineConfig
-from enginebay.engine import Engine
+from enginebay.contracts.cache import Lease, PageMove
+from enginebay.contracts.engine import Engine
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_paged.held import GroupPages
 from enginebay_paged.host_tier import MAX_READ_S, HostTier, MoveLog, ReadFile

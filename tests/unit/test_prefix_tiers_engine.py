@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay.outputs import RequestMetrics
-from enginebay.prefix_key import PrefixKey
 from enginebay_esurge import eSurge
 from enginebay_paged.engine import is_paged
 from enginebay_paged.page_files import PageFiles

@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
-from enginebay.llm.priority import MAX_PRIORITY, RequestPriority, priorities_of
+from enginebay.serving.priority import MAX_PRIORITY, RequestPriority, priorities_of
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit.loops import generate_at_once

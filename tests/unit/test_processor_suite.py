@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.processor import LogitsProcessor, RowFacts
+from enginebay.contracts.processor import LogitsProcessor, RowFacts
 from enginebay_testing.processors import processor_checks
 from tests.zoo.processors import (
     BansAll,

@@ -13,8 +13,8 @@ import pytest
 
 from enginebay.compose.processors import choose_processors
 from enginebay.config import EngineConfig
+from enginebay.contracts.processor import RowFacts, Sizes
 from enginebay.errors import ConfigError, RequestError
-from enginebay.processor import RowFacts, Sizes
 from tests.unit.processor_rows import (
     EOS,
     REGISTRY,

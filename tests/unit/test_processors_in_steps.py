@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.contracts.processor import RowFacts, Sizes
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
-from enginebay.processor import RowFacts, Sizes
 from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.brief import BRIEF, LEAST

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams, Segments
+from enginebay.contracts.commands import ExecutorCommand, Step
+from enginebay.contracts.proposer import Proposer
 from enginebay.errors import RequestError
-from enginebay.executor.commands import ExecutorCommand, Step
-from enginebay.proposer import Proposer
 from enginebay_runtime.codec import decode, encode
 from enginebay_runtime.local import runner_of
 from tests.brief import TINY

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
 from enginebay_testing.tiny import write_tiny_checkpoint

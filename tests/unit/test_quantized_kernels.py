@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from enginebay.ops.caps import Env
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay.weights import QuantizedArray
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.oracle import quantized_weight

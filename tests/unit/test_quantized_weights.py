@@ -18,6 +18,7 @@ import pytest
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
+from enginebay.contracts.executor import weight_bytes
 from enginebay.errors import (
     CheckpointError,
     ConfigError,
@@ -25,8 +26,7 @@ from enginebay.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from enginebay.executor.parts import weight_bytes
-from enginebay.registry import Registry, load_registry
+from enginebay.plugins.registry import Registry, load_registry
 from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_runtime.weights import merge_weights
 from enginebay_testing.oracle import quantized_weight
@@ -304,7 +304,7 @@ def test_rounding_is_near_the_numbers(method: str, share: float) -> None:
     """The error is at most a share of the largest number of the group, or nearly so: int4 may cut
     the largest one to lose less in the others.
     """
-    from enginebay.registry import load_registry
+    from enginebay.plugins.registry import load_registry
     from enginebay_models.int4 import Int4, Int4Options
 
     registry = load_registry()

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 from enginebay.compose.ops import usable_ops
+from enginebay.compose.quick_cases import CheckSetting
+from enginebay.compose.quick_check import quick_check
 from enginebay.errors import IncorrectError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec
-from enginebay.registry import load_registry
-from enginebay_byhand.cases import CheckSetting
-from enginebay_byhand.quick import quick_check
+from enginebay.plugins.registry import load_registry
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.layout import HndLayout

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from enginebay.compose.composition import find_family, make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_models.checkpoint import read_architecture
 from enginebay_models.source import CheckpointSource
 from enginebay_models.stored_quantization import quantization_of

@@ -16,16 +16,16 @@ from enginebay import compose
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
+from enginebay.compose.override import overridden_plan
 from enginebay.compose.plan import Plan
+from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.config import Reason, make_config
 from enginebay.errors import IncorrectError, InputError, UnknownNameError, UnsupportedError
-from enginebay.hooks import Declaration
 from enginebay.ops.bound import Ops
 from enginebay.ops.norm import RmsNormOp
 from enginebay.ops.op import Op
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay_byhand.cases import CheckSetting, QuickCase
-from enginebay_byhand.override import overridden_plan
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_runtime.binding import bound_ops
 from enginebay_xla.norm import rms_norm
 

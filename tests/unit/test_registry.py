@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from enginebay.errors import ConfigError, PluginError, UnknownNameError
-from enginebay.hooks import Declaration
-from enginebay.registry import PLUGINS_VARIABLE, Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import PLUGINS_VARIABLE, Entry, Registry, load_registry
 
 Install = Callable[..., None]
 
 LIFO = """
-from enginebay.hooks import hookimpl
+from enginebay.plugins.hooks import hookimpl
 
 @hookimpl
 def register_schedulers(register):
@@ -59,7 +59,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def register(call: str, kind: str = "scheduler") -> str:
     """A plugin's source with one registration."""
-    head = "from enginebay.hooks import hookimpl\n@hookimpl\n"
+    head = "from enginebay.plugins.hooks import hookimpl\n@hookimpl\n"
     return f"{head}def register_{kind}s(register):\n    {call}\n"
 
 
@@ -187,7 +187,7 @@ def test_the_ops_of_the_built_in_kernels_are_registered_through_the_same_door() 
 
 
 KERNEL = """
-from enginebay.hooks import hookimpl
+from enginebay.plugins.hooks import hookimpl
 
 @hookimpl
 def register_kernels(register):

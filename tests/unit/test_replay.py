@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.contracts.commands import Drop, PageIn, PageOut, SetParts, Step
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.commands import Drop, PageIn, PageOut, SetParts, Step
 from enginebay_paged import sizing
 from enginebay_runtime.codec import decode
 from enginebay_runtime.engine import StepEngine

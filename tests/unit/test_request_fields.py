@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.cli import generate
 from enginebay.errors import RequestError
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.prepare import Preparer
-from enginebay_cli import generate
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.prepare import Preparer
 from enginebay_runtime import full_vocab
 from enginebay_runtime.full_vocab import log_softmax as device_log_softmax
 from enginebay_runtime.full_vocab import prompt_logprobs

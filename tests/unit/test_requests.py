@@ -13,9 +13,9 @@ import pytest
 
 from enginebay import LLM, AsyncEvents, Events, SamplingParams
 from enginebay.errors import InternalError, RequestError, StoppedError
-from enginebay.llm.events import Event, RequestEnded
-from enginebay.llm.requests import Counts
 from enginebay.outputs import StreamChunk
+from enginebay.serving.events import Event, RequestEnded
+from enginebay.serving.requests import Counts
 from tests.brief import BRIEF
 from tests.fakes import SIZES
 from tests.unit.loops import FailsOnce, Pauses, go_on, held, seeing

@@ -38,7 +38,7 @@ import argparse, json
 import jax
 import jax.numpy as jnp
 import numpy as np
-from enginebay_cli.generate import add_sampling_arguments, sampling_from
+from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
 from enginebay.ops.sampling import first_best
 from enginebay.ops.row_columns import write_row
@@ -46,7 +46,7 @@ from enginebay_runtime.rows import RowTable
 from enginebay_runtime import device
 from enginebay.ops import columns
 from enginebay_runtime.assemble import empty_plan
-from enginebay.sampler import SamplingState
+from enginebay.contracts.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
 from enginebay_samplers import standard
@@ -148,7 +148,7 @@ def test_values_beyond_what_the_device_bears_count_as_the_last_that_it_does() ->
 MISSPELT = """
 import jax
 from enginebay import SamplingParams
-from enginebay.sampler import SamplingState
+from enginebay.contracts.sampler import SamplingState
 
 SamplingParams(min_p=0.1, stop=".", stop_token_ids=[1])
 SamplingParams(min_pp=0.1)

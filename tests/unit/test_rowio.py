@@ -13,9 +13,9 @@ import pytest
 
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
-from enginebay.engine import RowState
+from enginebay.contracts.commands import Put
+from enginebay.contracts.engine import RowState
 from enginebay.errors import InputError
-from enginebay.executor.commands import Put
 from enginebay_runtime.rowio import put_row
 from tests.brief import LEAST
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from enginebay.processor import RowValues
+from enginebay.contracts.processor import RowValues
 from enginebay.types import Request, SamplingParams
 from enginebay_oengine import ModelRunnerSamplingMetadata, SequenceBuffer
 from tests.unit.rowtable import (

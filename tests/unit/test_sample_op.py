@@ -19,7 +19,7 @@ from enginebay.config_sections import Choice
 from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
 from enginebay.ops.sampling import gumbel_noise
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.sampler_runs import choose_plain
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_xla import sample as xla

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
+from enginebay.contracts.sampler import SamplingState
 from enginebay.ops.sampling import gumbel_noise
-from enginebay.sampler import SamplingState
 from enginebay_samplers.penalties import penalize
 from enginebay_testing import sampler_runs
 from enginebay_testing.samplers import sampler_checks

@@ -16,7 +16,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
-from enginebay.loop.loop import EngineLoop
+from enginebay.serving.loop import EngineLoop
 from enginebay.types import FrozenSampling
 from enginebay_esurge import eSurge
 from enginebay_models.generation_config import choose_sampling_defaults

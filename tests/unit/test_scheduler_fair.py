@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from enginebay.scheduler import Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import Limits, RunningView, Scheduler, SchedulerView, WaitingView
 from enginebay_schedulers.counters import Account, Counters
 from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs

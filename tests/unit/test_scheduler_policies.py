@@ -9,9 +9,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from enginebay.loop.messages import Ticket
-from enginebay.loop.request_table import RequestState, RequestTable
-from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import (
+    Decision,
+    Limits,
+    RunningView,
+    Scheduler,
+    SchedulerView,
+    WaitingView,
+)
+from enginebay.serving.messages import Ticket
+from enginebay.serving.request_table import RequestState, RequestTable
 from enginebay.types import FrozenSampling, Request
 from enginebay_schedulers.fcfs import Fcfs
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions

@@ -13,7 +13,14 @@ import pytest
 from pydantic import ValidationError
 
 import enginebay_schedulers
-from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import (
+    Decision,
+    Limits,
+    RunningView,
+    Scheduler,
+    SchedulerView,
+    WaitingView,
+)
 from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs, FcfsOptions
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions

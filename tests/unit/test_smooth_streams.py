@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine import StepPlan
-from enginebay.scheduler import Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.engine import StepPlan
+from enginebay.contracts.scheduler import Limits, RunningView, Scheduler, SchedulerView, WaitingView
 from enginebay_schedulers.fair import Fair
 from enginebay_schedulers.fcfs import Fcfs
 from enginebay_schedulers.prefix_aware import PrefixAware

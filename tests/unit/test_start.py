@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from enginebay_startup import jaxconfig
-from enginebay_startup import platforms as start
+from enginebay import jax_config as jaxconfig
+from enginebay import jax_start as start
 
 BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins"))
 SHAPE = "smollm2-135m/decode/b2/c64"

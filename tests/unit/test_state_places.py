@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginebay.cache import Lease
+from enginebay.contracts.cache import Lease
 from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool

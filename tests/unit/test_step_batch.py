@@ -12,19 +12,26 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from enginebay import LLM, SamplingParams
-from enginebay.cache import CacheArrays, CacheGroup
+from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.config import DEFAULT_AXIS_RULES
+from enginebay.contracts.cache import CacheArrays, CacheGroup
+from enginebay.contracts.model import (
+    Model,
+    ModelCache,
+    ModelFamily,
+    ModelInfo,
+    TensorSource,
+    Weights,
+)
+from enginebay.contracts.placement import make_placement
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.executor.sharding import make_placement
-from enginebay.hooks import Declaration
-from enginebay.model import Model, ModelCache, ModelFamily, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.op import Op
 from enginebay.ops.partition_rules import Partition
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
-from enginebay.registry import Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.weights import WeightSpec
-from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder

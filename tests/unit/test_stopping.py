@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.stopping import SequenceChecker, end_of_match, length_of_beginning, length_of_match
+from enginebay.text.stopping import (
+    SequenceChecker,
+    end_of_match,
+    length_of_beginning,
+    length_of_match,
+)
 
 FEW = st.integers(0, 2)
 OUTPUTS = st.lists(FEW, max_size=14)

@@ -265,7 +265,7 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
 
 
 def test_memory_after_loading_is_what_the_plan_says(tmp_path: Path) -> None:
-    from enginebay.executor.parts import weight_bytes
+    from enginebay.contracts.executor import weight_bytes
 
     fields, make, numbers, _ = CASES["gptq"]
     folder, _ = write_quantized(tmp_path, fields, make, numbers)

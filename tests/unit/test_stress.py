@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cache import Lease
-from enginebay.engine import StepPlan
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.outputs import RequestOutput
 from enginebay_runtime.local import runner_of

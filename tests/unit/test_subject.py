@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.prefix_key import PrefixKey
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, generate, greedy
 from tests.brief import TINY

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.compilations import Compilations
 from enginebay.compose.composition import make_engine, make_plan
+from enginebay.compose.override import overridden_plan
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
+from enginebay.contracts.commands import ExecutorCommand, SetParts
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.sampler import SamplingState
+from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import ConfigError, IncorrectError, UnknownNameError, UnsupportedError
-from enginebay.executor.commands import ExecutorCommand, SetParts
-from enginebay.executor.keys import StepKey, StepNeeds
-from enginebay.executor.parts import EngineParts, Executor, Report
-from enginebay.sampler import SamplingState
-from enginebay_byhand.override import overridden_plan
 from enginebay_runtime.background import Background
 from enginebay_runtime.engine import StepEngine
 from enginebay_samplers import greedy, standard

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from enginebay import LLM
+from enginebay.compose.override import overridden_plan
 from enginebay.errors import IncorrectError, UnsupportedError
-from enginebay_byhand.override import overridden_plan
 from enginebay_xla import collectives
 from enginebay_xla.attention import CAPS, xla_attention
 from tests.brief import BRIEF, TINY

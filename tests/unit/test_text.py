@@ -15,10 +15,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from enginebay.contracts.text import StopChecker, Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay.text import StopChecker, Tokenizer
-from enginebay_worker.detokenizer import IncrementalDetokenizer
-from enginebay_worker.tokenizer import TextTokenizer
+from enginebay.text.detokenizer import IncrementalDetokenizer
+from enginebay.text.tokenizer import TextTokenizer
 
 CORPUS = [
     "Once upon a time there was a fox.",

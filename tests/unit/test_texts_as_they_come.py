@@ -15,7 +15,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
-from enginebay.loop.observer import Ending
+from enginebay.serving.observer import Ending
 from enginebay_esurge import eSurge
 from tests.brief import BRIEF
 from tests.fakes import SIZES

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from enginebay.text import Tokenizer
-from enginebay.token_bytes import TokenBytes, shown_bytes
+from enginebay.contracts.text import Tokenizer
+from enginebay.text.token_bytes import TokenBytes, shown_bytes
+from enginebay.text.tokenizer import TextTokenizer
 from enginebay_server.logprobs import CompletionLogprobs, chat_logprobs
-from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.test_continuations import sentencepiece_like
 from tests.unit.test_text import HARD_TEXTS, byte_fallback, byte_level
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from enginebay.errors import RequestError
+from enginebay.text.token_lengths import max_chars_per_token, settings_of
+from enginebay.text.tokenizer import TextTokenizer
 from enginebay_models.checkpoint import find_folder
 from enginebay_models.tokenizer import PlainTokenizer, load_tokenizer
-from enginebay_worker.token_lengths import max_chars_per_token, settings_of
-from enginebay_worker.tokenizer import TextTokenizer
 
 LETTERS = pre_tokenizers.ByteLevel.alphabet()
 SPACES = "\u0120" * 8

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from enginebay.compose.composition import make_engine, make_plan
+from enginebay.compose.kernel_configs import kernel_configs
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.hooks import Declaration
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.registry import Entry, Registry
-from enginebay_bench.configs import kernel_configs
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry
 from enginebay_bench.table_files import load_tuned, table_name, tuned_folder
 from enginebay_bench.tables import (
     TunedConfigs,

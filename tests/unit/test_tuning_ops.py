@@ -17,6 +17,7 @@ import pytest
 
 from enginebay import LLM
 from enginebay.compose.composition import make_parts
+from enginebay.compose.override import overridden_plan
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.norm import RMS_NORM
@@ -26,7 +27,6 @@ from enginebay_bench.kernels import measure_shape
 from enginebay_bench.shapes import Shape
 from enginebay_bench.tables import TunedConfigs, TunedEntry, TunedTable
 from enginebay_bench.tune import tune_shape
-from enginebay_byhand.override import overridden_plan
 from enginebay_xla.norm import rms_norm
 from tests.unit.test_bench_kernels import ENV, TINY, bench, setting, xla
 

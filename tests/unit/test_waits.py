@@ -18,22 +18,22 @@ from typing import Any
 
 import pytest
 
-from enginebay import LLM
-from enginebay.compilations import Compilations
+from enginebay import LLM, waits
+from enginebay.cli.generate import after_first
+from enginebay.cli.show import PlainProgress, progress
+from enginebay.cli.waiting import plain_waits
 from enginebay.compose import composition
 from enginebay.compose.plan import make_title
+from enginebay.contracts.compilations import Compilations
 from enginebay.errors import UnsupportedError
 from enginebay.outputs import StreamChunk
+from enginebay.plugins import startup_plugin as plugin
+from enginebay.waits import waiting
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
-from enginebay_cli.generate import after_first
-from enginebay_cli.show import PlainProgress, progress
-from enginebay_cli.waiting import plain_waits
 from enginebay_esurge import opening
 from enginebay_native import compiling
 from enginebay_runtime import runner
-from enginebay_startup import plugin, waits
-from enginebay_startup.waits import waiting
 from enginebay_vinference import programs
 from tests.unit.serving import DEADLOCK_S
 
@@ -276,7 +276,7 @@ def test_an_interrupted_bench_prints_what_there_is(
 
 
 def test_the_level_info_leaves_out_which_devices_jax_did_not_find() -> None:
-    words = ("import logging, sys; from enginebay_cli.main import main; main(['env', '--json', "
+    words = ("import logging, sys; from enginebay.cli.program import main; main(['env', '--json', "
              "'--log-level', sys.argv[1]]); print(logging.getLogger('jax._src.xla_bridge')"
              ".isEnabledFor(logging.INFO))")  # fmt: skip
     for level, says in (("info", "False"), ("debug", "True")):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_bench.weight_reads import count_reads, layer_reads
 from enginebay_pallas.compiler import compiler as tpu
 from enginebay_testing.cross_compile import DecodeShape, compile_decode_step

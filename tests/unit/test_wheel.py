@@ -64,9 +64,9 @@ def test_every_package_is_in_the_wheel_with_its_types(
 def test_the_templates_of_new_plugins_are_in_the_wheel(
     wheel: zipfile.ZipFile, repo_root: Path
 ) -> None:
-    templates = sorted((repo_root / "core/enginebay_cli/templates").iterdir())
+    templates = sorted((repo_root / "core/enginebay/cli/templates").iterdir())
     assert templates
-    assert {f"enginebay_cli/templates/{path.name}" for path in templates} <= set(wheel.namelist())
+    assert {f"enginebay/cli/templates/{path.name}" for path in templates} <= set(wheel.namelist())
 
 
 def test_every_package_folder_of_the_tree_is_declared(

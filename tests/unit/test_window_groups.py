@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import CacheGroup
-from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import Composed, make_parts
-from enginebay.engine import StepPlan
+from enginebay.contracts.cache import CacheGroup
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.engine import StepPlan
 from enginebay.errors import ConfigError
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from enginebay.config_sections import GuidedLimits
+from enginebay.contracts.text import Message
 from enginebay.errors import StoppedError
 from enginebay.grammar import Structure
-from enginebay.text import Message
+from enginebay.text.tokenizer import TextTokenizer
+from enginebay.text.worker.process import KilledError, LimitedWorker, WorkerLimits
 from enginebay_samplers.guides.guarded import GuardedLibrary
-from enginebay_worker.process import KilledError, LimitedWorker, WorkerLimits
-from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.serving import DEADLOCK_S
 from tests.unit.test_chat_templates import byte_level
 from tests.unit.test_mask_limits import SETTINGS
@@ -30,7 +30,7 @@ LIMITS = WorkerLimits(60.0, 1 << 28, 1 << 22)
 
 PARENT = """
 import os, signal, sys, threading
-from enginebay_worker.process import LimitedWorker, WorkerLimits
+from enginebay.text.worker.process import LimitedWorker, WorkerLimits
 limits = WorkerLimits(60.0, 1 << 28, 1 << 22)
 worker = LimitedWorker("tests.unit.worker_tasks:Tasks", {"base": 3}, limits)
 worker.start()

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger, PageMove
-from enginebay.prefix_key import NO_KEY, PrefixKey
+from enginebay.contracts.cache import Lease, Ledger, PageMove
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay_paged.group_prefixes import GroupPrefixes
 from enginebay_paged.held import GroupPages, Held
 from enginebay_paged.host_tier import HostTier, MoveLog

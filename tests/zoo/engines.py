@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from enginebay.cache import Lease
-from enginebay.engine import GroupState, Pending, RowState, StepPlan
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.engine import GroupState, Pending, RowState, StepPlan
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of
 from enginebay_testing.engines import engine_checks

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.constraint import GrammarLibrary, Vocabulary
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import RequestError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay_samplers.guided_grammar import Llguidance

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from enginebay.constraint import Guide, MakeGuide, Vocabulary, forms_of
+from enginebay.contracts.constraint import Guide, MakeGuide, Vocabulary, forms_of
 from enginebay.grammar import Grammar
 from enginebay.types import SamplingParams
 from enginebay_samplers.guides.guide import Guides

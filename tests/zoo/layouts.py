@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay_testing.layouts import check_layout
 from enginebay_triton.layout import NhdLayout
 from enginebay_xla.layout import HndLayout

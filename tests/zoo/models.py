@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.model import Model, ModelFamily, TensorSource
+from enginebay.contracts.model import Model, ModelFamily, TensorSource
 from enginebay.weights import WeightSpec
 from enginebay_models.llama import LlamaFamily
 from enginebay_testing.models import model_checks

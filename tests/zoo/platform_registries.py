@@ -9,10 +9,10 @@ from typing import Protocol
 
 import jax
 
-from enginebay.hooks import Declaration, Register
 from enginebay.ops.caps import Caps
 from enginebay.ops.op import Op
-from enginebay.registry import Entry, Registry, load_registry
+from enginebay.plugins.hooks import Declaration, Register
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.elsewhere import register_xla_kernels
 

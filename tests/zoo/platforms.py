@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from enginebay.hooks import Declaration
+from enginebay.contracts.platform import Hardware, Platform
 from enginebay.ops.caps import Env
-from enginebay.platform import Hardware, Platform
+from enginebay.plugins.hooks import Declaration
 from enginebay_testing.platforms import platform_checks
 from enginebay_xla.platforms import CpuPlatform
 from tests.zoo import platform_registries as registries

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict
 
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
-from enginebay.sampler import SamplingState
+from enginebay.contracts.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.contracts.sampler import SamplingState
 from enginebay_testing.processors import processor_checks
 from enginebay_testing.verdicts import Check
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.proposer import Proposer
+from enginebay.contracts.proposer import Proposer
 from enginebay_samplers.ngram import NgramOptions, NgramProposer
 from enginebay_testing.proposers import proposer_checks
 

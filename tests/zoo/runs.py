@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from enginebay.compose.ops import usable_ops
 from enginebay.ops.caps import Env
-from enginebay.registry import Entry, load_registry
+from enginebay.plugins.registry import Entry, load_registry
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from tests.layouts import BUILTIN_LAYOUTS

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from enginebay.contracts.sampler import SamplingState
 from enginebay.ops.sampling import without_stage
-from enginebay.sampler import SamplingState
 from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
 from enginebay_testing.samplers import sampler_checks

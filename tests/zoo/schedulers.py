@@ -7,7 +7,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import (
+    Decision,
+    RunningView,
+    Scheduler,
+    SchedulerView,
+    WaitingView,
+)
 from enginebay_schedulers.batch import everybody, oldest_first, run_batch
 from enginebay_schedulers.fcfs import Fcfs
 from enginebay_testing.schedulers import scheduler_checks

@@ -24,11 +24,11 @@ import numpy as np
 
 import shapes
 from enginebay import LLM, SamplingParams
+from enginebay.jax_start import start_jax
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_bench.attention import attention_cost
-from enginebay_startup.platforms import start_jax
 from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.suites import best_platform
 from enginebay_testing.verdicts import FAULTS

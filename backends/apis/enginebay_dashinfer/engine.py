@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from enginebay.errors import RequestError, error_line, shown
-from enginebay.llm.prompts import Prompt
+from enginebay.serving.prompts import Prompt
 from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
 from enginebay_dashinfer.inputs import (
     encode_text,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from enginebay.llm.events import Event, Inbound, LoopWakers, RequestEnded
-from enginebay.loop.messages import Wake
+from enginebay.serving.events import Event, Inbound, LoopWakers, RequestEnded
+from enginebay.serving.messages import Wake
 from enginebay_dashinfer.result_queue import ResultQueue
 
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from enginebay.adapters import required
+from enginebay.contracts.adapters import required
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import CheckpointError, RequestError, shown
-from enginebay.llm.prompts import Prompt
-from enginebay.text import Tokenizer
+from enginebay.serving.prompts import Prompt
 from enginebay_dashinfer.feeder import QueueFeeder
 from enginebay_dashinfer.loaded import Loaded, warm_up
 from enginebay_dashinfer.memory import ModelMemory

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from enginebay.compose.composition import build
 from enginebay.compose.plan import Plan
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.prepare import Prepared, Preparer
-from enginebay.llm.prompts import Prompt
-from enginebay.llm.requests import Requests, with_id
-from enginebay.text import Tokenizer
+from enginebay.contracts.text import Tokenizer
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.prepare import Prepared, Preparer
+from enginebay.serving.prompts import Prompt
+from enginebay.serving.requests import Requests, with_id
 from enginebay.types import SamplingParams
 from enginebay_dashinfer.feeder import QueueFeeder
 from enginebay_dashinfer.memory import ModelMemory

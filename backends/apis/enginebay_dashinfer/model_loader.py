@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
 from enginebay.config import make_config
+from enginebay.contracts.model import Checkpoint
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, shown
-from enginebay.model import Checkpoint
-from enginebay.registry import load_registry
-from enginebay.text import Tokenizer
+from enginebay.plugins.registry import load_registry
 from enginebay_dashinfer.generation_config import ASGenerationConfigBuilder
 from enginebay_dashinfer.runtime_config import (
     GRAPH_SUFFIX,
@@ -90,7 +90,7 @@ class ModelLoader(ABC):
         return None if self._tokenizer is None else as_transformers(self._tokenizer)
 
     def encode(self, text: str, max_prompt_tokens: int | None = None) -> list[int]:
-        """Return the token ids of a text. Errors as in `enginebay.text.Tokenizer.encode`."""
+        """Return the token ids of a text, with the errors of `Tokenizer.encode`."""
         tokenizer = self.init_tokenizer()._tokenizer
         assert tokenizer is not None, "init_tokenizer loads it"
         return tokenizer.encode(text, max_prompt_tokens=max_prompt_tokens)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from enginebay.errors import RequestError, shown
-from enginebay.llm.segments import Segment, Segments
+from enginebay.serving.segments import Segment, Segments
 from enginebay_dashinfer.statuses import AsStatus
 
 CPU_DEVICE = (1, 0)

@@ -8,9 +8,9 @@ from typing import Any
 from enginebay.compose.composition import make_plan
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
+from enginebay.contracts.platform import Platform
 from enginebay.errors import ConfigError
-from enginebay.platform import Platform
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_dashinfer.memory import host_tier_bytes, memory_limits
 from enginebay_dashinfer.runtime_config import AsModelConfig
 from enginebay_dashinfer.statuses import AsCacheMode, TargetDevice

@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from enginebay.errors import EnginebayError, InternalError, RequestError, shown
-from enginebay.llm.assemble import CompletionReader
-from enginebay.llm.events import Event, RequestEnded
 from enginebay.outputs import RequestMetrics, StreamChunk
+from enginebay.serving.assemble import CompletionReader
+from enginebay.serving.events import Event, RequestEnded
 from enginebay_dashinfer.statuses import GenerateRequestStatus
 
 LogProb = tuple[int, float]

@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 from enginebay.compose.plan import Plan
-from enginebay.engine import Engine
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.contracts.engine import Engine
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 
 WINDOW_S = 10.0
 """Tokens per second are averages over this number of seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from enginebay.adapters import (
+from enginebay.contracts.adapters import (
     AdapterCountError,
     AdapterInUseError,
     AdapterLoadedError,

@@ -25,12 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from enginebay.contracts.model import Checkpoint, Model, TokenInfo
 from enginebay.errors import CheckpointError, InputError, shown
-from enginebay.model import Checkpoint, Model, TokenInfo
+from enginebay.json_text import parse_json
 from enginebay.weights import QuantizedArray, StoredArray, Weight, WeightFormat, WeightSpec
 from enginebay_dashinfer.runtime_config import GRAPH_SUFFIX, PARAM_SUFFIX
 from enginebay_models.safetensors_file import read_file
-from enginebay_startup.json_text import parse_json
 
 FORMAT = "enginebay serialised model"
 FORMAT_VERSION = 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enginebay.engine import AttentionProblem
-from enginebay.executor.parts import EngineParts, StepFacts
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.executor import EngineParts, StepFacts
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_paged import engine as paged
 from enginebay_runtime.engine import StepEngine

@@ -11,16 +11,16 @@ from typing import Any, Self, Unpack
 
 import jax.numpy as jnp
 
-from enginebay.adapters import required
 from enginebay.compose.plan import Plan
-from enginebay.engine import Engine
+from enginebay.contracts.adapters import required
+from enginebay.contracts.engine import Engine
+from enginebay.contracts.model import Checkpoint
+from enginebay.contracts.text import Message
 from enginebay.errors import RequestError
-from enginebay.llm.prepare import Param, check_streamable
-from enginebay.llm.priority import Turn, Turns, priorities_of
-from enginebay.llm.prompts import Prompt, Prompts, as_prompts
-from enginebay.loop.observer import Observers
-from enginebay.model import Checkpoint
-from enginebay.text import Message
+from enginebay.serving.observer import Observers
+from enginebay.serving.prepare import Param, check_streamable
+from enginebay.serving.priority import Turn, Turns, priorities_of
+from enginebay.serving.prompts import Prompt, Prompts, as_prompts
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import no_template
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
@@ -40,9 +40,9 @@ log = logging.getLogger("enginebay.esurge")
 class eSurge:  # noqa: N801  # the name its users know
     """Serves requests by id over the paged engine; prompts are fitted to the context.
 
-    `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which requires a
-    `tokenizer`. The constructor loads and compiles it; `initiate()` or a `with` block starts
-    serving. All methods are thread-safe. docs/esurge.md explains the options.
+    `model` is a folder, a hub id, "demo", or an open `enginebay.contracts.model.Checkpoint`, which
+    requires a `tokenizer`. The constructor loads and compiles it; `initiate()` or a `with` block
+    starts serving. All methods are thread-safe. docs/esurge.md explains the options.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class eSurge:  # noqa: N801  # the name its users know
 
     @property
     def audience(self) -> Observers:
-        """Observers of the engine's work (enginebay.loop.observer): call add() or remove()."""
+        """Observers of the engine's work (enginebay.serving.observer): call add() or remove()."""
         return self._service.audience
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:

@@ -11,13 +11,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from enginebay.contracts.text import ChatPrompt
 from enginebay.errors import RequestError
-from enginebay.llm.prepare import Param, Prepared, Preparer
-from enginebay.llm.priority import RequestPriority
-from enginebay.llm.prompts import Prompt
-from enginebay.llm.requests import with_id
-from enginebay.llm.segments import Segments
-from enginebay.text import ChatPrompt
+from enginebay.serving.prepare import Param, Prepared, Preparer
+from enginebay.serving.priority import RequestPriority
+from enginebay.serving.prompts import Prompt
+from enginebay.serving.requests import with_id
+from enginebay.serving.segments import Segments
 from enginebay.types import SamplingParams, as_sampling_params
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 from enginebay_shared.params import with_length

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from enginebay.compose.plan import Plan
-from enginebay.loop.observer import Observer
+from enginebay.serving.observer import Observer
 from enginebay_esurge.grafana import HERE, Grafana, check_grafana
 from enginebay_esurge.local_prometheus import local_prometheus
 from enginebay_esurge.monitoring_settings import MonitoringSettings

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Iterable
 
-from enginebay.engine import Engine
+from enginebay.contracts.engine import Engine
 from enginebay.errors import InternalError
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.service import Service
 from enginebay_esurge.totals import Totals

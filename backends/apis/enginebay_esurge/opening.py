@@ -11,16 +11,16 @@ from typing import Any
 from enginebay.compose.composition import Composed, build, find_family, make_plan
 from enginebay.compose.plan import Plan, make_title
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
-from enginebay.engine import LaterCompilation
+from enginebay.contracts.engine import LaterCompilation
+from enginebay.contracts.model import Checkpoint
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.prepare import Preparer
-from enginebay.model import Checkpoint
-from enginebay.text import Tokenizer
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.prepare import Preparer
 from enginebay.types import MAX_STOP_TOKENS
+from enginebay.waits import waiting
 from enginebay_esurge.settings import ENGINE, EngineSettings
 from enginebay_shared.opening import eos_token_ids, find_tokenizer, size_name
-from enginebay_startup.waits import waiting
 
 PRELOADED = "preloaded"
 """The configuration's name for a model that was passed as an object."""

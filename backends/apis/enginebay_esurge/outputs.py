@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from enginebay.llm.assemble import CompletionReader
-from enginebay.llm.events import Event, RequestEnded
 from enginebay.outputs import CompletionOutput
+from enginebay.serving.assemble import CompletionReader
+from enginebay.serving.events import Event, RequestEnded
 from enginebay.types import Request
 from enginebay_esurge.jobs import Job
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 
 from enginebay.errors import InputError
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.folders import make_writable
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay_esurge.errors import BusyError
 from enginebay_esurge.service import Service
 from enginebay_runtime.local import runner_of
-from enginebay_startup.folders import make_writable
 
 
 class Profiler(Observer):

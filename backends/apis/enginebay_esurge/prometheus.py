@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from enginebay.errors import InputError
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import metric_names as names
 from enginebay_esurge.observing import History
 from enginebay_esurge.outputs import RequestOutput

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.compose.composition import Composed
-from enginebay.engine import Engine, LaterCompilation
+from enginebay.compose.override_block import overridden
+from enginebay.contracts.engine import Engine, LaterCompilation
 from enginebay.errors import EnginebayError
-from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import TakeEvent, Ticket
-from enginebay.loop.observer import Observers
+from enginebay.serving.loop import EngineLoop
+from enginebay.serving.messages import TakeEvent, Ticket
+from enginebay.serving.observer import Observers
 from enginebay.types import Request
-from enginebay_byhand.block import overridden
 from enginebay_esurge.errors import BusyError, NotRunningError
 
 

@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from enginebay.llm.events import Events
-from enginebay.llm.requests import Requests
-from enginebay.text import Tokenizer
+from enginebay.contracts.text import Tokenizer
+from enginebay.serving.events import Events
+from enginebay.serving.requests import Requests
 from enginebay_esurge.jobs import Job
 from enginebay_esurge.outputs import Assembly, RequestOutput
 from enginebay_esurge.service import Service

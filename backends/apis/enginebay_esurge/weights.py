@@ -8,8 +8,8 @@ from typing import Any
 
 from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
+from enginebay.contracts.model import Checkpoint, Weights
 from enginebay.errors import InputError, InternalError
-from enginebay.model import Checkpoint, Weights
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of

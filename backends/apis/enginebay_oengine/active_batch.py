@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import Lease
+from enginebay.contracts.cache import Lease
 from enginebay.errors import InputError
 from enginebay_oengine.iteration import InitialSequenceRequest
 from enginebay_oengine.page_manager import POOL, HBMPageManager

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.compilations import Compilations
+from enginebay.contracts.compilations import Compilations
 from enginebay.errors import CompilationError
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from enginebay.cache import KVLayout
-from enginebay.model import Weights
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.model import Weights
 from enginebay.ops import prefill_columns as columns
 from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
 from enginebay_oengine.paged_cache import PagedAttentionCache

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from enginebay.cache import Lease
+from enginebay.contracts.cache import Lease
 from enginebay.errors import InputError
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_runtime.device import DeviceRows

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease
+from enginebay.contracts.cache import Lease
 from enginebay.errors import InputError
 from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from jax import tree_util
 
-from enginebay.engine import RowPlan
-from enginebay.llm.segments import Array
+from enginebay.contracts.engine import RowPlan
 from enginebay.ops.spec import Bucket
+from enginebay.serving.segments import Array
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine.page_manager import POOL
 from enginebay_runtime.assemble import empty_plan, fill_columns, sorted_for_attention

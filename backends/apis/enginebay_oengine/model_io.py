@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginebay.engine import RowPlan
+from enginebay.contracts.engine import RowPlan
 from enginebay.errors import InputError
 from enginebay.types import (
     MAX_STOP_TOKENS,

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from enginebay.compilations import Compilations
 from enginebay.compose.composition import make_parts
+from enginebay.compose.override import overridden_plan
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.model import Weights
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, InputError
-from enginebay.model import Weights
-from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS, key_of
-from enginebay_byhand.override import overridden_plan
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
 from enginebay_oengine.cache_quantizer import make_quantizer

@@ -8,9 +8,9 @@ import dataclasses
 
 from enginebay.compose.composition import make_parts, make_plan
 from enginebay.compose.plan import Plan
-from enginebay.executor.parts import EngineParts
-from enginebay.llm import LLM
-from enginebay.model import Weights
+from enginebay.contracts.executor import EngineParts
+from enginebay.contracts.model import Weights
+from enginebay.serving import LLM
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.local import runner_of
 from enginebay_shared.opening import (

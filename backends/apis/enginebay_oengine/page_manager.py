@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease
-from enginebay.cache_shape import pages_for
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.cache_shape import pages_for
 from enginebay.errors import EnginebayError, InputError
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 from enginebay_paged.held import GroupPages

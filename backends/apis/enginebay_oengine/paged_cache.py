@@ -15,10 +15,10 @@ import numpy as np
 from jax import tree_util
 from pydantic import ValidationError
 
-from enginebay.cache import KVLayout
-from enginebay.cache_shape import pages_for
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError, InputError, RequestError
-from enginebay.executor.sharding import Placement
 from enginebay.memory import check_memory
 from enginebay.validation import describe_validation
 from enginebay_oengine.opened_model import OpenedModel

@@ -13,6 +13,7 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.errors import InputError
+from enginebay.json_text import parse_json
 from enginebay.types import ROW_VALUES
 from enginebay_oengine.documented_rows import SparseParams
 from enginebay_oengine.row_arrays import (
@@ -23,7 +24,6 @@ from enginebay_oengine.row_arrays import (
 )
 from enginebay_oengine.sequence_buffer import SequenceBuffer
 from enginebay_shared.stored import Storage
-from enginebay_startup.json_text import parse_json
 
 STORAGE = Storage("sampling metadata")
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")

@@ -21,8 +21,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from enginebay.contracts.rows import EngineRows
 from enginebay.errors import InputError
-from enginebay.rows import EngineRows
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES, Request, SamplingParams
 from enginebay_oengine.documented_rows import (
     NOTHING,

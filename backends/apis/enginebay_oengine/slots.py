@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import Lease
-from enginebay.engine import RowPlan
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.engine import RowPlan
+from enginebay.contracts.model import Weights
 from enginebay.errors import InputError
-from enginebay.model import Weights
 from enginebay.types import FrozenSampling, Request
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.generation_state import GenerationState, HeldLeases

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from enginebay.cache import Lease
-from enginebay.compilations import Compilations
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.executor import EngineParts
+from enginebay.contracts.model import Weights
 from enginebay.errors import ConfigError, InputError, RequestError
-from enginebay.executor.parts import EngineParts
-from enginebay.model import Weights
 from enginebay_oengine.compiling import cjit
 from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
 from enginebay_oengine.generation_state import (

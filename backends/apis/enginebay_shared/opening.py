@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec
 from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, make_config
+from enginebay.contracts.model import Model
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, UnsupportedError, shown
-from enginebay.llm import LLM
-from enginebay.model import Model
-from enginebay.text import Tokenizer
-from enginebay_worker.tokenizer import TextTokenizer
+from enginebay.serving import LLM
+from enginebay.text.tokenizer import TextTokenizer
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 """The forms in which the documented APIs accept a model."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from enginebay.errors import ConfigError, InputError, UnsupportedError
-from enginebay.llm.reading import in_thread
+from enginebay.serving.reading import in_thread
 from enginebay_server.app import create_app
 from enginebay_server.bodies import Body, check_unknown
 from enginebay_server.chat import ChatBody

@@ -18,8 +18,8 @@ import safetensors
 from safetensors.numpy import save_file
 
 from enginebay.errors import InputError, shown_text
+from enginebay.json_text import parse_json
 from enginebay_shared.stored import Storage
-from enginebay_startup.json_text import parse_json
 
 FORMAT = "enginebay.tree.2"
 WITHOUT_CHECKSUMS = "enginebay.tree.1"

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
-from enginebay.cache_shape import CacheShape
-from enginebay.model import Weights
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_runtime.device import DeviceRows

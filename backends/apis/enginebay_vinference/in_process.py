@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from enginebay.errors import InputError, error_line
-from enginebay.llm.reading import in_thread
+from enginebay.serving.reading import in_thread
 
 Result = TypeVar("Result")
 AsgiEvent = MutableMapping[str, Any]

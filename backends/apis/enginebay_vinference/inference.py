@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from enginebay.compose.composition import make_parts
+from enginebay.compose.override import overridden_plan
+from enginebay.contracts.model import Model, Weights
+from enginebay.contracts.text import Message
 from enginebay.errors import RequestError
-from enginebay.model import Model, Weights
-from enginebay.text import Message
 from enginebay.types import SamplingParams
-from enginebay_byhand.override import overridden_plan
 from enginebay_runtime.weights import merge_weights
 from enginebay_shared.opening import ModelLike, find_tokenizer, passed_tokenizer
 from enginebay_vinference.closing import closable

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from enginebay.errors import ConfigError, RequestError, shown
+from enginebay.json_text import parse_json
 from enginebay.types import SamplingParams
 from enginebay_shared.opening import Rules
-from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.partition import (
     PartitionAxis,

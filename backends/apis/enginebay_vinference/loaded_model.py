@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
+from enginebay.contracts.model import Weights
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, InputError
-from enginebay.llm import LLM
-from enginebay.model import Weights
-from enginebay.text import Tokenizer
+from enginebay.serving import LLM
 from enginebay_contiguous.engine import is_contiguous
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of

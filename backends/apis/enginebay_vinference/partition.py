@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec, Sharding
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError
-from enginebay.executor.sharding import Placement
 from enginebay_shared.opening import Rules
 
 VIEWS = "model_kwargs/past_key_values/views"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from enginebay.errors import ConfigError, explain
-from enginebay_startup.json_text import parse_json
+from enginebay.json_text import parse_json
 
 Props = Mapping[str, Mapping[str, Any]]
 

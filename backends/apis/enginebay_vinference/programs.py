@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.executor import EngineParts
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
-from enginebay.executor.parts import EngineParts
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
+from enginebay.waits import waiting
 from enginebay_contiguous.slot_sizes import slot_shape
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import runner_of
 from enginebay_runtime.step import Program
-from enginebay_startup.waits import waiting
 from enginebay_vinference.functions import (
     Arrays,
     Function,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from enginebay.contracts.text import Message, Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay.llm.assemble import CompletionReader
-from enginebay.loop.messages import TokenEvent
-from enginebay.text import Message, Tokenizer
+from enginebay.serving.assemble import CompletionReader
+from enginebay.serving.messages import TokenEvent
 from enginebay.types import FinishReason, Request, SamplingParams
 from enginebay_shared.params import with_length
 from enginebay_vinference.errors import PromptTypeError

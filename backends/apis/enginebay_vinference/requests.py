@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from enginebay.compose.plan import Plan
-from enginebay.constraint import forms_of
+from enginebay.contracts.constraint import forms_of
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import InputError, RequestError
-from enginebay.llm.abilities import Abilities
-from enginebay.llm.prepare import Preparer
-from enginebay.text import Tokenizer
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.prepare import Preparer
 from enginebay.types import Request, SamplingParams
 from enginebay_shared.params import with_length
 from enginebay_vinference.errors import InferenceWarning

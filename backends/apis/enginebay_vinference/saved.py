@@ -37,9 +37,9 @@ from jax.sharding import PartitionSpec
 
 import enginebay
 from enginebay.errors import shown_text
+from enginebay.json_text import parse_json
 from enginebay.ops.head_rotation import rotated_widths
 from enginebay_contiguous.slot_sizes import ONE_PAGE_LAYOUTS
-from enginebay_startup.json_text import parse_json
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig

@@ -18,8 +18,8 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.errors import InputError, shown, shown_text
+from enginebay.json_text import parse_json
 from enginebay_shared.stored import Storage
-from enginebay_startup.json_text import parse_json
 from enginebay_vinference.binary import read_binary, write_binary
 from enginebay_vinference.errors import SpentStateError
 from enginebay_vinference.precompile import vInferencePreCompileConfig

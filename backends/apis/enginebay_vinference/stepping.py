@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from enginebay.contracts.model import Weights
 from enginebay.errors import InputError, NonFiniteError
-from enginebay.model import Weights
 from enginebay.ops.row_columns import by_name, neutral_columns, write_row
 from enginebay.types import MAX_STOP_TOKENS, NOT_FINITE, Request, key_of
 from enginebay_vinference.functions import Arrays, Function, InferenceShape

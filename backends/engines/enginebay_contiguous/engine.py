@@ -6,8 +6,8 @@ from typing import TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.engine import AttentionProblem, Engine
-from enginebay.executor.parts import EngineParts, StepFacts, make_layouts
+from enginebay.contracts.engine import AttentionProblem, Engine
+from enginebay.contracts.executor import EngineParts, StepFacts, make_layouts
 from enginebay_contiguous.ledger import SlotLedger
 from enginebay_contiguous.slot_sizes import slot_shape, slot_sizes
 from enginebay_runtime.engine import StepEngine

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
-from enginebay.cache_shape import CacheShape
+from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_runtime.rows import PageTable
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.cache import Lease, Ledger
-from enginebay.cache_shape import CacheShape, pages_for
-from enginebay.engine import Demand
-from enginebay.executor.parts import StepFacts
+from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.cache_shape import CacheShape, pages_for
+from enginebay.contracts.engine import Demand
+from enginebay.contracts.executor import StepFacts
 from enginebay_runtime.buckets import bucket_sizes, smallest_fit
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 

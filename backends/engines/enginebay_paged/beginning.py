@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from enginebay.cache import Lease
+from enginebay.contracts.cache import Lease
 from enginebay_paged.held import GroupPages
 from enginebay_paged.host_tier import MoveLog, PageSource
 from enginebay_paged.pool import DUMMY_PAGE

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from enginebay.cache import CacheGroup
-from enginebay.cache_shape import CacheShape
-from enginebay.engine import AttentionProblem, Engine
+from enginebay.contracts.cache import CacheGroup
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.engine import AttentionProblem, Engine
+from enginebay.contracts.executor import EngineParts, StepFacts
 from enginebay.errors import UnsupportedError
-from enginebay.executor.parts import EngineParts, StepFacts
 from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions

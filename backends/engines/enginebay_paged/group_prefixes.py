@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease
-from enginebay.prefix_key import PrefixKey
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.prefix_key import PrefixKey
 from enginebay_paged.held import GroupPages
 from enginebay_paged.pool import DUMMY_PAGE
 from enginebay_paged.prefix import embeds_by_page, key_digest, page_digests

@@ -6,10 +6,10 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from enginebay.cache import Lease
-from enginebay.cache_shape import pages_for
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_paged.pool import DUMMY_PAGE
 from enginebay_paged.store import PageStore
 from enginebay_runtime.rows import PageTable

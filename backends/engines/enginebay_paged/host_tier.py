@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from enginebay.cache import PageMove
+from enginebay.contracts.cache import PageMove
 from enginebay.errors import InternalError
 from enginebay_paged.prefix import Evicted
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.adapters import ADAPTER_WEIGHTS
-from enginebay.executor.parts import EngineParts, Executor
-from enginebay.model import Weights
+from enginebay.contracts.adapters import ADAPTER_WEIGHTS
+from enginebay.contracts.executor import EngineParts, Executor
+from enginebay.contracts.model import Weights
 from enginebay.ops.head_rotation import rotated_widths
 from enginebay_runtime.geometry import Shapes
 from enginebay_runtime.local import runner_of

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from enginebay.cache import Lease, Ledger, PageMove
-from enginebay.cache_shape import pages_for
+from enginebay.contracts.cache import Lease, Ledger, PageMove
+from enginebay.contracts.cache_shape import pages_for
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_paged.beginning import Beginning
 from enginebay_paged.group_prefixes import GroupPrefixes
 from enginebay_paged.held import GroupPages, Held, HeldPages

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from enginebay.cache import CacheGroup
-from enginebay.cache_shape import CacheShape, pages_for
-from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
+from enginebay.contracts.cache import CacheGroup
+from enginebay.contracts.cache_shape import CacheShape, pages_for
+from enginebay.contracts.cache_state import StateGroup
 
 SNAPSHOTS_PER_ROW = 4
 """Default number of snapshots of recurrent states per row."""

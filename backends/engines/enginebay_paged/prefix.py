@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from enginebay.contracts.prefix_key import DIGEST_BYTES, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.prefix_key import DIGEST_BYTES, PrefixKey
 
 
 def key_digest(key: PrefixKey) -> bytes:

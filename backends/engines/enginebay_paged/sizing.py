@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jax
 
-from enginebay.cache_shape import CacheShape
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.executor import EngineParts, weight_bytes
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.executor.parts import EngineParts, weight_bytes
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pools import Pools, make_pools
 from enginebay_runtime.account import ACCOUNT

@@ -7,8 +7,8 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 
+from enginebay.contracts.executor import EngineParts, Executor
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.executor.parts import EngineParts, Executor
 from enginebay.memory import TierPlan
 from enginebay_paged.host_tier import HostTier, MoveLog
 from enginebay_paged.identity import engine_identity

@@ -20,8 +20,8 @@ from pathlib import Path
 import jax
 
 from enginebay.errors import UnsupportedError, unknown_name
-from enginebay_startup.folders import cache_folder, make_private
-from enginebay_startup.waits import waiting
+from enginebay.folders import cache_folder, make_private
+from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.native")
 

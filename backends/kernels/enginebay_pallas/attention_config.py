@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_pallas.generations import LANES, generation, round_up, sublanes

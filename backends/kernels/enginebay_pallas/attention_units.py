@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.errors import InternalError
 from enginebay.ops.spec import AttnBatch
 from enginebay_pallas.generations import LANES, round_up

@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from enginebay.errors import UnsupportedError, unknown_name
-from enginebay_startup.jaxconfig import keeping_nothing
+from enginebay.jax_config import keeping_nothing
 from enginebay_testing.toolchains import CompileReport
 
 TOPOLOGIES: Mapping[str, Mapping[int, str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 COMPILER: Mapping[str, Any] = {"compiler": "enginebay_pallas.compiler:compiler"}
 QUANTIZED: Mapping[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 
 BITS = {"float8_e4m3fn": jnp.uint8, "bfloat16": jnp.uint16}
 """Dtypes of quantised caches that kernels read as bits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 REQUIRES = ("triton", "jax_triton")
 CAPABILITIES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.rotary import RopeSpec, rope_frequencies
 from enginebay_triton.cache_arrays import as_bits, from_stored_bits, stored_tokens, strides_of_heads

@@ -8,7 +8,7 @@ import dataclasses
 
 import jax
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.kv_storage import KV_STORAGES

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.kv_storage import QUANTIZE, narrowed
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_xla.softmax import (

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.compose.quick_cases import CheckSetting, QuickCase
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay_byhand.cases import CheckSetting, QuickCase
 
 PADDING_ROWS, PADDING_TOKENS, SPARE_PAGES = 1, 3, 2
 

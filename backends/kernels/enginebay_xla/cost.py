@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch
 from enginebay_bench.cost import Cost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.hooks import Declaration, Register
+from enginebay.plugins.hooks import Declaration, Register
 from enginebay_xla import plugin
 
 

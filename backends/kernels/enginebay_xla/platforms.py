@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import jax
 
+from enginebay.contracts.platform import Hardware, Platform
 from enginebay.ops.caps import Env
-from enginebay.platform import Hardware, Platform
 
 GIB = 1 << 30
 

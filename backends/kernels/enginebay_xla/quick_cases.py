@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from enginebay.cache import KVLayout
+from enginebay.compose.quick_cases import CheckSetting, QuickCase
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import Bucket
-from enginebay_byhand.cases import CheckSetting, QuickCase
 
 ROPE_SPECS = {
     "default": RopeSpec(10000.0, 64),

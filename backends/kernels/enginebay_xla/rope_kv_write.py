@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.kv_write import KvWriteOp
 from enginebay.ops.rope import RopeKvWriteOp, RopeOp
 from enginebay.ops.rotary import RopeSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays
+from enginebay.contracts.cache import CacheArrays
 from enginebay.ops.spec import AttnBatch
 
 INPUTS = "inputs"

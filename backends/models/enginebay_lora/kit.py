@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.ops.caps import Env
-from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_lora.ops import part_slices
 from enginebay_testing import oracle
 from enginebay_testing.case_runs import other_inputs

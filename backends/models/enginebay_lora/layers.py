@@ -13,8 +13,8 @@ from typing import Self
 
 import numpy as np
 
-from enginebay.adapters import ADAPTER_WEIGHTS
-from enginebay.model import Model, TensorSource
+from enginebay.contracts.adapters import ADAPTER_WEIGHTS
+from enginebay.contracts.model import Model, TensorSource
 from enginebay.weights import WeightSpec
 
 _PIECE = 1 << 22

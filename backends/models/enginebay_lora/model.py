@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays
-from enginebay.model import Embeddings, Model, ModelCache, TensorSource, Weights
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.model import Embeddings, Model, ModelCache, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.partition_rules import NamedWeight
 from enginebay.ops.spec import AttnBatch

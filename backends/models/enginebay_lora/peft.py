@@ -10,13 +10,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from enginebay.adapters import AdapterRankError
+from enginebay.contracts.adapters import AdapterRankError
 from enginebay.errors import CheckpointError, InputError, shown, shown_text
+from enginebay.json_text import parse_json
 from enginebay.regular_files import check_regular, read_regular
 from enginebay_lora.layers import Adapted, AdaptedEmbedding, by_module
 from enginebay_lora.peft_fields import check_fields, wrong
 from enginebay_models.safetensors_file import StoredTensor, read_file
-from enginebay_startup.json_text import parse_json
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 16 * 2**20

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginebay.adapters import (
+from enginebay.contracts.adapters import (
     AdapterCountError,
     AdapterInUseError,
     AdapterLoadedError,

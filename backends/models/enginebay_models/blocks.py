@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from enginebay.cache import CacheArrays
-from enginebay.model import Embeddings, ModelCache, TensorSource
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.model import Embeddings, ModelCache, TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.linear import EMBEDDING, LINEAR

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from enginebay.contracts.model import Model, TokenInfo
 from enginebay.errors import CheckpointError, InputError, shown, shown_text
-from enginebay.model import Model, TokenInfo
+from enginebay.json_text import parse_json
 from enginebay.regular_files import read_regular
 from enginebay_models.quantized_tensors import QuantizedTensor, Tensors
 from enginebay_models.safetensors_file import StoredTensor, read_file
 from enginebay_models.tensors import EMBEDDING, HEAD
-from enginebay_startup.json_text import parse_json
 
 DEMO = "demo"
 INDEX_FILE = "model.safetensors.index.json"

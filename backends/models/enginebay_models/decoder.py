@@ -11,10 +11,17 @@ from typing import Any
 import jax
 from flax import nnx
 
-from enginebay.cache import CacheArrays, CacheGroup
-from enginebay.cache_state import StateGroup
+from enginebay.contracts.cache import CacheArrays, CacheGroup
+from enginebay.contracts.cache_state import StateGroup
+from enginebay.contracts.model import (
+    Embeddings,
+    Model,
+    ModelCache,
+    ModelInfo,
+    TensorSource,
+    Weights,
+)
 from enginebay.errors import ConfigError, explain
-from enginebay.model import Embeddings, Model, ModelCache, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from enginebay.cache import CacheGroup
+from enginebay.contracts.cache import CacheGroup
+from enginebay.contracts.model import Model, ModelFamily, ModelInfo
 from enginebay.errors import ConfigError, explain
-from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.bound import Ops
 from enginebay.ops.rotary import RopeSpec, yarn_growth
 from enginebay.ops.spec import AttnSpec

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from enginebay.model import TensorSource
+from enginebay.contracts.model import TensorSource
 from enginebay.ops.bound import Ops
 from enginebay.ops.grouped_linear import GROUPED_LINEAR
 from enginebay.ops.linear import LINEAR

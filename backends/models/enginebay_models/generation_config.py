@@ -8,7 +8,7 @@ from collections.abc import Collection
 from enginebay.compose.plan import Plan
 from enginebay.compose.sampling_defaults import PROCESSOR_OF, SETTING, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
-from enginebay.model import Checkpoint
+from enginebay.contracts.model import Checkpoint
 from enginebay.types import ROW_VALUES
 from enginebay_models.sampling_defaults import GENERATION_FILE
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from enginebay.cache import CacheArrays
-from enginebay.model import TensorSource
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.model import TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.linear import LINEAR

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from enginebay.cache import CacheArrays
-from enginebay.cache_state import StateArray, StateGroup
-from enginebay.model import Model, ModelFamily, TensorSource
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.cache_state import StateArray, StateGroup
+from enginebay.contracts.model import Model, ModelFamily, TensorSource
 from enginebay.ops.bound import Ops
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.short_conv import SHORT_CONV

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from enginebay.contracts.model import Model, TensorSource
 from enginebay.errors import CheckpointError, ConfigError, explain
-from enginebay.model import Model, TensorSource
 from enginebay.weights import Quantization, QuantizedArray, Weight, WeightFormat, WeightSpec
 from enginebay_models.checkpoint import check_tensors
 from enginebay_models.quantized_tensors import (

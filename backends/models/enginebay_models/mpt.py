@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from enginebay.cache import CacheArrays, CacheGroup
+from enginebay.contracts.cache import CacheArrays, CacheGroup
+from enginebay.contracts.model import Model, ModelFamily, ModelInfo, TensorSource
 from enginebay.errors import ConfigError, explain
-from enginebay.model import Model, ModelFamily, ModelInfo, TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.linear import LINEAR

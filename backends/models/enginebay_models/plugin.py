@@ -4,7 +4,7 @@ and what their generation_config.json sets.
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM",),

@@ -28,7 +28,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.model import Model, TensorSource
+from enginebay.contracts.model import Model, TensorSource
 from enginebay.weights import FLOAT, QuantizedArray, StoredArray, WeightSpec
 from enginebay_models.safetensors_file import StoredTensor
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.model import Model, ModelFamily
+from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import positive
 from enginebay_models.hf_config import layer_windows, read_decoder

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from enginebay.errors import CheckpointError, InputError, shown
-from enginebay_startup.json_text import parse_json
+from enginebay.json_text import parse_json
 
 DTYPES: Mapping[str, np.dtype] = {
     "F32": np.dtype(np.float32),

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from enginebay.model import Model, TokenInfo
+from enginebay.contracts.model import Model, TokenInfo
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.checkpoint import (
     find_folder,

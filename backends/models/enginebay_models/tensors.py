@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginebay.model import TensorSource
+from enginebay.contracts.model import TensorSource
 
 Index = tuple[slice, ...]
 

@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.regular_files import read_regular
-from enginebay.text import Tokenizer
+from enginebay.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from enginebay_models.checkpoint import MAX_JSON_BYTES, read_json
 from enginebay_models.gil_free import decode_released, encode_released
-from enginebay_worker.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Classes that use tokenizer.json unchanged; other classes may change it.
@@ -167,7 +167,8 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
 class PlainTokenizer:
     """A tokenizer from tokenizer.json only.
 
-    It has the methods of a fast tokenizer of transformers that `enginebay.text.Tokenizer` calls.
+    It has the methods of a fast tokenizer of transformers that `enginebay.contracts.text.Tokenizer`
+    calls.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:

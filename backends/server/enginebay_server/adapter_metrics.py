@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from enginebay.adapters import Adapters
+from enginebay.contracts.adapters import Adapters
 from enginebay_server.served import ServedModel
 
 with contextlib.suppress(ImportError):  # metrics.check_installed() says what is missing

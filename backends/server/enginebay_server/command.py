@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginebay.cli.command import Command
+from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.errors import InputError, UnsupportedError
-from enginebay_cli.options import add_engine_arguments, config_from
 from enginebay_server.keys import read_api_keys
 from enginebay_server.settings import ServerSettings, UnknownFields, Warmup
 from enginebay_server.traces_url import traces_url

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.cache import CacheLayout
 from enginebay.compose.plan import Plan
-from enginebay.loop.observer import Execution
+from enginebay.contracts.cache import CacheLayout
+from enginebay.serving.observer import Execution
 from enginebay.weights import stored_bytes
 from enginebay_bench.roofline import measure_reads
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from fastapi import Request
 
-from enginebay.llm.prepare import encode_within
+from enginebay.serving.prepare import encode_within
 from enginebay.types import Pooling
 from enginebay_server.bodies import Body, PromptField
 from enginebay_server.completions import check_prompts, check_text_lengths

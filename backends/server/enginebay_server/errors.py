@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from enginebay.adapters import (
+from enginebay.contracts.adapters import (
     AdapterCountError,
     AdapterInUseError,
     AdapterLoadedError,

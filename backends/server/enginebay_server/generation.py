@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from enginebay.llm.events import AsyncEvents, Event, RequestEnded
-from enginebay.llm.prompts import Prompt
-from enginebay.llm.requests import RequestHandle
 from enginebay.outputs import RequestOutput, StreamChunk
+from enginebay.serving.events import AsyncEvents, Event, RequestEnded
+from enginebay.serving.prompts import Prompt
+from enginebay.serving.requests import RequestHandle
 from enginebay.types import FinishReason, SamplingParams
 from enginebay_server.door import Receive
 from enginebay_server.errors import ApiError

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from enginebay.llm.reading import answered
+from enginebay.serving.reading import answered
 
 Result = TypeVar("Result")
 LaneJob = Callable[[], Any]

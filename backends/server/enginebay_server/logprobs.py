@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from enginebay.token_bytes import TokenBytes, shown_bytes
+from enginebay.text.token_bytes import TokenBytes, shown_bytes
 
 LEAST = -9999.0
 """The log-probability of an impossible token, because JSON has no infinity."""

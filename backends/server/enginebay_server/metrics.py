@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from enginebay.errors import UnsupportedError
-from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay.ops.spec import Bucket, Mode
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay.types import FinishReason
 from enginebay_server.adapter_metrics import AdapterMetrics, merged
 from enginebay_server.decode_rate import ROOFLINE, DecodeRate

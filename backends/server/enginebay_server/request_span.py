@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
-from enginebay.llm.events import Event, RequestEnded
-from enginebay.llm.requests import RequestHandle
 from enginebay.outputs import RequestMetrics, StreamChunk
+from enginebay.serving.events import Event, RequestEnded
+from enginebay.serving.requests import RequestHandle
 from enginebay.types import SamplingParams
 from enginebay_server.errors import ApiError
 

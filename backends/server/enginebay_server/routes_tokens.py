@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from enginebay.token_bytes import shown_bytes
+from enginebay.text.token_bytes import shown_bytes
 from enginebay_server.bodies import Body, TokenIdList, check_unknown
 from enginebay_server.chat import ChatBody, render_chat
 from enginebay_server.completions import check_text_lengths

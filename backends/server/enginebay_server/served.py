@@ -11,8 +11,8 @@ from typing import Literal
 
 from enginebay.config_sections import AUTO
 from enginebay.errors import EnginebayError, nearest, shown
-from enginebay.llm import LLM
-from enginebay.token_bytes import TokenBytes
+from enginebay.serving import LLM
+from enginebay.text.token_bytes import TokenBytes
 from enginebay_server.decode_rate import ROOFLINE
 from enginebay_server.errors import ApiError
 from enginebay_server.parsing.choose import choose_formats, model_chat

@@ -21,12 +21,12 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.show import progress
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
-from enginebay.llm import LLM
-from enginebay_cli.interrupts import INTERRUPTED
-from enginebay_cli.show import progress
+from enginebay.serving import LLM
 from enginebay_server.app import create_app
 from enginebay_server.door import DoorState
 from enginebay_server.heads import LimitedHeads

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from enginebay.errors import EnginebayError
-from enginebay.llm.events import RequestEnded
 from enginebay.outputs import StreamChunk
+from enginebay.serving.events import RequestEnded
 from enginebay_server.errors import ApiError, api_error
 from enginebay_server.generation import Generation, gone
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginebay.llm.assemble import MAX_CONTEXT
-from enginebay.text import StopChecker
+from enginebay.contracts.text import StopChecker
+from enginebay.serving.assemble import MAX_CONTEXT
 from enginebay.types import FinishReason, SamplingParams
 from enginebay_server.served import ServedModel
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 
 NUM_STEPS = 1024
 """Number of records that are kept. A page that reads them once a second misses none."""

@@ -2,5 +2,7 @@
 of every choice is recorded.
 
 `resolve` replaces each "auto" of the configuration, `kernels` chooses implementations of ops,
-`binding` binds them for a step, and `composition` makes the plan and the engine.
+`negotiate` attention kernels and the cache layout, and `composition` makes the plan and the engine.
+`override` replaces parts of a running engine, `import_paths` has kernels by import path, and
+`quick_check` checks implementations that are not registered.
 """

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from enginebay.errors import EnginebayError
 from enginebay.ops.select import is_import_path
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 
 PlanT = TypeVar("PlanT")
 ComposedT = TypeVar("ComposedT")

@@ -11,7 +11,7 @@ from enginebay.config_sections import AUTO
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env, Interpretable
 from enginebay.ops.select import Candidate
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.registry import Entry, Registry
 
 ANY = "any"
 """The entry of a capability about quantisation that stands for every entry."""

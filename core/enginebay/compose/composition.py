@@ -18,16 +18,22 @@ from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
 from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO, Choice
-from enginebay.engine import Engine
+from enginebay.contracts.engine import Engine
+from enginebay.contracts.executor import EngineParts, weight_bytes
+from enginebay.contracts.model import (
+    Checkpoint,
+    Model,
+    ModelFamily,
+    with_cache_dtypes,
+    with_padding,
+)
+from enginebay.contracts.placement import Placement, make_placement
+from enginebay.contracts.proposer import Proposer
+from enginebay.contracts.sampler import Sampler
+from enginebay.contracts.scheduler import Scheduler
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
-from enginebay.executor.parts import EngineParts, weight_bytes
-from enginebay.executor.sharding import Placement, make_placement
-from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes, with_padding
 from enginebay.ops.select import Candidate, choose
-from enginebay.proposer import Proposer
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay.sampler import Sampler
-from enginebay.scheduler import Scheduler
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.startup import startup
 from enginebay.weights import Weight, WeightFormat
 

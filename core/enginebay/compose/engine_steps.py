@@ -6,19 +6,19 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.negotiate import PlanSteps
 from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, PHASES
-from enginebay.engine import AttentionProblem
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.executor import AttentionProblemsOf, StepFacts
+from enginebay.contracts.model import Model, ModelInfo
+from enginebay.contracts.platform import Platform
 from enginebay.errors import UnsupportedError
-from enginebay.executor.parts import AttentionProblemsOf, StepFacts
-from enginebay.model import Model, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
-from enginebay.platform import Platform
-from enginebay.registry import Registry, import_target
+from enginebay.plugins.registry import Registry, import_target
 
 USUAL_PAGE_SIZE = 64
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enginebay.config import EngineConfig
-from enginebay.constraint import Guide, MakeGuide, Vocabulary, forms_of
+from enginebay.contracts.constraint import Guide, MakeGuide, Vocabulary, forms_of
 from enginebay.errors import UnsupportedError
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 from enginebay.types import SamplingParams
 
 

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from enginebay.cache import KVLayout
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.candidates import NOTHING, candidates, interpreted_names
 from enginebay.compose.fused import FusedPart, choose_fused
@@ -22,17 +21,18 @@ from enginebay.compose.negotiate import (
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO, PHASES, KernelChoice
-from enginebay.engine import AttentionProblem
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.model import ModelInfo
+from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError, UnsupportedError, unknown_name
-from enginebay.executor.sharding import Placement
-from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import Tuning, Untuned
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
+from enginebay.contracts.model import ModelInfo
 from enginebay.errors import UnsupportedError, shown
-from enginebay.model import ModelInfo
 
 FIELD = "kv_cache_quantization_method"
 

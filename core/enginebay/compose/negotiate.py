@@ -6,18 +6,18 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from enginebay.cache import KVLayout
 from enginebay.compose.candidates import candidates, interpreted_names
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO, PHASES, KernelChoice
-from enginebay.engine import AttentionProblem
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import Tuning, Untuned
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 
 PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
 """(name of the layout, layout class, capabilities of the decode kernel) -> the attention problems

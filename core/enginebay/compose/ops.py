@@ -8,7 +8,7 @@ from typing import Any
 from enginebay.config import Reason
 from enginebay.errors import PluginError, unknown_name
 from enginebay.ops.op import Op
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.registry import Entry, Registry
 
 ATTENTION = "attention"
 """The op whose implementation is chosen by phase, together with the cache layout."""

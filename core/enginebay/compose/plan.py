@@ -8,17 +8,17 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.adapters import Adapters
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
-from enginebay.executor.parts import OpsFactory, ShadowParts, engine_title
-from enginebay.executor.sharding import Placement
-from enginebay.model import Checkpoint, Model
-from enginebay.platform import Platform
-from enginebay.registry import Registry
-from enginebay.sampler import Sampler
+from enginebay.contracts.adapters import Adapters
+from enginebay.contracts.executor import OpsFactory, ShadowParts, engine_title
+from enginebay.contracts.model import Checkpoint, Model
+from enginebay.contracts.placement import Placement
+from enginebay.contracts.platform import Platform
+from enginebay.contracts.sampler import Sampler
+from enginebay.plugins.registry import Registry
 from enginebay.weights import Weight, WeightFormat
 
 

@@ -6,11 +6,11 @@ import logging
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
+from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, error_line
-from enginebay.importing import guarded
 from enginebay.ops.select import Candidate, choose
-from enginebay.platform import Platform
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.importing import guarded
+from enginebay.plugins.registry import Entry, Registry
 
 log = logging.getLogger("enginebay.compose")
 

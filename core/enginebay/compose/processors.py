@@ -8,9 +8,15 @@ from typing import Any
 
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO
+from enginebay.contracts.processor import (
+    LogitsProcessor,
+    Processors,
+    RowFacts,
+    RowValues,
+    row_values,
+)
 from enginebay.errors import ConfigError, RequestError, unknown_name
-from enginebay.processor import LogitsProcessor, Processors, RowFacts, RowValues, row_values
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.registry import Entry, Registry
 
 LAST = 1000
 """The order of a processor that declares no `order`: after all that declare one."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import jax
 
-from enginebay.cache import CacheArrays
+from enginebay.contracts.cache import CacheArrays
 from enginebay.ops.op import CLOSE, Op
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 import jax
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op, SignatureT

@@ -25,9 +25,9 @@ class Op(Generic[SignatureT]):
     every call in `Model.hidden`, so models leave this argument out.
 
     reference: the implementation in plain JAX. quick_cases: a function that takes a CheckSetting
-    and returns QuickCases (both in `enginebay_byhand.cases`); an unregistered implementation runs
-    them before it is used. tolerance: dtype -> max difference from the reference, relative to the
-    largest number of the same row (first axis); results of other dtypes must be equal.
+    and returns QuickCases (both in `enginebay.compose.quick_cases`); an unregistered implementation
+    runs them before it is used. tolerance: dtype -> max difference from the reference, relative to
+    the largest number of the same row (first axis); results of other dtypes must be equal.
 
     made_of: for a fused op, the names of the ops that it replaces, none of which is fused. With
     "auto", a kernel of the fused op is used only if no kernel that it replaces has a higher

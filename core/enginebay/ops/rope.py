@@ -8,7 +8,7 @@ from typing import Protocol
 
 import jax
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.op import CLOSE, Op
 from enginebay.ops.rotary import RopeSpec
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from enginebay.contracts.sampler import SAMPLE_STREAM, DeviceParams, SamplingState
 from enginebay.row_value import Stage
-from enginebay.sampler import SAMPLE_STREAM, DeviceParams, SamplingState
 from enginebay.types import ROW_VALUES
 
 SPREAD = 0x9E3779B9

@@ -10,7 +10,7 @@ from typing import Literal, Self
 import jax
 from jax import tree_util
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 
 Mode = Literal["decode", "prefill", "mixed"]
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
@@ -38,7 +38,7 @@ class TunableOp(Protocol):
         """Return the frozen configuration to use without a tuned one."""
 
     def candidates(self, env: Env, problem: OpProblem) -> Sequence[Any]:
-        """Return the configurations to measure, as attention does (enginebay_testing.tunable)."""
+        """Return the configurations to measure, as attention does (enginebay.ops.tunable)."""
 
     def tuned(self, choose: Callable[[OpProblem], Any]) -> Any:
         """Return the same implementation, which calls `choose` for the configuration whenever a

@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
+from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.options import (
+    OWN_SAMPLING,
+    add_engine_arguments,
+    add_profile_argument,
+    flag_values,
+    traced,
+)
+from enginebay.cli.show import print_shadow, print_table, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError
 from enginebay_bench.cli.kernels import (
@@ -25,15 +34,6 @@ from enginebay_bench.cli.kernels import (
 from enginebay_bench.cli.serve import run_serve
 from enginebay_bench.cli.serve_flags import NUM_REQUESTS as NUM_SERVED
 from enginebay_bench.cli.serve_flags import OF_SERVE, add_serve_arguments
-from enginebay_cli.interrupts import INTERRUPTED
-from enginebay_cli.options import (
-    OWN_SAMPLING,
-    add_engine_arguments,
-    add_profile_argument,
-    flag_values,
-    traced,
-)
-from enginebay_cli.show import print_shadow, print_table, progress
 
 ROUNDS = 3
 NUM_REQUESTS = 32
@@ -106,7 +106,7 @@ def _run_engines(args: argparse.Namespace) -> int:
     """Measure every combination of the listed settings."""
     args.rounds = ROUNDS if args.rounds is None else args.rounds
     args.num_requests = NUM_REQUESTS if args.num_requests is None else args.num_requests
-    from enginebay.llm import LLM
+    from enginebay.serving import LLM
     from enginebay_bench.measure import latency_round, measure, throughput_round
     from enginebay_bench.workload import mixed_batch
 

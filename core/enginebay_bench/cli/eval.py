@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
-from enginebay.config import NO_QUANTIZATION, EngineConfig, make_config, read_toml
-from enginebay.config_sections import PHASES
-from enginebay.errors import InputError
-from enginebay_cli.options import (
+from enginebay.cli.options import (
     OWN_SAMPLING,
     add_engine_arguments,
     add_profile_argument,
@@ -20,7 +17,10 @@ from enginebay_cli.options import (
     split_pair,
     traced,
 )
-from enginebay_cli.show import print_table, progress
+from enginebay.cli.show import print_table, progress
+from enginebay.config import NO_QUANTIZATION, EngineConfig, make_config, read_toml
+from enginebay.config_sections import PHASES
+from enginebay.errors import InputError
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
@@ -72,7 +72,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Score the text with both configurations, and print how they differ."""
-    from enginebay.llm import LLM
+    from enginebay.serving import LLM
     from enginebay_bench.evaluate import EvalSizes, evaluate
 
     text = read_text(args.text)
@@ -133,7 +133,7 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
     or OP.PHASE. InputError for another key or value.
     """
     from enginebay.compose.ops import usable_ops
-    from enginebay.registry import load_registry
+    from enginebay.plugins.registry import load_registry
 
     registry = load_registry()
     ops = sorted({e.op for e in registry.entries if e.kind == "kernel" and e.name == "xla"})

@@ -10,21 +10,21 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.show import interruptible, progress
+from enginebay.cli.table_rows import Rows
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, unknown_name
-from enginebay_cli.interrupts import INTERRUPTED
-from enginebay_cli.rows import Rows
-from enginebay_cli.show import interruptible, progress
 from enginebay_testing.report import has_text
 
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
+    from enginebay.contracts.platform import Platform
     from enginebay.ops.caps import Env
     from enginebay.ops.op import Op
     from enginebay.ops.select import Candidate
-    from enginebay.platform import Platform
-    from enginebay.registry import Registry
+    from enginebay.plugins.registry import Registry
     from enginebay_bench.kernels import Bench, Figure
     from enginebay_bench.problem import BenchSetting
     from enginebay_bench.roofline import Roofline
@@ -153,14 +153,14 @@ def open_session(
 
     `command` is the command that runs, and `settled` names the flags whose values it fixes.
     """
+    from enginebay.cli.environment import free_bytes
     from enginebay.compose.by_hand import with_paths_of
     from enginebay.compose.ops import ATTENTION
     from enginebay.compose.platforms import find_platform
-    from enginebay.registry import load_registry
+    from enginebay.jax_config import configure_compile_cache
+    from enginebay.plugins.registry import load_registry
     from enginebay_bench.kernels import Bench, ShapeLimits
     from enginebay_bench.roofline import measure_roofline
-    from enginebay_cli.environment import free_bytes
-    from enginebay_startup.jaxconfig import configure_compile_cache
 
     _check_numbers(args)
     given = {name: getattr(args, name, None) for name in CONFIGURED}
@@ -315,8 +315,8 @@ def run_kernels(args: argparse.Namespace) -> int:
     """Measure, and print the rows of each shape when it is measured; return 1 when a result is
     wrong. Refused implementations get a row too.
     """
+    from enginebay.cli.environment import environment
     from enginebay_bench.kernels import judged, measure_shape
-    from enginebay_cli.environment import environment
 
     session = open_session(args, "bench kernels", ragged=args.lengths == "ragged")
     work = [

@@ -8,7 +8,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.show import interruptible
+from enginebay.cli.table_rows import Rows
 from enginebay.errors import InputError, UnsupportedError
+from enginebay.json_text import parse_json
 from enginebay_bench.cli.kernels import OF_KERNELS, listed, refuse_flags
 from enginebay_bench.cli.serve_flags import (
     API_KEY_ENV,
@@ -26,13 +30,9 @@ from enginebay_bench.cli.serve_flags import (
     WARMUP,
 )
 from enginebay_bench.cli.serve_results import make_record, show_results
-from enginebay_cli.interrupts import INTERRUPTED
-from enginebay_cli.rows import Rows
-from enginebay_cli.show import interruptible
-from enginebay_startup.json_text import parse_json
 
 if TYPE_CHECKING:
-    from enginebay.text import Tokenizer
+    from enginebay.contracts.text import Tokenizer
     from enginebay_bench.serve.bounds import Bounds
     from enginebay_bench.serve.figures import ServeFigures, Summary
     from enginebay_bench.serve.find_rate import FoundRate
@@ -272,7 +272,7 @@ def _tokenizer(name: str | None) -> Tokenizer | None:
         return None
     from enginebay.compose.composition import open_checkpoint
     from enginebay.config import make_config
-    from enginebay.registry import load_registry
+    from enginebay.plugins.registry import load_registry
 
     found: Tokenizer = open_checkpoint(load_registry(), make_config({}), name).load_tokenizer()
     return found

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enginebay_cli.environment import environment
+from enginebay.cli.environment import environment
 
 if TYPE_CHECKING:
     from enginebay_bench.serve.bounds import Bounds

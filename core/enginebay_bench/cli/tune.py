@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginebay.cli.command import Command
+from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.show import interruptible, progress
+from enginebay.cli.table_rows import Rows
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import make_config, read_toml
 from enginebay.config_sections import AUTO
@@ -29,9 +32,6 @@ from enginebay_bench.cli.kernels import (
     shapes_of,
     short,
 )
-from enginebay_cli.interrupts import INTERRUPTED
-from enginebay_cli.rows import Rows
-from enginebay_cli.show import interruptible, progress
 
 if TYPE_CHECKING:
     from enginebay_bench.tune import Tuned
@@ -158,7 +158,7 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     --impl names others.
     """
     from enginebay.compose.composition import make_engine, make_plan
-    from enginebay_bench.configs import kernel_configs
+    from enginebay.compose.kernel_configs import kernel_configs
     from enginebay_bench.problem import TuningKey
     from enginebay_bench.tables import TunedConfigs
     from enginebay_bench.tune import tune_bucket
@@ -187,10 +187,10 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
     """Write a table for each implementation with entries, and keep older entries of its file."""
+    from enginebay.cli.environment import environment
     from enginebay_bench.table_files import table_name
     from enginebay_bench.tables import TunedTable
     from enginebay_bench.tune import merge_tables, write_table
-    from enginebay_cli.environment import environment
 
     device = device_text(session)
     by_impl: dict[tuple[str, str, str], list[Tuned]] = {}

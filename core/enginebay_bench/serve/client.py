@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import InputError, error_line, shown_text
-from enginebay.text import Tokenizer
 from enginebay_bench.serve.sse import AnswerReader, error_text
 from enginebay_bench.serve.target import ServerTarget
 from enginebay_bench.serve.timeline import RequestTimeline

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from enginebay.contracts.text import Tokenizer
 from enginebay.errors import InputError, shown
-from enginebay.text import Tokenizer
-from enginebay_startup.json_text import parse_json
+from enginebay.json_text import parse_json
 
 _TEXT = """
 the of and to in a is that it was for on are as with his they at be this have from or one had by

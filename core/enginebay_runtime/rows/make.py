@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.executor.parts import EngineParts
+from enginebay.contracts.executor import EngineParts
 from enginebay_runtime.rows.table import RowTable
 
 

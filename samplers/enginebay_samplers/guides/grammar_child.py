@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.constraint import GrammarLibrary, Vocabulary
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import InputError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
+from enginebay.text.tokenizer import TextTokenizer
 from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_answers, unpack_orders
-from enginebay_worker.tokenizer import TextTokenizer
 
 NUM_PATHS, NUM_STEPS = 16, 2
 """Number of texts that a new grammar is tried with, and tokens per text: some grammars compile at

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO, GuidedLimits
-from enginebay.constraint import GrammarLibrary, Vocabulary
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.registry import Entry, Registry
+from enginebay.plugins.registry import Entry, Registry
 from enginebay_samplers.guides.guarded import GuardedLibrary
 from enginebay_samplers.guides.guide import Guides
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.constraint import GrammarLibrary
+from enginebay.contracts.constraint import GrammarLibrary
 from enginebay.errors import RequestError, StoppedError, UnsupportedError
 from enginebay.grammar import Grammar, Structure
-from enginebay_samplers.guides.mask_messages import Mask
-from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
-from enginebay_worker.process import (
+from enginebay.text.worker.process import (
     KilledError,
     LimitedWorker,
     LimitError,
@@ -20,6 +18,8 @@ from enginebay_worker.process import (
     WorkerError,
     WorkerLimits,
 )
+from enginebay_samplers.guides.mask_messages import Mask
+from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
 
 
 class GuardedLibrary(GrammarLibrary):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.constraint import GrammarLibrary, Guide, forms_of
+from enginebay.contracts.constraint import GrammarLibrary, Guide, forms_of
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar, Structure
 from enginebay.types import SamplingParams

@@ -22,14 +22,14 @@ import numpy as np
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError, UnsupportedError, error_line
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
-from enginebay_worker.process import (
+from enginebay.text.worker.process import (
     KilledError,
     LimitedWorker,
     LimitError,
     WorkerError,
     WorkerLimits,
 )
+from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
 
 PATIENCE_S = 0.02
 """Seconds that a thread waits for an answer itself, before the clerk's thread takes over."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginebay.adapters import required
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
+from enginebay.contracts.adapters import required
 from enginebay_dashinfer.statuses import AsStatus, status_of
 from enginebay_lora.store import LoraStore
 from tests.adapters import change_config, write_adapter

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginebay.engine import Pending, StepPlan
-from enginebay.llm.events import RequestEnded
-from enginebay.loop.observer import Execution
+from enginebay.contracts.engine import Pending, StepPlan
 from enginebay.outputs import RequestMetrics, StreamChunk
+from enginebay.serving.events import RequestEnded
+from enginebay.serving.observer import Execution
 from enginebay_dashinfer.allspark import Engine, GeneratedElements, ResultQueue
 from enginebay_dashinfer.statistics import StepCounters
 from tests.fake_engine import FakeEngine

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from enginebay.compose.plan import Plan
-from enginebay.llm.segments import Segments
+from enginebay.serving.segments import Segments
 from enginebay_dashinfer.allspark import (
     AsCacheMode,
     ASGenerationConfigBuilder,

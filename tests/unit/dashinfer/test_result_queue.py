@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from enginebay.errors import InternalError
-from enginebay.llm.events import RequestEnded
 from enginebay.outputs import RequestMetrics, StreamChunk
+from enginebay.serving.events import RequestEnded
 from enginebay_dashinfer.allspark import (
     AsStatus,
     DashInferModel,

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay.weights import WeightFormat
 from enginebay_dashinfer import stored_model
 from enginebay_dashinfer.allspark import AsStatus, DashInferModel, Engine, HuggingFaceModel

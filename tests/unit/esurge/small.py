@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from enginebay import SamplingParams
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import RequestOutput, eSurge
 from enginebay_paged.pool import PagePool
 from tests.fakes import expected_tokens, make_request

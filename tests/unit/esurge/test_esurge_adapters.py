@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.adapters import AdapterCountError, AdapterInUseError, AdapterNotFoundError
+from enginebay.contracts.adapters import AdapterCountError, AdapterInUseError, AdapterNotFoundError
 from enginebay_esurge import eSurge
 from tests.adapters import write_adapter
 from tests.brief import BRIEF

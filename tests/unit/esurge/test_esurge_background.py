@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.executor.keys import StepKey
+from enginebay.contracts.step_key import StepKey
 from enginebay_esurge import eSurge
 from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler

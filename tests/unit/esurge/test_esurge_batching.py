@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
 from enginebay_esurge import eSurge
 from tests.unit.esurge.conftest import Make
 from tests.unit.esurge.small import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.loop.observer import Execution, Update
+from enginebay.serving.observer import Execution, Update
 from enginebay_esurge import eSurge
 from tests.unit.esurge.small import LONG, Watcher
 from tests.unit.esurge.test_esurge_speculation import scrape  # skips without prometheus_client

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from enginebay.errors import InputError
-from enginebay.loop.observer import Execution, Update
+from enginebay.serving.observer import Execution, Update
 from enginebay_esurge import RequestOutput, eSurge
 from enginebay_esurge.console import ConsoleMonitor
 from enginebay_esurge.monitoring import Monitoring, MonitoringSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from enginebay.loop.observer import Update
+from enginebay.serving.observer import Update
 from enginebay_esurge import BusyError, eSurge
 from tests.unit.esurge.small import GREEDY_ON, LONG, PROMPT, Watcher, until
 

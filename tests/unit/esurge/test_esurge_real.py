@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.model import Model
+from enginebay.contracts.model import Model
 from enginebay_esurge import NotRunningError, eSurge
 from enginebay_models.source import CheckpointSource
 from enginebay_runtime.local import runner_of

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from enginebay.engine import StepPlan
+from enginebay.contracts.engine import StepPlan
 from enginebay.errors import InternalError, StoppedError
-from enginebay.loop.observer import Update
+from enginebay.serving.observer import Update
 from enginebay_esurge import BusyError, NotRunningError, RequestOutput, eSurge
 from enginebay_esurge.totals import Totals
 from tests.unit.esurge.small import (

@@ -16,7 +16,7 @@ import pytest
 
 import enginebay_oengine
 from enginebay import LLM
-from enginebay.compilations import Compilations
+from enginebay.contracts.compilations import Compilations
 from enginebay.errors import CompilationError, ConfigError
 from enginebay_oengine import (
     AbstractInferenceEngine,

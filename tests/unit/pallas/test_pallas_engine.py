@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 SIZES: dict[str, Any] = {

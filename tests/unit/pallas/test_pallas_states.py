@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_pallas.compiler import compiler as tpu
 from enginebay_testing.cross_compile import DecodeShape, compile_decode_step
 from enginebay_testing.toolchains import KernelCompiler

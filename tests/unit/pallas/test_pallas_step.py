@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from enginebay.config import EngineConfig
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_pallas.compiler import compiler
 from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
 

@@ -21,10 +21,10 @@ from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
 from enginebay.config_sections import KernelChoice
-from enginebay.executor.sharding import make_placement
+from enginebay.contracts.placement import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_models import llama
 from enginebay_runtime.binding import OpsBinder
 from enginebay_runtime.device import DeviceRows

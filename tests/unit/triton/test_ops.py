@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import fused, kernels

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket

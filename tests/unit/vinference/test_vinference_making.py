@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from enginebay import EngineConfig, SamplingParams
-from enginebay.text import Tokenizer
+from enginebay.contracts.text import Tokenizer
+from enginebay.text.tokenizer import TextTokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
 from enginebay_vinference.loaded_model import LoadedModel, complete_config, longest_sequence
-from enginebay_worker.tokenizer import TextTokenizer
 from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
@@ -54,7 +54,7 @@ def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(on_host: vInfer
 
 
 def subject_token_info() -> Any:
-    from enginebay.model import TokenInfo
+    from enginebay.contracts.model import TokenInfo
 
     return TokenInfo()
 

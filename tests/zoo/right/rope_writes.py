@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.rotary import RopeSpec
 from tests.zoo.right import ropes, writes
 from tests.zoo.right.ropes import Rope

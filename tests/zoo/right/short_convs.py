@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays
+from enginebay.contracts.cache import CacheArrays
 from enginebay.ops.spec import AttnBatch
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay_testing.case_runs import kit_jit, other_inputs, taken
 from enginebay_testing.layouts import poisoned_cache
 from enginebay_testing.op_kit import PlainCase

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.rotary import RopeSpec
 from enginebay_testing.layouts import installed_layouts

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from enginebay.model import Model
+from enginebay.contracts.model import Model
 from enginebay.weights import QuantizedArray, WeightFormat
 from enginebay_models.gguf.header import GgufTensorInfo
 from enginebay_models.quantized_tensors import QuantizedTensor, Tensors

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config import NO_QUANTIZATION
+from enginebay.contracts.model import Model, TokenInfo
 from enginebay.errors import CheckpointError
-from enginebay.model import Model, TokenInfo
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.checkpoint import read_architecture
 from enginebay_models.gguf.config import make_config_json
@@ -80,8 +80,8 @@ class GgufSource:
 
     def load_tokenizer(self) -> Any:
         """Make the tokenizer of the file."""
+        from enginebay.text.tokenizer import TextTokenizer
         from enginebay_models.gguf.tokenizer import GgufTokenizer
-        from enginebay_worker.tokenizer import TextTokenizer
 
         return TextTokenizer(GgufTokenizer(self.vocabulary))
 

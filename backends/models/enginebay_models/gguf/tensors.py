@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from enginebay.contracts.model import Model
 from enginebay.errors import CheckpointError, shown
-from enginebay.model import Model
 from enginebay.weights import QuantizedArray
 from enginebay_models.gguf.block_types import BLOCK_TYPES, BlockType
 from enginebay_models.gguf.config import EMBEDDING_TENSOR, HEAD_TENSOR, ROPE_DIVISORS

@@ -30,7 +30,7 @@ _IS_SPECIAL: Mapping[int, bool] = {CONTROL: True, UNKNOWN: True, USER_DEFINED: F
 
 class GgufTokenizer:
     """The tokenizer of a file. It has the methods of a fast tokenizer of transformers that
-    `enginebay_worker.tokenizer.TextTokenizer` calls.
+    `enginebay.text.tokenizer.TextTokenizer` calls.
     """
 
     def __init__(self, vocabulary: GgufVocabulary) -> None:

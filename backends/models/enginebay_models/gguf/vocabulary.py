@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from enginebay.contracts.model import TokenInfo
 from enginebay.errors import CheckpointError, unknown_name
-from enginebay.model import TokenInfo
 from enginebay_models.gguf.metadata import Metadata
 from enginebay_models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from enginebay.config_sections import AUTO
 from enginebay.errors import PluginError
-from enginebay.registry import Registry
+from enginebay.plugins.registry import Registry
 from enginebay_server.parsing.contract import ModelChat, OutputFormat
 
 TOOLS, REASONING = "tool_parser", "reasoning_parser"

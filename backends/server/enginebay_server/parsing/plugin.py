@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 _TOOL_PARSERS = (
     ("template", "template:template", 100, "what the model's response_template declares"),

@@ -16,8 +16,8 @@ from pathlib import Path
 import orjson
 import uvicorn
 
+from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.config import EngineConfig
-from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_server.replicas.actors import Actors, ReplicaError, ReplicaSpec
 from enginebay_server.replicas.adapters import AdapterName, SharedAdapters
 from enginebay_server.replicas.exchange import BrokenError

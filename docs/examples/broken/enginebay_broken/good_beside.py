@@ -1,6 +1,6 @@
 """A plugin without a fault."""
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """A plugin whose function lacks @hookimpl."""
 
-from enginebay.hooks import Register
+from enginebay.plugins.hooks import Register
 
 
 def register_schedulers(register: Register) -> None:

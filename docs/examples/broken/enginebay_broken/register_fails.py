@@ -1,6 +1,6 @@
 """A plugin whose hook raises an exception."""
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """A plugin whose hook has a name that enginebay does not know."""
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 
 
 class OneAtATime(Scheduler):

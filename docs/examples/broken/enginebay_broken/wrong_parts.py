@@ -1,6 +1,6 @@
 """A plugin with four faulty parts and a correct one."""
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 WORKING = "enginebay_broken.working:OneAtATime"
 

@@ -1,6 +1,6 @@
 """A plugin whose hook has a parameter that enginebay does not pass."""
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 
 @hookimpl

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay.contracts.scheduler import (
+    Decision,
+    Limits,
+    RunningView,
+    Scheduler,
+    SchedulerView,
+    WaitingView,
+)
 
 
 class ShortestPromptFirstOptions(BaseModel):

@@ -6,9 +6,9 @@ import pytest
 from enginebay_stranger.chunked_scan import WORKING_BYTES, chunked_scan
 from enginebay_stranger.shortest_prompt_first import ShortestPromptFirst, ShortestPromptFirstOptions
 
+from enginebay.contracts.scheduler import Limits, SchedulerView, WaitingView
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.scheduler import Limits, SchedulerView, WaitingView
 from enginebay_xla.layout import HndLayout
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from enginebay_stranger.shortest_prompt_first import ShortestPromptFirst, ShortestPromptFirstOptions
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.schedulers import scheduler_checks
 from enginebay_testing.suites import part_checks, select
 

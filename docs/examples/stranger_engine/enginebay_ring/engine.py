@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.cache import CacheGroup, Lease, Ledger
-from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.config import EngineConfig
-from enginebay.engine import AttentionProblem
+from enginebay.contracts.cache import CacheGroup, Lease, Ledger
+from enginebay.contracts.cache_shape import CacheShape, pages_for
+from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.executor import EngineParts, StepFacts
+from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay.executor.parts import EngineParts, StepFacts
-from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.geometry import PoolSizes, pool_problems
 from enginebay_runtime.rows.make import make_row_table

@@ -11,8 +11,8 @@ import pytest
 from enginebay_ring.engine import RingLedger
 
 from enginebay import LLM, EngineConfig, SamplingParams
-from enginebay.cache import CacheGroup
-from enginebay.registry import load_registry
+from enginebay.contracts.cache import CacheGroup
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.tiny import write_tiny_checkpoint
 

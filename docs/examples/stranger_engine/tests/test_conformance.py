@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.suites import part_checks, select
 
 REGISTRY = load_registry()

@@ -12,7 +12,7 @@ from enginebay_stranger_layout.layout import Int8HeadsLayout
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.errors import UnsupportedError
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from enginebay_stranger_layout.plugin import LAYOUT
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.engine_moves import put_restores_the_bytes
 from enginebay_testing.subject import EngineSubject
 from enginebay_testing.suites import part_checks, select

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.ops.caps import Env
-from enginebay_byhand.cases import CheckSetting, QuickCase
 from enginebay_swiglu.op import SWIGLU
 from enginebay_testing.covering import DTYPES, OpAxes
 from enginebay_testing.exact import OpCall, within_tolerance

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from enginebay.model import Model, ModelFamily
+from enginebay.contracts.model import Model, ModelFamily
 from enginebay.ops.bound import Ops
 from enginebay.ops.linear import LINEAR
 from enginebay_models.blocks import Mlp
@@ -41,7 +41,7 @@ class SwigluLlamaFamily(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        """Build the model; see enginebay.model.ModelFamily."""
+        """Build the model; see enginebay.contracts.model.ModelFamily."""
         decoder = read_decoder(config, max_model_len=max_model_len)
         variant = Variant(windows=(None,) * decoder.num_layers, mlp=SwigluMlp)
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 

@@ -17,7 +17,7 @@ from enginebay_swiglu.kit import KIT
 
 from enginebay.cli import main
 from enginebay.ops.caps import Env
-from enginebay.registry import load_registry
+from enginebay.plugins.registry import load_registry
 from enginebay_testing.cases import part_cases
 from enginebay_testing.op_kit import Extent
 from enginebay_testing.verdicts import judge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.hooks import Register, hookimpl
+from enginebay.plugins.hooks import Register, hookimpl
 
 NORMS = ("wrong", "not_a_number", "raises", "asserts", "exits", "crashes", "hangs", "declines")
 

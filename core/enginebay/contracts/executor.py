@@ -1,0 +1,245 @@
+"""EngineParts: what composition passes to an engine. Executor: the contract of what runs its
+commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from enginebay.config import EngineConfig
+from enginebay.contracts.adapters import Adapters
+from enginebay.contracts.cache import CacheLayout, KVLayout
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import ExecutorCommand
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.engine import AttentionProblem, LaterCompilation
+from enginebay.contracts.model import Model, ModelInfo, Weights
+from enginebay.contracts.placement import Placement
+from enginebay.contracts.platform import Platform
+from enginebay.contracts.processor import Processors
+from enginebay.contracts.sampler import Sampler
+from enginebay.contracts.step_key import StepKey, StepNeeds
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.weights import WeightFormat, stored_bytes
+
+Layouts = Mapping[str, CacheLayout]
+"""The cache layout of each group."""
+
+OpsFactory = Callable[[Bucket, Layouts], Ops]
+"""Returns the chosen ops for a step's bucket and layouts; called while the step is traced."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFacts:
+    """What the sizes of an engine's steps depend on. They are known before kernels are chosen,
+    because the choice depends on the sizes.
+
+    `compact_decode`, `ragged_decode` and `drafts_are_rows` are declared by the decode kernel
+    (`enginebay.ops.caps.Caps`), `min_rows` and `one_prefill_width` by the platform.
+    """
+
+    config: EngineConfig
+    info: ModelInfo
+    layout: str
+    layout_type: type[KVLayout]
+    min_rows: int
+    compact_decode: bool = False
+    ragged_decode: bool = False
+    drafts_are_rows: bool = False
+    one_prefill_width: bool = False
+
+
+def make_layouts(
+    attention: Mapping[str, AttnSpec],
+    layout_type: type[KVLayout],
+    shapes: Mapping[str, CacheShape],
+) -> dict[str, KVLayout]:
+    """The layouts of a cache of these sizes, by group."""
+    return {
+        group: spec.make_layout(layout_type, shapes[group].num_pages, shapes[group].page_size)
+        for group, spec in attention.items()
+    }
+
+
+AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
+"""The function that an engine's capability `attention_problems` names: returns the attention
+problems of the engine's steps, from the facts and the engine's options.
+"""
+
+
+def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
+    """An engine with its attention kernels, such as "engine vinference, attention native and
+    xla".
+    """
+    names = dict.fromkeys(name for op, name in kernels.items() if op.startswith("attention."))
+    return f"engine {config.engine.name}, attention {' and '.join(names) or 'of its own'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShadowParts:
+    """A shadow candidate for an op: its name, the share of steps on which it runs, and ops that use
+    it.
+
+    `compact_decode`: attention that wants decode steps with one page per row. `chosen`: names of
+    the chosen implementations by phase.
+    """
+
+    op: str
+    name: str
+    share: float
+    ops: OpsFactory
+    compact_decode: bool
+    chosen: Mapping[str, str]
+    """Only of the phases in which the candidate is compared."""
+
+
+Result = TypeVar("Result")
+
+Report = Callable[[int, int, str], None]
+"""Called after each compiled program with (number of programs so far, total number, name of the
+program).
+"""
+
+
+class Executor(ABC):
+    """Runs an engine's commands. `run` does not wait for the device, except for commands that
+    return data of the device (Take) and for allocation.
+    """
+
+    compilations: Compilations
+
+    @abstractmethod
+    def run(self, command: ExecutorCommand[Result]) -> Result:
+        """Run a command after all earlier commands."""
+
+    @abstractmethod
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        """Run steps with the ops and the sampler of other parts, which have no names and so cannot
+        be sent as SetParts. Returns a function that restores the former ones.
+        """
+
+    @abstractmethod
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        """The program that a Step for `key` should use: a compiled one, if any serves it."""
+
+    @abstractmethod
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
+        """Compile all missing programs for these steps and for the other commands. Returns their
+        total number. `copies`: CopyPages will be used.
+        """
+
+    @abstractmethod
+    def compile_first(
+        self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
+    ) -> LaterCompilation | None:
+        """Compile the fewest programs that serve all these steps. Returns the compilation of the
+        others, which the caller starts; None when no program is left.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free weights, cache and programs for good."""
+
+    @property
+    def shadow_report(self) -> Any:
+        """The comparisons that shadow mode has made so far, in a record of the executor's own; None
+        without shadow mode.
+        """
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineParts:
+    """What composition passes to an engine."""
+
+    config: EngineConfig
+    model: Model
+    load_weights: Callable[[], Weights]
+    """Loads the weights. An engine calls it once, after its memory plan was accepted."""
+    ops: OpsFactory
+    sampler: Sampler
+    platform: Platform
+    placement: Placement
+    make_executor: Callable[[EngineParts], Executor]
+    """Makes the executor of the engine, from these parts."""
+    layout: str
+    layout_type: type[KVLayout]
+    dtype: str
+    weight_format: WeightFormat
+    changed: Callable[[Mapping[str, object]], EngineParts]
+    """These parts with others by setting, as in `Engine.swap`."""
+    compact_decode: bool = False
+    ragged_decode: bool = False
+    drafts_are_rows: bool = False
+    """Whether verify steps use the attention of decode steps, with each draft as a row of its
+    own.
+    """
+    kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of the chosen kernels by op, of attention by phase ("attention.decode"), and of the
+    layout.
+    """
+    custom_calls: tuple[str, ...] = ()
+    """Functions outside XLA that the kernels call."""
+    shadow: ShadowParts | None = None
+    """The shadow candidate that is compared with the chosen kernels on live steps."""
+    returns_logits: bool = False
+    """Whether steps return all their logits (`Pending.read_logits`). The memory plan does not count
+    them.
+    """
+    adapters: Adapters | None = None
+    """The adapters that requests may use; None: the model has no slots for adapters."""
+    has_greedy: bool = False
+    """Whether steps whose rows all take the first best token may skip the sampler."""
+    processors: Processors = ()
+    """Logits processors that requests may use, in the order of their application."""
+
+    @property
+    def title(self) -> str:
+        """Engine and attention kernels, for progress messages."""
+        return engine_title(self.config, self.kernels)
+
+    def kv_layouts(self, shapes: Mapping[str, CacheShape]) -> dict[str, KVLayout]:
+        """The layouts of the groups with attention, in a cache of these sizes."""
+        return make_layouts(self.model.info.attention, self.layout_type, shapes)
+
+    def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, CacheLayout]:
+        """The layouts of a cache of these sizes, by group. State groups without a size are left
+        out.
+        """
+        states = {
+            one.name: one.make_layout(shapes[one.name])
+            for one in self.model.info.states
+            if one.name in shapes
+        }
+        return {**self.kv_layouts(shapes), **states}
+
+    def facts(self) -> StepFacts:
+        """What the sizes of the engine's steps depend on."""
+        return StepFacts(
+            self.config,
+            self.model.info,
+            self.layout,
+            self.layout_type,
+            self.platform.min_rows(self.dtype),
+            self.compact_decode,
+            self.ragged_decode,
+            self.drafts_are_rows,
+            self.platform.one_prefill_width,
+        )
+
+
+def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:
+    """Bytes of a model's weights on each device."""
+    total = 0
+    for path, weight in model.weight_specs().items():
+        for array in jax.tree.leaves(form.stored(path, weight)):
+            shards = math.prod(placement.num_shards(axis) for axis in array.spec.axes)
+            total += stored_bytes(array.spec.shape, array.dtype) // shards
+    return total

@@ -1,0 +1,138 @@
+"""Configures JAX: the platforms to start, and the compilation cache in a folder of the user. No
+other module sets jax.config.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from jax._src import compilation_cache as _cache
+from jax._src.compilation_cache_interface import CacheInterface
+from jax.experimental.compilation_cache import compilation_cache
+
+from enginebay.config_sections import AUTO
+from enginebay.errors import ConfigError
+from enginebay.folders import cache_folder, make_private
+
+log = logging.getLogger("enginebay.compose")
+
+
+def default_cache_folder() -> Path:
+    """Return the default folder of compiled programs."""
+    return cache_folder() / "programs"
+
+
+def configure_compile_cache(choice: str) -> Path | None:
+    """Turn JAX's persistent compilation cache on, and return its folder; None when it stays off.
+
+    "off" leaves JAX as it is, and a folder that JAX was already given (JAX_COMPILATION_CACHE_DIR)
+    is kept for "auto". Programs in the folder are executed, so it must belong to the user and be
+    closed to others (mode 0700): an explicit folder that is not is a ConfigError, the default one
+    is then not used, with a warning.
+    """
+    if choice == "off":
+        return None
+    given = jax.config.jax_compilation_cache_dir
+    if choice == AUTO and given:
+        _keep_everything()
+        return Path(given)
+    folder, problem = _find_folder(choice)
+    if problem and choice != AUTO:
+        raise ConfigError(
+            f"compile_cache = {choice!r}: {problem}",
+            "a folder of your own with mode 0700",
+            "Run chmod 700 on it, or pass another folder.",
+        )
+    if problem:
+        log.warning("compiled programs are not cached: %s", problem)
+        return None
+    if str(folder) != given:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        # JAX decides at its first compilation whether and where it caches programs
+        compilation_cache.reset_cache()
+    _keep_everything()
+    return folder
+
+
+@contextlib.contextmanager
+def keeping_nothing() -> Iterator[None]:
+    """Within the block, compiled programs are not cached: they are for devices that are absent."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+def _find_folder(choice: str) -> tuple[Path, str | None]:
+    """Return the folder of a choice, created if necessary, and why it cannot be used, or None."""
+    try:
+        folder = default_cache_folder() if choice == AUTO else Path(choice).expanduser()
+    except RuntimeError as error:  # a user without a home folder
+        return Path(choice), str(error)
+    problem = make_private(folder)
+    return folder, f"{folder}: {problem}" if problem else None
+
+
+class _Mending(CacheInterface):
+    """JAX's cache, except that an unusable entry is replaced by the newly compiled program.
+
+    JAX looks for an entry before it compiles, and writes one afterwards. An entry that was found
+    and is still written was damaged. JAX's own cache would keep the damaged entry and warn about it
+    in every later process.
+    """
+
+    def __init__(self, real: CacheInterface, folder: Path) -> None:
+        self._real = real
+        self._path = real._path
+        self._folder = folder
+        self._found: set[str] = set()
+
+    def get(self, key: str) -> bytes | None:
+        found = self._real.get(key)
+        if found is not None:
+            self._found.add(key)
+        return found
+
+    def put(self, key: str, value: bytes) -> None:
+        if key in self._found:
+            log.info("replacing the damaged entry %s of the compile cache", key)
+            (self._folder / f"{key}-cache").unlink(missing_ok=True)
+        self._real.put(key, value)
+
+
+def _mend_entries() -> None:
+    """Make JAX replace damaged entries of every cache that it makes from now on."""
+    make = _cache.get_file_cache
+    if getattr(make, "mends", False):
+        return
+
+    def get_file_cache(path: str) -> tuple[CacheInterface, str] | None:
+        made = make(path)
+        return made if made is None else (_Mending(made[0], Path(path)), made[1])
+
+    get_file_cache.mends = True  # type: ignore[attr-defined]
+    _cache.get_file_cache = get_file_cache
+    compilation_cache.reset_cache()  # an existing cache is made again
+
+
+def _keep_everything() -> None:
+    _mend_entries()
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_to_cpu() -> bool:
+    """Restrict JAX to the CPU; return whether that was done. Platforms that the user chose
+    (JAX_PLATFORMS) are kept.
+    """
+    if jax.config.jax_platforms:
+        return False
+    jax.config.update("jax_platforms", "cpu")
+    return True

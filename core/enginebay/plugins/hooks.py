@@ -1,0 +1,287 @@
+"""The whole plugin interface on one page: the hooks, and the declarations that plugins make.
+
+A plugin is a module that an entry point of the group "enginebay" names. It implements any of the
+hooks below, marked with `@hookimpl`. Each hook is called once at start-up with a callback
+`register`. The hook calls it once for each part that the plugin offers, and names the place of the
+part's code ("module:attribute") without importing that code.
+
+    from enginebay.plugins.hooks import hookimpl
+
+    @hookimpl
+    def register_schedulers(register):
+        register("lifo", "my_package.lifo:Lifo", options="my_package.lifo:LifoOptions",
+        summary="newest first")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, Unpack
+
+import pluggy
+
+from enginebay.startup import GROUP
+
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+CAPABILITIES: dict[str, tuple[str, ...]] = {
+    "model": ("architectures",),
+    "kernel": (
+        "custom_calls",
+        "compiler",
+        "layouts",
+        "storages",
+        "sharded",
+        "quantizations",
+        "activation_quantizations",
+    ),
+    "sampler": ("greedy_only", "exact_greedy", "draws"),
+    "logits_processor": ("order", "default"),
+    "scheduler": ("order",),
+    "engine": (
+        "logprobs",
+        "full_vocab_logprobs",
+        "hidden_states",
+        "prompt_embeds",
+        "mixed_steps",
+        "verifies",
+        "attention_problems",
+        "ledger_example",
+    ),
+    "command": ("without_jax",),
+}
+"""The capabilities that enginebay reads, by kind of part; see docs/plugins.md. Every kind has
+`priority`, too. A plugin may declare facts of its own under names with a dot, such as
+"my_package.fact".
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """What a plugin declares about one part.
+
+    `target`: where the code is, as "module:attribute"; imported when the part is chosen.
+    `options`: "module:attribute" of a frozen pydantic model with extra="forbid", or None.
+    `summary`: one line for `enginebay plugins`. `op`: the op that a kernel implements; "" for other
+    kinds. `interface`: the version of the contract that the part was written for. `platforms`:
+    names of the platforms that the part supports; empty means all. `requires`: modules that must be
+    installed. `extra`: the extra of the plugin's distribution that installs them. `capabilities`:
+    facts that enginebay or other parts read, such as the architectures of a model family; see
+    CAPABILITIES.
+    """
+
+    kind: str
+    name: str
+    target: str
+    summary: str = ""
+    op: str = ""
+    options: str | None = None
+    interface: int = 1
+    platforms: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    extra: str | None = None
+    capabilities: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class DeclaredFacts(TypedDict, total=False):
+    """The fields of a Declaration that a hook may pass to `register` besides name and target."""
+
+    summary: str
+    op: str
+    options: str | None
+    interface: int
+    platforms: tuple[str, ...]
+    requires: tuple[str, ...]
+    extra: str | None
+    capabilities: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Register:
+    """The callback `register` of a hook: makes a Declaration of its arguments and passes it to
+    `take`.
+    """
+
+    kind: str
+    take: Callable[[Declaration], None]
+
+    def __call__(self, name: str, target: str, **facts: Unpack[DeclaredFacts]) -> None:
+        """Declare one part; the arguments are the fields of Declaration. PluginError for a wrong
+        name, target, op, capability or list.
+        """
+        self.take(Declaration(self.kind, name, target, **facts))
+
+
+class Hooks:
+    """The hooks: one for each kind of part. A plugin implements those that it needs."""
+
+    @hookspec
+    def register_startups(self, register: Register) -> None:
+        """Register actions that run before an engine is planned and before JAX starts. Target: a
+        callable that takes the `enginebay.config.EngineConfig`.
+        """
+
+    @hookspec
+    def register_platforms(self, register: Register) -> None:
+        """Register platforms: kinds of devices. Target: a subclass of
+        `enginebay.contracts.platform.Platform` whose constructor takes no arguments.
+        """
+
+    @hookspec
+    def register_checkpoints(self, register: Register) -> None:
+        """Register checkpoint formats. Target: a callable that takes the name or path of a model
+        and returns an `enginebay.contracts.model.Checkpoint`.
+        """
+
+    @hookspec
+    def register_quantizations(self, register: Register) -> None:
+        """Register methods that store weights in fewer bits. Target: a subclass of
+        `enginebay.weights.Quantization`, whose constructor takes the options if some are declared.
+        """
+
+    @hookspec
+    def register_models(self, register: Register) -> None:
+        """Register model families. Target: an instance of `enginebay.contracts.model.ModelFamily`.
+        The capability `architectures` lists the Hugging Face architectures that the family serves.
+        """
+
+    @hookspec
+    def register_layouts(self, register: Register) -> None:
+        """Register cache layouts. Target: a subclass of `enginebay.contracts.cache.KVLayout`."""
+
+    @hookspec
+    def register_ops(self, register: Register) -> None:
+        """Register ops, which kernels implement. Target: an `enginebay.ops.op.Op` of the same name
+        as the registered one.
+        """
+
+    @hookspec
+    def register_kernels(self, register: Register) -> None:
+        """Register kernels. The argument `op` of `register` names the op that a kernel implements.
+        Target: an implementation with the signature of the op's record (`Op.signature`); for the
+        op "attention", an `enginebay.ops.bound.AttentionImpl`.
+        """
+
+    @hookspec
+    def register_by_hands(self, register: Register) -> None:
+        """Register support for implementations that users pass as functions or import paths
+        without registering them. Target: an `enginebay.compose.by_hand.ByHand`.
+        """
+
+    @hookspec
+    def register_samplers(self, register: Register) -> None:
+        """Register samplers. Target: a function that follows `enginebay.contracts.sampler.Sampler`;
+        for a sampler with options, a callable that takes the options and returns such a function.
+        """
+
+    @hookspec
+    def register_logits_processors(self, register: Register) -> None:
+        """Register logits processors. Target: a subclass of
+        `enginebay.contracts.processor.LogitsProcessor` whose constructor takes no arguments. The
+        model in `options` validates the options that a request passes.
+        """
+
+    @hookspec
+    def register_grammars(self, register: Register) -> None:
+        """Register grammar libraries. Target: a subclass of
+        `enginebay.contracts.constraint.GrammarLibrary` whose constructor takes a Vocabulary, and
+        the options if the part has any.
+        """
+
+    @hookspec
+    def register_guides(self, register: Register) -> None:
+        """Register guides, which make the grammars of requests. Target: a callable that takes
+        (registry, configuration) and returns an `enginebay.contracts.constraint.MakeGuide`.
+        """
+
+    @hookspec
+    def register_tunings(self, register: Register) -> None:
+        """Register sources of tuned kernel configurations. Target: a callable that takes
+        (registry, configuration) and returns an `enginebay.ops.tuning.Tuning`.
+        """
+
+    @hookspec
+    def register_proposers(self, register: Register) -> None:
+        """Register proposers of draft tokens. Target: a subclass of
+        `enginebay.contracts.proposer.Proposer` whose constructor takes the options, if the part has
+        any.
+        """
+
+    @hookspec
+    def register_schedulers(self, register: Register) -> None:
+        """Register schedulers. Target: a subclass of `enginebay.contracts.scheduler.Scheduler`
+        whose constructor takes the options, if the part has any.
+        """
+
+    @hookspec
+    def register_executors(self, register: Register) -> None:
+        """Register executors, which run the commands of engines. Target: a callable that takes the
+        `enginebay.contracts.executor.EngineParts` and returns an `Executor` of the same module.
+        """
+
+    @hookspec
+    def register_engines(self, register: Register) -> None:
+        """Register engines. Target: a callable that takes
+        (`enginebay.contracts.executor.EngineParts`, options) and returns an
+        `enginebay.contracts.engine.Engine`.
+        """
+
+    @hookspec
+    def register_revisions(self, register: Register) -> None:
+        """Register changes to the plan of an engine, applied before the engine is made. Target: a
+        callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
+        """
+
+    @hookspec
+    def register_binders(self, register: Register) -> None:
+        """Register binders, which apply the chosen implementations of ops in an engine's steps.
+        Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
+        Placement) and returns an `enginebay.compose.plan.Bound`.
+        """
+
+    @hookspec
+    def register_weight_formats(self, register: Register) -> None:
+        """Register choices of how weights are stored. Target: a callable that takes (the Registry,
+        the EngineConfig, the Checkpoint, the Model, the dtype of plain weights, the Placement or
+        None for one device) and returns an `enginebay.weights.WeightFormat` and the Reasons.
+        """
+
+    @hookspec
+    def register_tool_parsers(self, register: Register) -> None:
+        """Register formats in which models write tool calls. Target: an
+        `enginebay_server.parsing.contract.OutputFormat`.
+        """
+
+    @hookspec
+    def register_reasoning_parsers(self, register: Register) -> None:
+        """Register formats in which models write reasoning. Target: an
+        `enginebay_server.parsing.contract.OutputFormat`.
+        """
+
+    @hookspec
+    def register_commands(self, register: Register) -> None:
+        """Register commands of the `enginebay` program. Target: an
+        `enginebay.cli.command.Command`.
+        """
+
+
+INTERFACE_VERSIONS = {
+    name.removeprefix("register_").removesuffix("s"): 1
+    for name in vars(Hooks)
+    if name.startswith("register_")
+}
+"""Every kind of part, which is the name of its hook, with the version of its contract."""
+
+
+def hook_name(kind: str) -> str:
+    """Return the name of the hook that registers parts of a kind."""
+    return f"register_{kind}s"
+
+
+def make_manager() -> pluggy.PluginManager:
+    """Make a pluggy manager that knows the hooks of enginebay and no plugin yet."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Hooks)
+    return manager

@@ -1,0 +1,109 @@
+"""Delivery: the thread that passes a loop's events to the functions that turn them into text."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from enginebay.plugins.failures import failure
+from enginebay.serving.messages import PutEvent, TakeEvent, TokenEvent, Wake
+from enginebay.types import Request
+
+log = logging.getLogger("enginebay.loop")
+
+Delivered = tuple[str, TakeEvent, TokenEvent]
+"""A request's id, the function that receives its events, and its next event."""
+
+CATCH_UP_S = 1.0
+"""The longest time that the engine thread waits for earlier events to be handed over, even if a
+tokenizer hangs.
+"""
+
+
+class Delivery:
+    """Calls each request's function with its events, in the order in which they were put.
+
+    The engine thread only puts events, so making text costs it no time. Text is made even when its
+    reader is slow, so a stop text is found without delay. Events of one step are handed over
+    together: each reader is woken once for all of them. The thread ends after the engine thread has
+    ended.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
+        self._due: list[Delivered] = []
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._overdue: threading.Lock | None = None
+        self._thread = threading.Thread(target=self._run, name="enginebay-delivery", daemon=True)
+        self._thread.start()
+
+    def outbox(self, request: Request, take: TakeEvent) -> PutEvent:
+        """The function that puts an event of a request. After flush(), the delivery thread calls
+        `take` with the event.
+
+        When `take` raises, the request is aborted, and `take` is called once more, with an error
+        event.
+        """
+        return lambda event: self._due.append((request.request_id, take, event))
+
+    def join(self) -> None:
+        """Wait until the thread has ended, after close()."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # The engine thread.
+
+    def flush(self) -> None:
+        """Hand over the events that were put since the last flush."""
+        if self._due:
+            due, self._due = self._due, []
+            self._jobs.put(functools.partial(self._hand_over, due))
+
+    def catch_up(self) -> None:
+        """Wait until all events that were put so far have been handed over, at most CATCH_UP_S.
+        After such a timeout, later calls do not wait until those events have been handed over.
+        """
+        if self._overdue is not None and not self._overdue.acquire(blocking=False):
+            return
+        self._overdue = None
+        handed_over = threading.Lock()
+        handed_over.acquire()
+        self._jobs.put(handed_over.release)
+        if not handed_over.acquire(timeout=CATCH_UP_S):
+            self._overdue = handed_over
+
+    def close(self) -> None:
+        """End the thread after the events that were put so far."""
+        self.flush()
+        self._jobs.put(None)
+
+    # The delivery thread.
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # an idle thread keeps no request alive
+
+    def _hand_over(self, due: Sequence[Delivered]) -> None:
+        wakes = {self._take(*one): None for one in due}
+        for wake in wakes:
+            if wake is not None:
+                wake()
+
+    def _take(self, request_id: str, take: TakeEvent, event: TokenEvent) -> Wake | None:
+        try:
+            return take(event)
+        # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
+        except BaseException as error:
+            log.exception(
+                "reading the events of request %s failed: the request is aborted", request_id
+            )
+            self._abort(request_id)
+            cause = failure(f"reading the tokens of request {request_id}", error)
+            with contextlib.suppress(Exception):
+                return take(TokenEvent((), "error", error=cause))
+        return None

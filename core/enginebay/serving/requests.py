@@ -1,0 +1,232 @@
+"""Requests: the unfinished requests of one engine, by id."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from enginebay.contracts.text import Tokenizer
+from enginebay.errors import RequestError, shown
+from enginebay.serving.assemble import CompletionReader, output_of
+from enginebay.serving.events import Event, EventReader, Inbound, LoopWakers, RequestEnded
+from enginebay.serving.messages import TakeEvent, Ticket, TokenEvent, Wake
+from enginebay.serving.prepare import Prepared
+from enginebay.types import Request
+
+
+class RequestRunner(Protocol):
+    """Runs requests: an EngineLoop, or a service that starts and stops one."""
+
+    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> Sequence[Ticket]:
+        """Queue all requests or none; the loop calls takes[i] with each event of requests[i]."""
+
+    def abort(self, request_id: str) -> None:
+        """End a completion, if it has not ended."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestHandle:
+    """A submitted request. Its events have this `request_id`, and those of its completions an index
+    from 0 to num_completions - 1.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    num_completions: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of unfinished requests. A `running` request has at least one completion in a row of
+    the engine; a `waiting` request has none yet.
+    """
+
+    waiting: int
+    running: int
+
+
+class Submission:
+    """One submitted request: turns what its completions produce into events. Its methods belong to
+    the delivery thread, except abandon() and abort().
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        events: EventReader,
+        requests: Requests,
+        *,
+        streams: bool,
+    ) -> None:
+        """Without `streams`, RequestEnded is the only event."""
+        self.prepared = prepared
+        abort = requests.runs.abort
+        self.readers = [
+            CompletionReader(
+                dataclasses.replace(request, streams=streams), requests.tokenizer, abort
+            )
+            for request in prepared.requests
+        ]
+        self.tickets: Sequence[Ticket] = ()
+        self._inbound, self._wake = events.connect(requests.wakers)
+        self._requests = requests
+        self._streams = streams
+        self._ended: RequestEnded | None = None
+        self._num_left = len(self.readers)
+
+    @property
+    def inbound(self) -> Inbound:
+        """Receives the request's events."""
+        return self._inbound
+
+    @property
+    def handle(self) -> RequestHandle:
+        """The handle that the caller gets."""
+        one = self.prepared
+        return RequestHandle(one.request_id, tuple(one.prompt_token_ids), len(self.readers))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop has ended all its completions."""
+        return bool(self.tickets) and all(ticket.has_ended for ticket in self.tickets)
+
+    def abandon(self) -> None:
+        """End the request, if it has not ended, and free its id at once. Any thread may call
+        this.
+        """
+        self.abort()
+        self._requests.forget(self)
+
+    def abort(self) -> None:
+        """End the completions that have not ended. Any thread may call this."""
+        for reader in self.readers:
+            if not reader.done:
+                self._requests.runs.abort(reader.request.request_id)
+
+    def take(self, reader: CompletionReader, event: TokenEvent) -> Wake | None:
+        """Receive an event of a completion from the loop. Returns what wakes the reader."""
+        if reader.done or not self._num_left:
+            return None
+        request_id = self.prepared.request_id
+        if event.error is not None:
+            self._num_left = 0
+            reader.finish_reason = "error"
+            self.abort()
+            self._ended = RequestEnded(request_id, error=event.error)
+        elif not reader.feed(event):
+            return None
+        elif reader.done:
+            self._num_left -= 1
+            if not self._num_left:
+                self._ended = RequestEnded(request_id, output_of(self.prepared, self.readers))
+        if not self._num_left:
+            self._requests.forget(self)
+        elif not self._streams:
+            return None
+        self._inbound.put(self)
+        return self._wake()
+
+    def read(self) -> list[Event]:
+        """Return the events since the last call: a chunk of each completion that has news, and the
+        end. One thread at a time may call this.
+        """
+        ended = self._ended  # before the chunks: after the end no chunk has news
+        if ended is not None:
+            self._ended = None
+        chunks = (reader.read() for reader in self.readers if self._streams)
+        news: list[Event] = [chunk for chunk in chunks if chunk is not None]
+        return news if ended is None else [*news, ended]
+
+
+class Requests:
+    """Submits requests to a loop, and finds unfinished ones by id. Any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, runs: RequestRunner) -> None:
+        self.wakers = LoopWakers()
+        self.runs = runs
+        self.tokenizer = tokenizer
+        self._active: dict[str, Submission] = {}
+        # Reentrant: garbage collection inside it may end a reader, which calls forget().
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        """Number of requests whose RequestEnded was not yet put into their events."""
+        return len(self._active)
+
+    def submit(
+        self, prepared: Sequence[Prepared], events: EventReader, *, streams: bool
+    ) -> list[Submission]:
+        """Queue all requests or none; their events go to `events`. RequestError for the id of an
+        unfinished request and for closed `events`, StoppedError after the loop has ended.
+        """
+        made = [Submission(one, events, self, streams=streams) for one in prepared]
+        with self._lock:
+            for one in made:
+                name = one.prepared.request_id
+                if name in self._active:
+                    raise RequestError(
+                        f"request id {shown(name)}, which an unfinished request has",
+                        "the id of no unfinished request",
+                        "Pass another id, or abort the first request.",
+                    )
+            self._active |= {one.prepared.request_id: one for one in made}
+        try:
+            for one in made:
+                one.inbound.add(one)
+                if one.inbound.is_closed:
+                    given = "a request with closed events"
+                    raise RequestError(given, "events that are open", "Create new Events().")
+            each = [(one, reader) for one in made for reader in one.readers]
+            takes = [functools.partial(one.take, reader) for one, reader in each]
+            tickets = iter(self.runs.submit([reader.request for _, reader in each], takes))
+        except BaseException:
+            for one in made:
+                self.forget(one)
+                one.inbound.remove(one)
+            raise
+        for one in made:
+            one.tickets = tuple(itertools.islice(tickets, len(one.readers)))
+            if one.inbound.is_closed:  # closed while it was being queued
+                one.abandon()
+        return made
+
+    def abort(self, request_id: str) -> bool:
+        """End a request and all its completions; their last events follow. False when no unfinished
+        request has this id.
+        """
+        one = self._active.get(request_id)
+        if one is not None:
+            one.abort()
+        return one is not None
+
+    def counts(self, running: Collection[str]) -> Counts:
+        """Numbers of unfinished requests. `running`: ids of requests with a completion in a row."""
+        active = list(self._active.items())
+        others = [one for name, one in active if name not in running]
+        num_waiting = sum(not one.has_ended for one in others)
+        return Counts(num_waiting, len(active) - len(others))
+
+    def forget(self, one: Submission) -> None:
+        """Remove a request that has ended, or that was not queued."""
+        with self._lock:
+            if self._active.get(one.prepared.request_id) is one:
+                del self._active[one.prepared.request_id]
+
+
+def with_id(prepared: Prepared, request_id: str) -> Prepared:
+    """The same request under an id that the caller chose. RequestError for an id that is empty or
+    not a string.
+    """
+    if not isinstance(request_id, str) or not request_id:
+        raise RequestError(
+            f"request id {shown(request_id)}", "text that is not empty", "Pass another id."
+        )
+    requests = tuple(
+        dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
+        for r in prepared.requests
+    )
+    return dataclasses.replace(prepared, request_id=request_id, requests=requests)
