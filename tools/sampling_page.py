@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from enginebay.cli.generate import add_sampling_arguments, scalar_fields
-from enginebay.findings import allowed_values
 from enginebay.types import ROW_VALUES, SamplingParams
+from enginebay.validation import allowed_values
 
 BEGIN, END = "<!-- {}: written by tools/sampling_page.py -->", "<!-- end of {} -->"
 

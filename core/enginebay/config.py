@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Unpack, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -24,7 +23,6 @@ from enginebay.config_sections import (
 )
 from enginebay.errors import ConfigError, EnginebayError
 from enginebay.keywords import CacheDtype, Dtype, EngineFields
-from enginebay.startup import startup
 from enginebay.validation import Validated
 
 NO_PROPOSER: Final = "none"
@@ -286,11 +284,6 @@ class EngineConfig(Validated):
         """Logical axis -> mesh axis; None where the axis is not sharded or the mesh lacks it."""
         merged = DEFAULT_AXIS_RULES | self.axis_rules
         return {axis: mesh if mesh in self.mesh else None for axis, mesh in merged.items()}
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the values of a configuration file; ConfigError when it is missing or not TOML."""
-    return startup().values_of_toml(path)
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:

@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from enginebay.config import EngineConfig
+
 CUDA_DRIVER = "libcuda.so.1"
 CUDA_PLUGINS = ("xla_cuda12", "xla_cuda13")
 
@@ -129,3 +131,13 @@ def without_noise() -> Iterator[None]:
                 )
     finally:
         os.close(real)
+
+
+def prepare_jax(config: EngineConfig) -> None:
+    """Set JAX's compilation cache and platforms, before an engine is planned. ConfigError for a
+    cache folder that cannot be trusted.
+    """
+    from enginebay.jax_config import configure_compile_cache
+
+    configure_compile_cache(config.compile_cache)
+    settle_platforms()

@@ -18,7 +18,7 @@ LONG_KEY = re.compile(
 """Matches a dotted TOML key that nests more sections than `check_depth` allows."""
 
 
-def values_of_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the values of a configuration file; ConfigError when it is missing or not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -16,8 +16,9 @@ from safetensors.numpy import save
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
-from enginebay.config import make_config, read_toml
+from enginebay.config import make_config
 from enginebay.errors import CheckpointError, ConfigError, InputError
+from enginebay.toml_file import read_toml
 from enginebay_models.checkpoint import find_tensors
 from enginebay_models.safetensors_file import read_file
 from enginebay_models.source import CheckpointSource

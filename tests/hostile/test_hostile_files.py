@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from enginebay.compose.composition import find_family
-from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config import EngineConfig, make_config
 from enginebay.plugins.registry import Registry, load_registry
+from enginebay.toml_file import read_toml
 from enginebay_models.safetensors_file import read_file
 from enginebay_models.source import CheckpointSource
 from enginebay_models.tokenizer import load_tokenizer

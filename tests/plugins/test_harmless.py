@@ -15,7 +15,7 @@ from enginebay import LLM
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.config import EngineConfig
 from enginebay.errors import InternalError, PluginError, UnsupportedError
-from enginebay.plugins.importing import guarded
+from enginebay.plugins.guard import guarded
 from enginebay.plugins.registry import Registry, import_target, load_registry
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
@@ -230,7 +230,7 @@ def test_the_plugin_whose_part_failed_is_named(site: Path, monkeypatch: pytest.M
 
 CTRL_C = """
 import signal
-from enginebay.plugins.importing import guarded
+from enginebay.plugins.guard import guarded
 try:
     with guarded("plugin 'slow'"):
         signal.raise_signal(signal.SIGINT)

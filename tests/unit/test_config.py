@@ -14,10 +14,11 @@ import pytest
 
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.compose.resolve import Facts, pick, resolve
-from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config import EngineConfig, make_config
 from enginebay.config_sections import Choice, KernelChoice
 from enginebay.errors import ConfigError, InputError
 from enginebay.ops.select import Candidate
+from enginebay.toml_file import read_toml
 
 TOML = """
 model = "somewhere"

@@ -20,7 +20,7 @@ from enginebay.errors import (
     shown,
     unknown_name,
 )
-from enginebay.plugins.failures import failure
+from enginebay.plugins.blame import failure
 
 EVERY_ERROR = [
     e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EnginebayError)

@@ -1,4 +1,4 @@
-"""Parts that take part in every plan: startups, revisions, what knows tuned configurations, and
+"""Parts that take part in every plan: revisions, what knows tuned configurations, and
 what serves implementations by hand; and what is said where there is none.
 """
 
@@ -48,10 +48,9 @@ def test_a_revision_sees_the_settled_plan_and_has_the_last_word() -> None:
     assert plan.config.engine.name != "auto"
 
 
-@pytest.mark.parametrize("kind", ["startup", "revision"])
-def test_a_part_that_fails_is_named_with_its_plugin(kind: str) -> None:
-    with pytest.raises(PluginError, match=f"{kind} 'bad' of plugin 'stranger': ValueError"):
-        make_plan(CONFIG, registry(entry(kind, "bad", "failing")))
+def test_a_part_that_fails_is_named_with_its_plugin() -> None:
+    with pytest.raises(PluginError, match="revision 'bad' of plugin 'stranger': ValueError"):
+        make_plan(CONFIG, registry(entry("revision", "bad", "failing")))
 
 
 def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:

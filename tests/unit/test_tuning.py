@@ -291,7 +291,7 @@ def test_engines_tell_their_buckets_and_use_what_is_tuned(
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    from enginebay.config import read_toml
+    from enginebay.toml_file import read_toml
 
     return read_toml(path)
 

@@ -27,7 +27,7 @@ from enginebay.compose.plan import make_title
 from enginebay.contracts.compilations import Compilations
 from enginebay.errors import UnsupportedError
 from enginebay.outputs import StreamChunk
-from enginebay.plugins import startup_plugin as plugin
+from enginebay.serving import llm
 from enginebay.waits import waiting
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
@@ -134,7 +134,7 @@ def test_each_wait_of_an_engine_says_what_for(
         yield
         said.append("end")
 
-    for module in (plugin, opening, programs, runner):
+    for module in (composition, llm, opening, programs, runner):
         monkeypatch.setattr(module, "waiting", noted)
     plan, title = fake_llm.plan, make_title(fake_llm.plan)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from enginebay.cli.command import Command
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.cli.show import print_table
-from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config import EngineConfig, make_config
+from enginebay.toml_file import read_toml
 
 if TYPE_CHECKING:
     from enginebay.compose.kernel_configs import BucketConfig

@@ -8,9 +8,10 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from enginebay.config import EngineConfig, make_config, merge, read_toml
+from enginebay.config import EngineConfig, make_config, merge
 from enginebay.config_sections import PHASES, Choice
 from enginebay.errors import InputError
+from enginebay.toml_file import read_toml
 
 CACHE_DTYPE = "--cache-dtype"
 """The short form of --kv-cache-dtype."""

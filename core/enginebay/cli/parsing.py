@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from enginebay.errors import InputError, explain, nearest, shown
-from enginebay.findings import other_program_hint
+from enginebay.validation import other_program_hint
 
 NUMBERS = {"int": "a whole number", "float": "a number"}
 WRONG_VALUE = re.compile(

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from enginebay.plugins.hooks import Register, hookimpl
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; `enginebay.cli.main` calls this function."""
-    from enginebay.cli.program import main as run
-
-    return run(argv)
 
 
 @hookimpl

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from enginebay.cli.command import Command
 from enginebay.cli.show import print_table
-from enginebay.config import make_config, read_toml
+from enginebay.config import make_config
 from enginebay.errors import unknown_name
 from enginebay.plugins.hooks import INTERFACE_VERSIONS
 from enginebay.plugins.registry import Entry, load_registry
+from enginebay.toml_file import read_toml
 
 DEVICE_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "tpu": ("/dev/accel0", "/dev/vfio/0")}
 DEVICE_MODULES = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("libtpu",)}

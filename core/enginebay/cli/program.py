@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from enginebay import __version__
-from enginebay.cli import PLUGIN
 from enginebay.cli.command import Command
 from enginebay.cli.interrupts import INTERRUPTED, second_ends
 from enginebay.cli.parsing import CommandParser, refuse_rest
@@ -17,6 +16,9 @@ from enginebay.cli.waiting import plain_waits
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
 from enginebay.log_lines import OneLineFormatter
 from enginebay.plugins.registry import Registry, load_registry
+
+PLUGIN = "cli"
+"""The entry point that registers the built-in commands, which are found whatever is chosen."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

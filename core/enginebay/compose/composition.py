@@ -32,9 +32,10 @@ from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.sampler import Sampler
 from enginebay.contracts.scheduler import Scheduler
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
+from enginebay.jax_start import prepare_jax
 from enginebay.ops.select import Candidate, choose
 from enginebay.plugins.registry import Entry, Registry, load_registry
-from enginebay.startup import startup
+from enginebay.waits import waiting
 from enginebay.weights import Weight, WeightFormat
 
 log = logging.getLogger("enginebay.compose")
@@ -61,8 +62,7 @@ def make_plan(
     `checkpoint`: an open model to use; None opens `config.model`.
     """
     registry = registry or load_registry()
-    for entry in registry.ready("startup"):
-        registry.run(entry, config)
+    prepare_jax(config)
     platforms = make_platforms(registry)
     platform = pick_platform(registry, config, platforms)
     if checkpoint is None:
@@ -185,7 +185,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     report = progress and functools.partial(progress, "loading weights")
 
     def load_weights() -> dict[str, Weight]:
-        with startup().waiting(f"loading the weights of {plan.checkpoint.folder}"):
+        with waiting(f"loading the weights of {plan.checkpoint.folder}"):
             return plan.load_weights(progress=report)
 
     def changed(parts: Mapping[str, object]) -> EngineParts:

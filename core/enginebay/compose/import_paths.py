@@ -25,8 +25,8 @@ from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.ops.op import Op
 from enginebay.ops.select import is_import_path
 from enginebay.ops.spec import Mode
+from enginebay.plugins.guard import guarded, reason_of
 from enginebay.plugins.hooks import Declaration
-from enginebay.plugins.importing import guarded, reason_of
 from enginebay.plugins.registry import Entry, Registry
 
 BY_PATH = "by import path"

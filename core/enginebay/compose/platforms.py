@@ -9,7 +9,7 @@ from enginebay.config_sections import AUTO
 from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, error_line
 from enginebay.ops.select import Candidate, choose
-from enginebay.plugins.importing import guarded
+from enginebay.plugins.guard import guarded
 from enginebay.plugins.registry import Entry, Registry
 
 log = logging.getLogger("enginebay.compose")

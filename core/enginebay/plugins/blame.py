@@ -1,11 +1,14 @@
-"""Finds the plugin whose code raised an error, so that the message says where to report it."""
+"""Errors of plugins: the plugin whose code raised an error, and the error that its request ends
+with.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import traceback
 
-from enginebay.startup import GROUP
+from enginebay.errors import EnginebayError, InternalError, error_line
+from enginebay.plugins.hooks import GROUP
 
 
 def please_report(error: BaseException) -> str:
@@ -18,6 +21,19 @@ def please_report(error: BaseException) -> str:
         if package in plugins:
             return f"Please report this to the authors of {plugins[package]}."
     return "Please report this."
+
+
+def failure(what: str, error: BaseException) -> EnginebayError:
+    """Return the error to report when `what` failed: `error` itself if it is an EnginebayError,
+    else an InternalError with `error` as its cause.
+    """
+    if isinstance(error, EnginebayError):
+        return error
+    given = f"{what} failed: {error_line(error)}"
+    todo = f"Other requests continue. {please_report(error)}"
+    made = InternalError(given, "code that raises no such error", todo)
+    made.__cause__ = error
+    return made
 
 
 def _plugins() -> dict[str, str]:

@@ -29,7 +29,6 @@ from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 from enginebay.errors import error_line
-from enginebay.plugins.importing import StrayExitError
 
 log = logging.getLogger("enginebay.plugins")
 
@@ -39,8 +38,19 @@ when it looks for TPUs.
 """
 
 
+class StrayExitError(Exception):
+    """An import raised a BaseException that is no Exception, such as SystemExit."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error on one line; for a StrayExitError, the exception that was raised first."""
+    if isinstance(error, StrayExitError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error_line(error)
+
+
 @contextlib.contextmanager
-def guard(who: str) -> Iterator[None]:
+def guarded(who: str) -> Iterator[None]:
     """Run the block as code of `who`, such as "plugin 'lifo'", under the rules of the table above.
 
     A BaseException that is no Exception becomes a StrayExitError, except for the KeyboardInterrupt

@@ -21,7 +21,9 @@ from typing import Any, TypedDict, Unpack
 
 import pluggy
 
-from enginebay.startup import GROUP
+GROUP = "enginebay"
+"""The group of the entry points of plugins."""
+
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -116,12 +118,6 @@ class Register:
 
 class Hooks:
     """The hooks: one for each kind of part. A plugin implements those that it needs."""
-
-    @hookspec
-    def register_startups(self, register: Register) -> None:
-        """Register actions that run before an engine is planned and before JAX starts. Target: a
-        callable that takes the `enginebay.config.EngineConfig`.
-        """
 
     @hookspec
     def register_platforms(self, register: Register) -> None:

@@ -22,9 +22,9 @@ from enginebay.errors import (
     unknown_name,
 )
 from enginebay.plugins import hooks
-from enginebay.plugins.hooks import Declaration
-from enginebay.plugins.importing import guarded, reason_of
-from enginebay.startup import GROUP, startup
+from enginebay.plugins.declarations import check_declaration
+from enginebay.plugins.guard import guarded, reason_of
+from enginebay.plugins.hooks import GROUP, Declaration
 from enginebay.validation import describe_validation
 
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
@@ -309,7 +309,7 @@ def _load_plugin(
     found: list[Declaration] = []
 
     def take(declaration: Declaration) -> None:
-        startup().check_declaration(declaration)
+        check_declaration(declaration)
         found.append(declaration)
 
     others = [plugin for plugin in manager.get_plugins() if plugin is not module]

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from enginebay.plugins.failures import failure
+from enginebay.plugins.blame import failure
 from enginebay.serving.messages import PutEvent, TakeEvent, TokenEvent, Wake
 from enginebay.types import Request
 

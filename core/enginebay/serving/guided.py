@@ -20,7 +20,7 @@ import numpy as np
 from enginebay.contracts.constraint import BITS, GUIDED, with_tokens
 from enginebay.contracts.processor import RowValues
 from enginebay.errors import EnginebayError, RequestError, StoppedError
-from enginebay.plugins.failures import failure
+from enginebay.plugins.blame import failure
 from enginebay.serving.request_table import RequestState
 from enginebay.types import FinishReason
 

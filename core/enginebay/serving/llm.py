@@ -14,7 +14,7 @@ import numpy as np
 from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import Composed, Progress, build, make_plan
 from enginebay.compose.plan import Plan, make_title
-from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config import EngineConfig, make_config
 from enginebay.contracts.adapters import required
 from enginebay.contracts.engine import Engine
 from enginebay.contracts.text import Tokenizer
@@ -29,8 +29,9 @@ from enginebay.serving.priority import ChatTurn, Turn, Turns, split_turn
 from enginebay.serving.prompts import Prompt, Prompts, prompts_of
 from enginebay.serving.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.serving.requests import Counts, RequestHandle, Requests, with_id
-from enginebay.startup import startup
+from enginebay.toml_file import read_toml
 from enginebay.types import Pooling, as_sampling_params
+from enginebay.waits import waiting
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineChoices
@@ -155,7 +156,7 @@ class LLM:
                 progress(f"compiling {title}", done, total)
 
         def compile_all() -> int:
-            with startup().waiting(f"compiling every step of {title}"):
+            with waiting(f"compiling every step of {title}"):
                 count: int = self._parts.engine.warmup(report)
             self._parts.engine.compilations.forbidden = self.config.forbid_compiling
             return count

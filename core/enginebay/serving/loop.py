@@ -19,7 +19,7 @@ from enginebay.contracts.engine import Engine
 from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.scheduler import Scheduler
 from enginebay.errors import EnginebayError, RequestError, StoppedError, error_line
-from enginebay.plugins.failures import failure
+from enginebay.plugins.blame import failure
 from enginebay.serving.delivery import Delivery
 from enginebay.serving.messages import (
     Abort,

@@ -16,7 +16,7 @@ import numpy as np
 from enginebay.contracts.engine import TokenLogprobs
 from enginebay.errors import EnginebayError, StoppedError
 from enginebay.outputs import RequestMetrics
-from enginebay.plugins.failures import failure
+from enginebay.plugins.blame import failure
 from enginebay.types import FinishReason, Request
 
 

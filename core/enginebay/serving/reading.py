@@ -10,7 +10,7 @@ import numpy as np
 
 from enginebay.errors import RequestError
 from enginebay.outputs import RequestOutput, StreamChunk
-from enginebay.plugins.failures import failure
+from enginebay.plugins.blame import failure
 from enginebay.serving.events import AsyncEvents, Event, Events
 
 Result = TypeVar("Result")

@@ -21,8 +21,9 @@ from enginebay.cli.options import (
     traced,
 )
 from enginebay.cli.show import print_shadow, print_table, progress
-from enginebay.config import make_config, read_toml
+from enginebay.config import make_config
 from enginebay.errors import InputError
+from enginebay.toml_file import read_toml
 from enginebay_bench.cli.kernels import (
     KERNEL_ROUNDS,
     OF_ENGINES,

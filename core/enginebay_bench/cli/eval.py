@@ -18,9 +18,10 @@ from enginebay.cli.options import (
     traced,
 )
 from enginebay.cli.show import print_table, progress
-from enginebay.config import NO_QUANTIZATION, EngineConfig, make_config, read_toml
+from enginebay.config import NO_QUANTIZATION, EngineConfig, make_config
 from enginebay.config_sections import PHASES
 from enginebay.errors import InputError
+from enginebay.toml_file import read_toml
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")

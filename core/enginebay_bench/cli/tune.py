@@ -18,9 +18,10 @@ from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.cli.show import interruptible, progress
 from enginebay.cli.table_rows import Rows
 from enginebay.compose.ops import ATTENTION
-from enginebay.config import make_config, read_toml
+from enginebay.config import make_config
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
+from enginebay.toml_file import read_toml
 from enginebay_bench.cli.kernels import (
     Session,
     add_kernel_arguments,
