@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from enginebay.former_names import find_former_names
 from enginebay.on_demand import on_demand
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ __all__ = [
     "StreamChunk",
     "UnsupportedError",
 ]
+
+find_former_names()
 
 # Names are imported when they are first used, so that `import enginebay` stays cheap.
 __getattr__, __dir__ = on_demand(

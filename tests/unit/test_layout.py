@@ -19,18 +19,14 @@ SOURCES = ("core", "backends", "samplers", "schedulers", "tools", "docs", "tests
 KERNEL_PACKAGES = ("backends/kernels/enginebay_pallas/", "backends/kernels/enginebay_triton/")
 KERNEL_FILES = (*KERNEL_PACKAGES, "backends/kernels/enginebay_xla/")
 
-MAX_FILE_LINES, MAX_KERNEL_FILE_LINES = 400, 700
-MAX_FUNCTION_LINES, MAX_KERNEL_LINES = 60, 150
+MAX_FILE_LINES, MAX_KERNEL_FILE_LINES = 600, 700
+MAX_FUNCTION_LINES, MAX_KERNEL_LINES = 100, 150
 MAX_METHODS = 12
 MAX_INIT_PARAMETERS = 6
 
 # path, or path::name, and why it may be larger. A row that is no longer needed fails too.
 LONG_FILES: dict[str, str] = {}
-LONG_FUNCTIONS: dict[str, str] = {
-    "backends/apis/enginebay_esurge/esurge.py::eSurge.__init__": (
-        "34 documented options, a line for each in and out"
-    ),
-}
+LONG_FUNCTIONS: dict[str, str] = {}
 MANY_METHODS: dict[str, str] = {
     "core/enginebay/plugins/hooks.py::Hooks": "one hook for each kind of part",
     "core/enginebay/serving/llm.py::LLM": (

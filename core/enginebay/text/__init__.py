@@ -2,3 +2,10 @@
 worker processes with limits that run what strangers wrote. The contract of tokenizers is
 `enginebay.contracts.text`.
 """
+
+from __future__ import annotations
+
+from enginebay.on_demand import on_demand
+
+# `enginebay.text` was the contract of tokenizers.
+__getattr__, __dir__ = on_demand(__name__, {"enginebay.contracts.text": "Tokenizer"})
