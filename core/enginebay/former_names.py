@@ -45,6 +45,7 @@ FORMER_NAMES = {
     "enginebay_numerics": "enginebay.ops",
     "enginebay_numerics.head_rotation": "enginebay.ops.head_rotation",
     "enginebay_numerics.sampling": "enginebay.ops.sampling",
+    "enginebay_server.parsing.contract": "enginebay.contracts.output_format",
     "enginebay_stepping": "enginebay_runtime",
     "enginebay_stepping.assemble": "enginebay_runtime.assemble",
     "enginebay_stepping.engine": "enginebay_runtime.engine",

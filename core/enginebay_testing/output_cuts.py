@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginebay_server.parsing.contract import Example, OutputFormat, ParseRequest, Piece
+from enginebay.contracts.output_format import Example, OutputFormat, ParseRequest, Piece
 from enginebay_testing.output_examples import example_request
 from enginebay_testing.output_parses import Way, as_found, as_text, atoms_of, expect_parse
 

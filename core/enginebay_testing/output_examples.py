@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from enginebay_server.parsing.contract import Example, ExampleCall, ParseRequest, Piece
+from enginebay.contracts.output_format import Example, ExampleCall, ParseRequest, Piece
 from enginebay_testing.output_parses import Way, as_found, as_text, canonical, is_encodable
 from enginebay_testing.output_texts import (
     JSON_STRINGS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     Delta,
     Example,
     ModelChat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from enginebay_server.parsing.contract import ModelChat, ParseRequest
+from enginebay.contracts.output_format import ModelChat, ParseRequest
 
 TOOLS = ({"name": "get_weather", "parameters": {"type": "object"}}, {"name": "now"})
 RESPONSE_TEMPLATE = {

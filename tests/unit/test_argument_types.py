@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay_server.parsing.contract import ModelChat, ParseRequest, ToolArgumentsDelta
+from enginebay.contracts.output_format import ModelChat, ParseRequest, ToolArgumentsDelta
 from enginebay_server.parsing.xml_calls import qwen3_coder
 
 DEFS = {

@@ -323,3 +323,14 @@ def test_no_module_imports_itself_through_others() -> None:
     assert len(imported) > 300, "the packages were not found"
     assert circles(imported) == []
     assert circles({**imported, "a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c"]
+
+
+def test_no_package_imports_itself_through_others() -> None:
+    imported: dict[str, set[str]] = {}
+    for path, (_, tree) in python_sources().items():
+        if name := module_name(path):
+            found = {full.partition(".")[0] for full in imports_of(tree)}
+            imported.setdefault(name.partition(".")[0], set()).update(found)
+    ours = {name: others & imported.keys() - {name} for name, others in imported.items()}
+    assert len(ours) > 10, "the packages were not found"
+    assert circles(ours) == []

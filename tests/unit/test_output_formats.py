@@ -10,17 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from enginebay.errors import PluginError, UnknownNameError
-from enginebay.plugins.hooks import Declaration
-from enginebay.plugins.registry import Entry, Registry, load_registry
-from enginebay_server.parsing.choose import choose_formats, model_chat
-from enginebay_server.parsing.constrained import (
-    CallListParser,
-    NamedCallParser,
-    arguments_schema,
-    calls_schema,
-)
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Example,
     ExampleCall,
@@ -30,6 +20,16 @@ from enginebay_server.parsing.contract import (
     Piece,
     ToolArgumentsDelta,
     ToolCallStart,
+)
+from enginebay.errors import PluginError, UnknownNameError
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry, load_registry
+from enginebay_server.parsing.choose import choose_formats, model_chat
+from enginebay_server.parsing.constrained import (
+    CallListParser,
+    NamedCallParser,
+    arguments_schema,
+    calls_schema,
 )
 from enginebay_server.parsing.json_calls import bare_json, hermes, llama3, mistral
 from enginebay_server.parsing.template import template

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     OutputFormat,

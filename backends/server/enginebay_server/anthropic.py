@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.contracts.output_format import ContentDelta
 from enginebay.errors import shown
 from enginebay.outputs import RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
@@ -21,7 +22,6 @@ from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.generation import Generation
 from enginebay_server.parsing.calls import loads
-from enginebay_server.parsing.contract import ContentDelta
 from enginebay_server.sse import StreamWriter
 from enginebay_server.stopped import stop_reason
 from enginebay_server.tools import ToolUse

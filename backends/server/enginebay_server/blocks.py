@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     ReasoningDelta,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from enginebay.contracts.output_format import ContentDelta
 from enginebay.outputs import StreamChunk
 from enginebay_server.blocks import Block, BlockEvent, Blocks
 from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import Generation
-from enginebay_server.parsing.contract import ContentDelta
 from enginebay_server.responses import ResponseRecords
 from enginebay_server.sse import StreamWriter
 from enginebay_server.tools import ToolUse

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from enginebay.contracts.output_format import Parser, ParseRequest
 from enginebay.errors import shown
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import MAX_TOOLS
@@ -17,7 +18,6 @@ from enginebay_server.parsing.constrained import (
     arguments_schema,
     calls_schema,
 )
-from enginebay_server.parsing.contract import Parser, ParseRequest
 from enginebay_server.parsing.message import MessageParser
 from enginebay_server.parsing.schema_types import SchemaTypes
 from enginebay_server.served import ServedModel

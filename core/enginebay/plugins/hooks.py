@@ -247,13 +247,13 @@ class Hooks:
     @hookspec
     def register_tool_parsers(self, register: Register) -> None:
         """Register formats in which models write tool calls. Target: an
-        `enginebay_server.parsing.contract.OutputFormat`.
+        `enginebay.contracts.output_format.OutputFormat`.
         """
 
     @hookspec
     def register_reasoning_parsers(self, register: Register) -> None:
         """Register formats in which models write reasoning. Target: an
-        `enginebay_server.parsing.contract.OutputFormat`.
+        `enginebay.contracts.output_format.OutputFormat`.
         """
 
     @hookspec

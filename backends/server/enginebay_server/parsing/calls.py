@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn, TypeGuard
 
-from enginebay_server.parsing.contract import Delta, ToolArgumentsDelta, ToolCallStart
+from enginebay.contracts.output_format import Delta, ToolArgumentsDelta, ToolCallStart
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({*ARGUMENT_KEYS, "name", "type", "id", "function"})

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from enginebay.config_sections import AUTO
+from enginebay.contracts.output_format import ModelChat, OutputFormat
 from enginebay.errors import PluginError
 from enginebay.plugins.registry import Registry
-from enginebay_server.parsing.contract import ModelChat, OutputFormat
 
 TOOLS, REASONING = "tool_parser", "reasoning_parser"
 NO_PARSER = "none"
@@ -83,7 +83,7 @@ def _checked(target: Any, what: str) -> OutputFormat:
     if not isinstance(target, OutputFormat):
         raise PluginError(
             f"{what} is {target!r}",
-            "an enginebay_server.parsing.contract.OutputFormat",
+            "an enginebay.contracts.output_format.OutputFormat",
             "Correct the plugin.",
         )
     return target

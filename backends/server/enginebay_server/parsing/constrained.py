@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginebay_server.parsing.calls import loads, new_id
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     Parser,
     ToolArgumentsDelta,
     ToolCallStart,
 )
+from enginebay_server.parsing.calls import loads, new_id
 from enginebay_server.parsing.json_end import JsonEnd, NotJsonError
 
 NO_ARGUMENTS: Mapping[str, Any] = {

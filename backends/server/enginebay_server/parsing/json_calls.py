@@ -6,6 +6,15 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Sequence
 
+from enginebay.contracts.output_format import (
+    ContentDelta,
+    Delta,
+    Example,
+    ModelChat,
+    OutputFormat,
+    Parser,
+    ParseRequest,
+)
 from enginebay_server.parsing.calls import (
     CALL_KEYS,
     Call,
@@ -14,15 +23,6 @@ from enginebay_server.parsing.calls import (
     loads,
     mistral_id,
     new_id,
-)
-from enginebay_server.parsing.contract import (
-    ContentDelta,
-    Delta,
-    Example,
-    ModelChat,
-    OutputFormat,
-    Parser,
-    ParseRequest,
 )
 from enginebay_server.parsing.json_end import JsonEnd, NotJsonError
 from enginebay_server.parsing.json_examples import BARE, HERMES, LLAMA3, MISTRAL

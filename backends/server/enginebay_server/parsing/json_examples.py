@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay_server.parsing.contract import Example, ExampleCall, Piece
+from enginebay.contracts.output_format import Example, ExampleCall, Piece
 
 PARIS = '{"city": "Paris", "unit": "celsius"}'
 TRIP = '{"stops": [{"city": "Köln", "nights": 2}, {"city": "東京", "nights": null}], "by": "train"}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     Parser,

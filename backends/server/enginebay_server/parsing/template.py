@@ -8,8 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay_server.parsing.calls import Call, CallWriter, calls_of
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     ModelChat,
@@ -18,6 +17,7 @@ from enginebay_server.parsing.contract import (
     ParseRequest,
     ReasoningDelta,
 )
+from enginebay_server.parsing.calls import Call, CallWriter, calls_of
 from enginebay_server.parsing.template_examples import EXAMPLES
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay_server.parsing.contract import Example, ExampleCall, ModelChat, ParseRequest, Piece
+from enginebay.contracts.output_format import Example, ExampleCall, ModelChat, ParseRequest, Piece
 
 _ANCHOR = {"start_anchor": "<|im_start|>assistant\n"}
 _THINK = {"open": "<think>", "close": "</think>"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     Example,

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from enginebay_server.parsing.calls import Call, CallWriter, arguments_of, is_name, loads
-from enginebay_server.parsing.contract import (
+from enginebay.contracts.output_format import (
     ContentDelta,
     Delta,
     Example,
@@ -18,6 +17,7 @@ from enginebay_server.parsing.contract import (
     ParseRequest,
     Piece,
 )
+from enginebay_server.parsing.calls import Call, CallWriter, arguments_of, is_name, loads
 from enginebay_server.parsing.marks import TextBeforeMarks
 from enginebay_server.parsing.schema_types import ALL, SchemaTypes, Types, types_of_value
 
