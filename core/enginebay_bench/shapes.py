@@ -61,13 +61,40 @@ class LayerShape:
         )
 
 
-GEMMA = LayerShape("gemma-2-9b-global", 3584, 16, 8, 256, 14336, 256000, softcap=50.0)
+GEMMA = LayerShape(
+    name="gemma-2-9b-global",
+    hidden=3584,
+    num_q_heads=16,
+    num_kv_heads=8,
+    head_dim=256,
+    mlp=14336,
+    vocab=256000,
+    softcap=50.0,
+)
 
 LAYERS: dict[str, LayerShape] = {
     layer.name: layer
     for layer in (
-        LayerShape("llama-3.1-8b", 4096, 32, 8, 128, 14336, 128256, rope_theta=500000.0),
-        LayerShape("qwen3-0.6b", 1024, 16, 8, 128, 3072, 151936, rope_theta=1000000.0),
+        LayerShape(
+            name="llama-3.1-8b",
+            hidden=4096,
+            num_q_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            mlp=14336,
+            vocab=128256,
+            rope_theta=500000.0,
+        ),
+        LayerShape(
+            name="qwen3-0.6b",
+            hidden=1024,
+            num_q_heads=16,
+            num_kv_heads=8,
+            head_dim=128,
+            mlp=3072,
+            vocab=151936,
+            rope_theta=1000000.0,
+        ),
         GEMMA,
         dataclasses.replace(GEMMA, name="gemma-2-9b-local", window=4096),
         LayerShape(
@@ -75,7 +102,16 @@ LAYERS: dict[str, LayerShape] = {
             rope_theta=1000000.0,
             experts=(128, 8, 768),
         ),
-        LayerShape("smollm2-135m", 576, 9, 3, 64, 1536, 49152, rope_theta=100000.0),
+        LayerShape(
+            name="smollm2-135m",
+            hidden=576,
+            num_q_heads=9,
+            num_kv_heads=3,
+            head_dim=64,
+            mlp=1536,
+            vocab=49152,
+            rope_theta=100000.0,
+        ),
     )
 }
 """Published sizes; Gemma 2 has two kinds of layers."""

@@ -90,7 +90,9 @@ class OpsBinder:
                 q = rotate(q, widths)
                 k, v = (None if x is None else rotate(x, widths) for x in (k, v))
             args = (q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
-            out, cache, lse = self._attention(impl, plain, bucket, layout, cached, rope, args)
+            out, cache, lse = self._attention(
+                impl, plain, bucket, layout=layout, spec=cached, rope=rope, args=args
+            )
             return rotate(out, widths) if widths else out, cache, lse
 
         return Ops({**plain, ATTENTION: attention})

@@ -47,12 +47,12 @@ def prefill_step(
         program,
         layouts,
         bucket,
-        weights,
-        (state.rows, state.processor_state),
-        last,
-        sampled,
-        row_ids,
-        places,
+        weights=weights,
+        state=(state.rows, state.processor_state),
+        last=last,
+        sampled=sampled,
+        row_ids=row_ids,
+        places=places,
         variant=variant,
     )
     return dataclasses.replace(state, rows=rows, processor_state=processor_state), sampled

@@ -109,7 +109,13 @@ class Shadow:
         layers = tuple(self._layers.values())
         parts = self.parts
         return ShadowReport(
-            parts.op, parts.name, parts.share, phases, layers, self._num_failed, self._error
+            op=parts.op,
+            name=parts.name,
+            share=parts.share,
+            phases=phases,
+            layers=layers,
+            num_failed=self._num_failed,
+            error=self._error,
         )
 
     def _compare(
@@ -204,7 +210,14 @@ class Shadow:
     def _note(self, phase: str, group: str, layer: int, found: tuple[Any, ...]) -> None:
         off, relative, bad, others, tokens = (np.asarray(x).item() for x in found)
         new = LayerDifference(
-            phase, group, layer, off, relative, int(bad), int(others), int(tokens)
+            phase=phase,
+            group=group,
+            layer=layer,
+            absolute=off,
+            relative=relative,
+            num_nonfinite=int(bad),
+            num_cache_differences=int(others),
+            num_tokens=int(tokens),
         )
         old = self._layers.get((phase, group, layer))
         self._layers[phase, group, layer] = new if old is None else _joined(old, new)

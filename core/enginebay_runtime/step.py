@@ -364,7 +364,16 @@ def compact_decode_step(
     after = _lengths(done.rows, row_ids)
     whole = {
         g: tuple(
-            _write_back(layout, big, small[g], part, tables[g], before, after, max_steps)
+            _write_back(
+                layout,
+                big,
+                small[g],
+                part=part,
+                table=tables[g],
+                before=before,
+                after=after,
+                max_steps=max_steps,
+            )
             for big, part in zip(state.cache[g], done.cache[g], strict=True)
         )
         for g, layout in own.items()

@@ -191,14 +191,14 @@ def attention_program(
         (bucket.tokens, spec.num_q_heads, spec.head_dim), jnp.dtype(spec.q_dtype)
     )
     return OpProgram(
-        problem.name,
-        step,
-        (q, k, v, layout.shapes(), batch_of(bucket)),
-        (3,),
-        stands,
-        traits_of(spec, problem.mode, problem.page_size),
-        layout.num_bytes(),
-        kernel.caps.why_not(env, spec, bucket, layout),
+        name=problem.name,
+        function=step,
+        arguments=(q, k, v, layout.shapes(), batch_of(bucket)),
+        donated=(3,),
+        representative=stands,
+        traits=traits_of(spec, problem.mode, problem.page_size),
+        kept_bytes=layout.num_bytes(),
+        why_not=kernel.caps.why_not(env, spec, bucket, layout),
     )
 
 
@@ -210,14 +210,14 @@ def batch_of(bucket: Bucket) -> AttnBatch:
 
     tokens, seqs = bucket.tokens, bucket.seqs
     return AttnBatch(
-        ints(tokens),
-        ints(seqs + 1),
-        ints(seqs),
-        ints(seqs, bucket.pages_per_seq),
-        ints(tokens),
-        ints(tokens),
-        ints(3),
-        bucket,
+        positions=ints(tokens),
+        cu_q_lens=ints(seqs + 1),
+        kv_lens=ints(seqs),
+        page_table=ints(seqs, bucket.pages_per_seq),
+        slots=ints(tokens),
+        seq_ids=ints(tokens),
+        distribution=ints(3),
+        bucket=bucket,
     )
 
 

@@ -205,7 +205,15 @@ def compile_decode_step(
     }
     weight_format = WeightFormat(shape.dtype, quantized)
     env = Env(compiler.platform, target)
-    kernels = _kernels(registry, config, env, model, placement, shape, weight_format)
+    kernels = _kernels(
+        registry,
+        config,
+        env,
+        model=model,
+        placement=placement,
+        shape=shape,
+        weight_format=weight_format,
+    )
     bound = bind(kernels, model, placement)
     sampler = make_sampler(registry, config, bound.plain)
     program = Program(bound.model, bound.ops, sampler, mixes=True)
@@ -248,7 +256,14 @@ def _kernels(
         return [(dataclasses.replace(shape.bucket, mode=phase), layouts) for phase in PHASES]
 
     return choose_kernels(
-        registry, config, env, model.info, placement, default, steps, weight_format.needs
+        registry,
+        config,
+        env,
+        info=model.info,
+        placement=placement,
+        default_layout=default,
+        steps=steps,
+        needs=weight_format.needs,
     )
 
 

@@ -119,21 +119,21 @@ def check(
 def _record(entry: Entry, result: CaseResult) -> CheckRecord:
     case, outcome = result.case, result.outcome
     return CheckRecord(
-        result.part.label,
-        entry.op,
-        entry.name,
-        entry.package,
-        entry.version,
-        case.level,
-        case.target,
-        case.name,
-        outcome.verdict,
-        outcome.detail,
-        _finite(outcome.error),
-        _finite(outcome.bound),
-        round(outcome.seconds, 3),
-        dict(outcome.figures),
-        case.traits,
+        part=result.part.label,
+        op=entry.op,
+        name=entry.name,
+        package=entry.package,
+        version=entry.version,
+        level=case.level,
+        target=case.target,
+        case=case.name,
+        verdict=outcome.verdict,
+        detail=outcome.detail,
+        error=_finite(outcome.error),
+        bound=_finite(outcome.bound),
+        seconds=round(outcome.seconds, 3),
+        figures=dict(outcome.figures),
+        traits=case.traits,
     )
 
 

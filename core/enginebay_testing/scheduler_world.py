@@ -135,7 +135,15 @@ class World:
         new = min(max_new, most - prompt)
         name = f"request-{len(self._histories)}"
         self._histories[name] = _History()
-        view = WaitingView(name, prompt, new, self.now_s, priority, min(num_cached, prompt), tenant)
+        view = WaitingView(
+            request_id=name,
+            num_prompt_tokens=prompt,
+            max_new_tokens=new,
+            arrival_s=self.now_s,
+            priority=priority,
+            num_cached_tokens=min(num_cached, prompt),
+            tenant=tenant,
+        )
         self.waiting[name] = _Sequence(view)
         return name
 
@@ -188,14 +196,14 @@ class World:
         )
         running = (
             RunningView(
-                name,
-                s.num_tokens,
-                s.num_left,
-                s.max_new_left,
-                s.view.arrival_s,
-                s.view.priority,
-                s.num_promised if setting.grows else None,
-                s.view.tenant,
+                request_id=name,
+                num_tokens=s.num_tokens,
+                num_left=s.num_left,
+                max_new_left=s.max_new_left,
+                arrival_s=s.view.arrival_s,
+                priority=s.view.priority,
+                num_promised=s.num_promised if setting.grows else None,
+                tenant=s.view.tenant,
             )
             for name, s in self.running.items()
         )

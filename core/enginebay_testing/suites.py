@@ -303,7 +303,13 @@ def _model(
         chosen_layout = EngineConfig(layout="hnd")  # the cache layout of the harness
         steps = functools.partial(harness_steps, info)
         chosen = choose_kernels(
-            registry, chosen_layout, platform.env(), info, placement, "hnd", steps
+            registry,
+            chosen_layout,
+            platform.env(),
+            info=info,
+            placement=placement,
+            default_layout="hnd",
+            steps=steps,
         )
         return OpsBinder(chosen, info, placement)
 

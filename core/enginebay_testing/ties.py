@@ -88,7 +88,12 @@ def possible_tokens(
     moves[0] = 0.0
     nearby = (logits + TOLERANCE * moves).astype(np.float32)
     after = np.full(NUM_PERTURBATIONS, len(output))
-    return {int(t) for t in _sampled(reference, nearby, after, prompt, output, params, index)}
+    return {
+        int(t)
+        for t in _sampled(
+            reference, nearby, after, prompt=prompt, output=output, params=params, index=index
+        )
+    }
 
 
 def _sampled(

@@ -85,15 +85,30 @@ class eSurge:  # noqa: N801  # the name its users know
             min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint
         )
         settings = EngineSettings(
-            dtype, max_model_len, max_num_seqs, max_num_batched_tokens, hbm_utilization, page_size,
-            enable_prefix_caching, use_aot_forward, compile_runner, auto_shard_model,
-            sharding_axis_dims, overlap_execution, kwargs,
-        )  # fmt: skip
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            hbm_utilization=hbm_utilization,
+            page_size=page_size,
+            enable_prefix_caching=enable_prefix_caching,
+            use_aot_forward=use_aot_forward,
+            compile_runner=compile_runner,
+            auto_shard_model=auto_shard_model,
+            sharding_axis_dims=sharding_axis_dims,
+            overlap_execution=overlap_execution,
+            more=kwargs,
+        )
         level = logging.INFO if runner_verbose and not silent_mode else logging.DEBUG
         rules = ContextRules(
-            max_model_len, reserve_tokens, auto_truncate_prompt, auto_cap_new_tokens,
-            strict_context, truncate_mode, prefer_preserve_prompt,
-        )  # fmt: skip
+            max_model_len=max_model_len,
+            reserve_tokens=reserve_tokens,
+            auto_truncate_prompt=auto_truncate_prompt,
+            auto_cap_new_tokens=auto_cap_new_tokens,
+            strict_context=strict_context,
+            truncate_mode=truncate_mode,
+            prefer_preserve_prompt=prefer_preserve_prompt,
+        )
         prepared = prepare_model(model, tokenizer, settings)
         preparer = prepared.make_preparer(extra_eos_token_ids or ())
         self._jobs = Jobs(
@@ -345,14 +360,29 @@ class eSurge:  # noqa: N801  # the name its users know
         """
         return self._monitoring.start(
             MonitoringSettings(
-                dashboard_port, prometheus_port, dashboard_host, enable_prometheus,
-                enable_dashboard, enable_console, log_file, log_interval, history_size,
-                enable_detailed_logging, start_grafana, grafana_port, grafana_host, grafana_image,
-                grafana_use_docker, grafana_admin_user, grafana_admin_password,
-                grafana_allow_anonymous, grafana_datasource_name, grafana_datasource_uid,
-                grafana_datasource_url,
+                dashboard_port=dashboard_port,
+                prometheus_port=prometheus_port,
+                dashboard_host=dashboard_host,
+                enable_prometheus=enable_prometheus,
+                enable_dashboard=enable_dashboard,
+                enable_console=enable_console,
+                log_file=log_file,
+                log_interval=log_interval,
+                history_size=history_size,
+                enable_detailed_logging=enable_detailed_logging,
+                start_grafana=start_grafana,
+                grafana_port=grafana_port,
+                grafana_host=grafana_host,
+                grafana_image=grafana_image,
+                grafana_use_docker=grafana_use_docker,
+                grafana_admin_user=grafana_admin_user,
+                grafana_admin_password=grafana_admin_password,
+                grafana_allow_anonymous=grafana_allow_anonymous,
+                grafana_datasource_name=grafana_datasource_name,
+                grafana_datasource_uid=grafana_datasource_uid,
+                grafana_datasource_url=grafana_datasource_url,
             )
-        )  # fmt: skip
+        )
 
     def stop_monitoring(self) -> None:
         """Stop everything that start_monitoring() started."""

@@ -96,12 +96,12 @@ def _prefill(
         graphdef.program,
         graphdef.layouts,
         part.bucket,
-        weights,
-        state,
-        jnp.asarray(part.token_ids),
-        ints,
-        jnp.asarray(part.floats),
-        dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
+        weights=weights,
+        state=state,
+        token_ids=jnp.asarray(part.token_ids),
+        ints=ints,
+        floats=jnp.asarray(part.floats),
+        tables=dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
     )
     return state, _output(
         graphdef, state.rows, ints[:, columns.ROW], sampled.tokens[:, 0], ints[:, columns.KV_LEN]

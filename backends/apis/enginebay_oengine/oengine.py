@@ -308,11 +308,11 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
             tokens,
             valids,
             true_length,
-            (temperature, top_p, top_k),
-            self.prng_key if rngs is None else rngs,
-            self.metadata,
-            self._sizes,
-            self.max_concurrent_prefill,
+            sampling=(temperature, top_p, top_k),
+            rngs=self.prng_key if rngs is None else rngs,
+            metadata=self.metadata,
+            sizes=self._sizes,
+            max_prompts=self.max_concurrent_prefill,
         )
         with self._steps.lock:
             prefix, data = self._slots.prefill(self._weights(graphstate, graphothers), prompts)

@@ -130,12 +130,12 @@ def decode_tokens(
         recipe.program,
         recipe.layouts,
         bucket,
-        shape.chunk,
-        weights,
-        StepState(cache, rows),
-        jnp.arange(shape.num_rows, dtype=jnp.int32),
-        jnp.int32(shape.chunk),
-        recipe.tables(),
+        max_steps=shape.chunk,
+        weights=weights,
+        state=StepState(cache, rows),
+        row_ids=jnp.arange(shape.num_rows, dtype=jnp.int32),
+        num_steps=jnp.int32(shape.chunk),
+        tables=recipe.tables(),
     )
     return _arrays_after(recipe, arrays, done.rows, done.cache, sampled.tokens)
 

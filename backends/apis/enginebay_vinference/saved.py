@@ -200,18 +200,18 @@ def load(folder: Path) -> Saved:
                 raise _damaged(folder / name, "its checksum does not match")
         spec = manifest["input_partition_spec"]
         return Saved(
-            folder,
-            vInferenceConfig.from_dict(manifest["generation_config"]),
-            manifest["seed"],
-            None if spec is None else spec_from_plain(spec),
-            manifest["inference_name"],
-            manifest["fingerprint"],
-            dict(manifest["kernels"]),
-            manifest["environment"],
-            tuple(
+            folder=folder,
+            generation_config=vInferenceConfig.from_dict(manifest["generation_config"]),
+            seed=manifest["seed"],
+            input_partition_spec=None if spec is None else spec_from_plain(spec),
+            inference_name=manifest["inference_name"],
+            fingerprint=manifest["fingerprint"],
+            kernels=dict(manifest["kernels"]),
+            environment=manifest["environment"],
+            precompiled=tuple(
                 vInferencePreCompileConfig.from_dict(fields) for fields in manifest["precompiled"]
             ),
-            {
+            functions={
                 InferenceShape(**one["shape"]): {
                     kind: contents[one["files"][kind]] for kind in KINDS
                 }

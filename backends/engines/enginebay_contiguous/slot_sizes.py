@@ -77,13 +77,13 @@ def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSi
     whole = slot_shape(steps.decode_rows[-1], steps.kv_lens[-1], page_size)
     first = slot_shape(steps.decode_rows[0], steps.kv_lens[0], page_size) if grow else whole
     sizes = SlotSizes(
-        steps,
-        page_size,
-        facts.compact_decode,
-        facts.config.max_drafts,
-        {},
-        {},
-        tuple(group.name for group in facts.info.groups),
-        tuple(group.name for group in facts.info.states),
+        steps=steps,
+        page_size=page_size,
+        compact_decode=facts.compact_decode,
+        num_drafts=facts.config.max_drafts,
+        first={},
+        whole={},
+        groups=tuple(group.name for group in facts.info.groups),
+        states=tuple(group.name for group in facts.info.states),
     )
     return dataclasses.replace(sizes, first=sizes.shapes_of(first), whole=sizes.shapes_of(whole))

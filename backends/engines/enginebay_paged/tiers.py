@@ -64,7 +64,15 @@ def make_tiers(parts: EngineParts, options: PagedOptions, shapes: Shapes) -> Pre
     """
     log, most = MoveLog(), options.prefix_host_bytes
     if most is None:
-        return PrefixTiers(log, 0, {}, HostPages(parts, shapes, {}), None, parts, shapes)
+        return PrefixTiers(
+            log=log,
+            num_slots=0,
+            page_bytes={},
+            pages=HostPages(parts, shapes, {}),
+            files=None,
+            parts=parts,
+            shapes=shapes,
+        )
     if parts.model.info.states:
         raise UnsupportedError(
             "prefix_host_bytes with a model that has a recurrent state",
@@ -94,4 +102,12 @@ def make_tiers(parts: EngineParts, options: PagedOptions, shapes: Shapes) -> Pre
         files = PageFiles(options.prefix_disk_dir, options.prefix_disk_bytes, options.prefix_ttl_s)
     num_slots = most // each
     pages = HostPages(parts, shapes, dict.fromkeys(page_bytes, num_slots), files)
-    return PrefixTiers(log, num_slots, page_bytes, pages, files, parts, shapes)
+    return PrefixTiers(
+        log=log,
+        num_slots=num_slots,
+        page_bytes=page_bytes,
+        pages=pages,
+        files=files,
+        parts=parts,
+        shapes=shapes,
+    )

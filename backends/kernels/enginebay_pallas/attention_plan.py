@@ -100,18 +100,18 @@ def span_of(plan: AttentionPlan, tables: PlanTables, unit: Any) -> Span:
         first_fresh = lax.div(jnp.maximum(begin - before, 0), jnp.int32(size))
         num_fresh = jnp.where(real, blocks_of(end - before, size) - first_fresh, 0)
     return Span(
-        row,
-        start,
-        q_len,
-        kv_len,
-        position,
-        begin,
-        end,
-        cached,
-        first_cached,
-        num_cached,
-        first_fresh,
-        num_fresh,
+        row=row,
+        start=start,
+        q_len=q_len,
+        kv_len=kv_len,
+        position=position,
+        begin=begin,
+        end=end,
+        cached=cached,
+        first_cached=first_cached,
+        num_cached=num_cached,
+        first_fresh=first_fresh,
+        num_fresh=num_fresh,
     )
 
 

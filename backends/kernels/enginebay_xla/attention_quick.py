@@ -48,7 +48,15 @@ def _case(
     page_size = capacity if rows_are_pages else setting.page_size
     decode, pages_per_seq = mode == "decode", capacity // page_size
     tokens = seqs if decode else sum(q_lens) + PADDING_TOKENS
-    bucket = Bucket(tokens, seqs, pages_per_seq, max(q_lens), capacity, mode, rows_are_pages)
+    bucket = Bucket(
+        tokens=tokens,
+        seqs=seqs,
+        pages_per_seq=pages_per_seq,
+        max_q_len=max(q_lens),
+        max_kv_len=capacity,
+        mode=mode,
+        rows_are_pages=rows_are_pages,
+    )
     num_pages = seqs if rows_are_pages else seqs * pages_per_seq + SPARE_PAGES
     layout = spec.make_layout(setting.layout_type, num_pages, page_size)
     rows = np.repeat(np.arange(len(q_lens)), q_lens)
@@ -56,7 +64,7 @@ def _case(
     name = f"{mode}_rows_are_pages" if rows_are_pages else mode
 
     def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
-        return _step(impl, setting, spec, layout, bucket, rows, inputs)
+        return _step(impl, setting, spec, layout=layout, bucket=bucket, rows=rows, inputs=inputs)
 
     def place(result: str, row: int) -> str:
         where = f"{name}, layout {layout.name}"

@@ -122,16 +122,16 @@ def build_decoder(
         _cache_group(name, spec, windows.count(spec.window)) for name, spec in specs.items()
     )
     info = ModelInfo(
-        family,
-        config.vocab_size,
-        config.hidden_size,
-        config.max_model_len,
-        groups,
-        specs,
-        repeats,
-        config.auto_max_model_len,
-        repr((config.rope, config.activation, config.norm_eps, variant)),
-        () if variant.mixer is None else (variant.mixer.group,),
+        family=family,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        max_model_len=config.max_model_len,
+        groups=groups,
+        attention=specs,
+        kv_head_repeat=repeats,
+        auto_max_model_len=config.auto_max_model_len,
+        constants=repr((config.rope, config.activation, config.norm_eps, variant)),
+        states=() if variant.mixer is None else (variant.mixer.group,),
     )
     return NnxModel(info, module, variant.names)
 

@@ -132,14 +132,14 @@ def _read_latent(config: Mapping[str, Any], decoder: DecoderConfig, dtype: str) 
         v_is_k_prefix=True,
     )
     return LatentConfig(
-        decoder.hidden_size,
-        spec,
-        decoder.rope,
-        plain_dim,
-        positive(config, "v_head_dim", _OUT_DIM),
-        positive(config, "q_lora_rank", _Q_RANK) if has_q_rank else None,
-        flag(config, "attention_bias", default=False),
-        LATENT,
+        hidden_size=decoder.hidden_size,
+        spec=spec,
+        rope=decoder.rope,
+        plain_dim=plain_dim,
+        out_dim=positive(config, "v_head_dim", _OUT_DIM),
+        q_rank=positive(config, "q_lora_rank", _Q_RANK) if has_q_rank else None,
+        has_bias=flag(config, "attention_bias", default=False),
+        cache_group=LATENT,
     )
 
 

@@ -291,14 +291,16 @@ def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
     for one in output.outputs:
         logprobs = None if one.logprobs is None else tuple(one.logprobs)
         yield StreamChunk(
-            output.request_id,
-            one.index,
-            one.text,
-            tuple(one.token_ids),
-            one.finish_reason,
-            None if one.index else output.metrics,
-            logprobs,
-            None if one.index or output.prompt_logprobs is None else tuple(output.prompt_logprobs),
+            request_id=output.request_id,
+            index=one.index,
+            delta_text=one.text,
+            delta_token_ids=tuple(one.token_ids),
+            finish_reason=one.finish_reason,
+            metrics=None if one.index else output.metrics,
+            logprobs=logprobs,
+            prompt_logprobs=None
+            if one.index or output.prompt_logprobs is None
+            else tuple(output.prompt_logprobs),
         )
 
 

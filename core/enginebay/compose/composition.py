@@ -102,15 +102,29 @@ def make_plan(
     _check_parts(registry, settled, here)
     steps = engine_steps(registry, settled, platform, model)
     kernels = choose_kernels(
-        registry, settled, platform.env(), model.info, placement, platform.default_layout, steps,
-        weight_format.needs,
-    )  # fmt: skip
+        registry,
+        settled,
+        platform.env(),
+        info=model.info,
+        placement=placement,
+        default_layout=platform.default_layout,
+        steps=steps,
+        needs=weight_format.needs,
+    )
     processors = choose_processors(registry, settled)
     reasons += (processors.reason, *kernels.reasons)
     plan = Plan(
-        registry, settled, reasons, platform, checkpoint, model, placement,
-        kernels, processors, weight_format,
-    )  # fmt: skip
+        registry=registry,
+        config=settled,
+        reasons=reasons,
+        platform=platform,
+        checkpoint=checkpoint,
+        model=model,
+        placement=placement,
+        kernels=kernels,
+        processors=processors,
+        weight_format=weight_format,
+    )
     return _revised(plan)
 
 

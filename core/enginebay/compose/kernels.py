@@ -142,20 +142,20 @@ def choose_kernels(
     reasons = [layout, *why, *why_plain, *refused]
     calls = {call for one in (*attention.values(), *plain.values()) for call in one.custom_calls}
     chosen = ChosenKernels(
-        {phase: found.impl for phase, found in attention.items()},
-        {op: found.impl for op, found in plain.items()},
-        {r.setting.removeprefix("kernels."): r.chosen for r in reasons},
-        layout.chosen,
-        layout_type,
-        tuple(reasons),
-        env,
-        tuple(sorted(calls)),
-        ops,
-        tuned,
-        steps_for,
-        specs,
-        shards > 1,
-        needs,
+        attention={phase: found.impl for phase, found in attention.items()},
+        plain={op: found.impl for op, found in plain.items()},
+        names={r.setting.removeprefix("kernels."): r.chosen for r in reasons},
+        layout=layout.chosen,
+        layout_type=layout_type,
+        reasons=tuple(reasons),
+        env=env,
+        custom_calls=tuple(sorted(calls)),
+        ops=ops,
+        tuned=tuned,
+        steps=steps_for,
+        specs=specs,
+        is_sharded=shards > 1,
+        needs=needs,
     )
     writers = {op: wanted_kernel(config, op) for op in ops[ATTENTION].calls[1:]}
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}

@@ -223,15 +223,15 @@ class EngineParts:
     def facts(self) -> StepFacts:
         """What the sizes of the engine's steps depend on."""
         return StepFacts(
-            self.config,
-            self.model.info,
-            self.layout,
-            self.layout_type,
-            self.platform.min_rows(self.dtype),
-            self.compact_decode,
-            self.ragged_decode,
-            self.drafts_are_rows,
-            self.platform.one_prefill_width,
+            config=self.config,
+            info=self.model.info,
+            layout=self.layout,
+            layout_type=self.layout_type,
+            min_rows=self.platform.min_rows(self.dtype),
+            compact_decode=self.compact_decode,
+            ragged_decode=self.ragged_decode,
+            drafts_are_rows=self.drafts_are_rows,
+            one_prefill_width=self.platform.one_prefill_width,
         )
 
 

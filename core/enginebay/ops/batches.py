@@ -34,14 +34,14 @@ def derive_batch(
         jnp.int32
     )
     return AttnBatch(
-        positions,
-        cu,
-        kv_lens,
-        page_table,
-        slots,
-        jnp.where(real, seq, bucket.seqs),
-        distribution,
-        bucket,
+        positions=positions,
+        cu_q_lens=cu,
+        kv_lens=kv_lens,
+        page_table=page_table,
+        slots=slots,
+        seq_ids=jnp.where(real, seq, bucket.seqs),
+        distribution=distribution,
+        bucket=bucket,
     )
 
 
@@ -56,12 +56,12 @@ def _derive_decode(
     cu = jnp.arange(bucket.seqs + 1, dtype=jnp.int32)
     distribution = jnp.full((3,), bucket.seqs, jnp.int32)
     return AttnBatch(
-        positions,
-        cu,
-        kv_lens,
-        page_table,
-        slots,
-        jnp.where(live, rows, bucket.seqs),
-        distribution,
-        bucket,
+        positions=positions,
+        cu_q_lens=cu,
+        kv_lens=kv_lens,
+        page_table=page_table,
+        slots=slots,
+        seq_ids=jnp.where(live, rows, bucket.seqs),
+        distribution=distribution,
+        bucket=bucket,
     )

@@ -288,7 +288,17 @@ def _load_plugin(
     distribution, version = _distribution(point)
 
     def broken(reason: str) -> list[Entry]:
-        return [Entry("plugin", point.name, point.name, version, distribution, "broken", reason)]
+        return [
+            Entry(
+                kind="plugin",
+                name=point.name,
+                package=point.name,
+                version=version,
+                distribution=distribution,
+                state="broken",
+                reason=reason,
+            )
+        ]
 
     if manager.has_plugin(point.name):
         return broken("another distribution has a plugin of this name")

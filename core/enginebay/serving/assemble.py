@@ -100,14 +100,14 @@ class CompletionReader:
         self._read = text_to, tokens_to, finish_reason, metrics = fed
         prompt = None if text_from + tokens_from else self.prompt_logprobs
         return StreamChunk(
-            self.request.parent_id,
-            self.request.index,
-            self.text[text_from:text_to],
-            tuple(self.token_ids[tokens_from:tokens_to]),
-            finish_reason,
-            metrics,
-            None if self.logprobs is None else tuple(self.logprobs[tokens_from:tokens_to]),
-            None if prompt is None else tuple(prompt),
+            request_id=self.request.parent_id,
+            index=self.request.index,
+            delta_text=self.text[text_from:text_to],
+            delta_token_ids=tuple(self.token_ids[tokens_from:tokens_to]),
+            finish_reason=finish_reason,
+            metrics=metrics,
+            logprobs=None if self.logprobs is None else tuple(self.logprobs[tokens_from:tokens_to]),
+            prompt_logprobs=None if prompt is None else tuple(prompt),
         )
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:

@@ -178,15 +178,15 @@ class Observers:
         (began_s, decided_s), self._schedule = self._schedule, None
         now_s = time.monotonic()
         update = Update(
-            now_s,
-            decided_s - began_s,
-            now_s - decided_s,
-            self._num_rows,
-            self._num_tokens,
-            self._num_preempted,
-            len(requests.waiting),
-            len(requests.running),
-            ledger.num_free_tokens,
+            at_s=now_s,
+            schedule_s=decided_s - began_s,
+            launch_s=now_s - decided_s,
+            num_rows=self._num_rows,
+            num_tokens=self._num_tokens,
+            num_preempted=self._num_preempted,
+            num_waiting=len(requests.waiting),
+            num_running=len(requests.running),
+            num_free_tokens=ledger.num_free_tokens,
         )
         self._num_preempted = 0
         self._report(lambda observer: observer.updated(update))

@@ -177,7 +177,15 @@ class RequestState:
             self.finished = True
         if self.prompt is not None and (new or self.is_scored):
             logprobs_of_prompt = joined_logprobs(self.prompt.take(), sampling.num_prompt_logprobs)
-        return TokenEvent(tuple(new), reason, metrics, None, logprobs, logprobs_of_prompt, hidden)
+        return TokenEvent(
+            token_ids=tuple(new),
+            finish_reason=reason,
+            metrics=metrics,
+            error=None,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs_of_prompt,
+            hidden=hidden,
+        )
 
 
 class RequestTable:
@@ -284,27 +292,27 @@ class RequestTable:
 
         waiting = tuple(
             WaitingView(
-                r,
-                t.num_prefill,
-                t.num_new_left,
-                t.request.arrival_s,
-                t.request.priority,
-                cached(place, t),
-                t.request.tenant,
-                shared(t),
+                request_id=r,
+                num_prompt_tokens=t.num_prefill,
+                max_new_tokens=t.num_new_left,
+                arrival_s=t.request.arrival_s,
+                priority=t.request.priority,
+                num_cached_tokens=cached(place, t),
+                tenant=t.request.tenant,
+                num_shared_tokens=shared(t),
             )
             for place, (r, t) in enumerate(self.waiting.items())
         )
         running = tuple(
             RunningView(
-                r,
-                t.num_tokens,
-                t.num_prefill - t.num_computed,
-                t.num_new_left,
-                t.request.arrival_s,
-                t.request.priority,
-                t.lease.capacity if t.lease is not None else None,
-                t.request.tenant,
+                request_id=r,
+                num_tokens=t.num_tokens,
+                num_left=t.num_prefill - t.num_computed,
+                max_new_left=t.num_new_left,
+                arrival_s=t.request.arrival_s,
+                priority=t.request.priority,
+                num_promised=t.lease.capacity if t.lease is not None else None,
+                tenant=t.request.tenant,
             )
             for r, t in self.running.items()
         )

@@ -84,7 +84,9 @@ def run_serve(args: argparse.Namespace) -> int:
             for load in loads:
                 measure(load)
     flags = _settled(args, target)
-    record = make_record(flags, target, version, what, bounds, runner.measured, found)
+    record = make_record(
+        flags, target, version, requests=what, bounds=bounds, measured=runner.measured, found=found
+    )
     if stop.is_set():
         record["warnings"].insert(0, "Interrupted: the last load is a part.")
     show_results(record, runner.measured, json_only=args.json, folder=args.out)

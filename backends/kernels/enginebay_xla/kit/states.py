@@ -144,11 +144,11 @@ def short_conv(kernel: Any, env: Env, number: int, layouts: LayoutTypes) -> Iter
             weight = jax.ShapeDtypeStruct((CHANNELS, TAPS), jnp.dtype(dtype))
             batch = batch_of(Bucket(tokens, rows, 1, longest, 4096, mode))  # type: ignore[arg-type]
             yield OpProgram(
-                f"short_conv_{mode}_{tokens}x{CHANNELS}_{dtype}",
-                lambda x, weight, state, batch: kernel(x, weight, None, state, batch),
-                (x, weight, {INPUTS: state}, batch),
-                (2,),
-                dtype == "bfloat16" and mode == "decode",
-                {"dtype": dtype},
-                state.size * state.dtype.itemsize,
+                name=f"short_conv_{mode}_{tokens}x{CHANNELS}_{dtype}",
+                function=lambda x, weight, state, batch: kernel(x, weight, None, state, batch),
+                arguments=(x, weight, {INPUTS: state}, batch),
+                donated=(2,),
+                representative=dtype == "bfloat16" and mode == "decode",
+                traits={"dtype": dtype},
+                kept_bytes=state.size * state.dtype.itemsize,
             )
