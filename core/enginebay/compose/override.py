@@ -116,7 +116,7 @@ def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
         before = plan.registry.find(SAMPLER, choice.name)
         reason = entry.why_not_on(plan.platform.env().platform)
         if entry.capability("greedy_only") and not before.capability("greedy_only"):
-            reason = f"it is greedy only, but requests to {choice.name} may sample"
+            reason = f"it is greedy only, but requests to {choice.name} may ask for sampling"
         if reason is not None:
             raise UnsupportedError(
                 f"sampler = {given!r} cannot be used here ({reason})",
