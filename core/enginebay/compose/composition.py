@@ -8,10 +8,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.compose.by_hand import by_hand
+from enginebay.compose.checked_paths import check_import_paths
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
+from enginebay.compose.override import by_op, overridden_plan
 from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
@@ -152,7 +153,8 @@ def choose_weight_format(
 
 
 def _revised(plan: Plan) -> Plan:
-    """Apply the registered revisions to the plan."""
+    """Check the kernels that were chosen by import path, and apply the registered revisions."""
+    plan = check_import_paths(plan)
     for entry in plan.registry.ready("revision"):
         plan = plan.registry.run(entry, plan)
     if plan.config.shadow and plan.shadow is None:
@@ -203,7 +205,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
             return plan.load_weights(progress=report)
 
     def changed(parts: Mapping[str, object]) -> EngineParts:
-        return make_parts(by_hand(registry).overridden(plan, parts, check=False))
+        return make_parts(overridden_plan(plan, by_op(parts), check=False))
 
     return EngineParts(
         config=config,

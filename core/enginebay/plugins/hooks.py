@@ -161,12 +161,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_by_hands(self, register: Register) -> None:
-        """Register support for implementations that users pass as functions or import paths
-        without registering them. Target: an `enginebay.compose.by_hand.ByHand`.
-        """
-
-    @hookspec
     def register_samplers(self, register: Register) -> None:
         """Register samplers. Target: a function that follows `enginebay.contracts.sampler.Sampler`;
         for a sampler with options, a callable that takes the options and returns such a function.
