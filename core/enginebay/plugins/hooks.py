@@ -232,13 +232,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_weight_formats(self, register: Register) -> None:
-        """Register choices of how weights are stored. Target: a callable that takes (the Registry,
-        the EngineConfig, the Checkpoint, the Model, the dtype of plain weights, the Placement or
-        None for one device) and returns an `enginebay.weights.WeightFormat` and the Reasons.
-        """
-
-    @hookspec
     def register_tool_parsers(self, register: Register) -> None:
         """Register formats in which models write tool calls. Target: an
         `enginebay.contracts.output_format.OutputFormat`.
