@@ -1,22 +1,40 @@
-"""Hooks of mkdocs: changes pages where the site must differ from the repository."""
+"""Hooks of mkdocs: makes pages from data, and changes pages where the site must differ from the
+repository.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs is started from its own folder
+
+from tools.generated_pages import PAGES, link_pages
 
 FENCE = re.compile(r"^```(\w+) [^\n`]+$", re.MULTILINE)
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|README|CONTRIBUTING|tools)[^)]*\)")
 
 
+def on_files(files: Files, config: MkDocsConfig, **_: object) -> None:
+    """Add the pages that are made from data."""
+    for name, page in PAGES.items():
+        files.append(File.generated(config, name, content=page.make()))
+
+
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Keep only the language of code blocks ("sh run" becomes "sh"), turn links to files that are
-    not on the site into text, and add the list of decisions to the page of decisions.
+    """Keep only the language of code blocks ("sh run" becomes "sh"), let links to data lead to the
+    pages that are made from it, turn links to files that are not on the site into text, and add
+    the list of decisions to the page of decisions.
     """
     if page.file.src_uri == "decisions/index.md":
         folder = Path(page.file.abs_src_path or "").parent
         titles = [(p.name, p.read_text().splitlines()[0]) for p in sorted(folder.glob("0*.md"))]
         markdown += "".join(f"\n- [{title.lstrip('# ')}]({name})" for name, title in titles)
+    if page.file.src_uri not in PAGES:
+        markdown = link_pages(markdown, page.file.src_uri)
     return OUTSIDE.sub(r"\1", FENCE.sub(r"```\1", markdown))
