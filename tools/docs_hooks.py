@@ -1,5 +1,5 @@
-"""Hooks of mkdocs: makes pages from data, and changes pages where the site must differ from the
-repository.
+"""Hooks of mkdocs: makes pages and tables from data, and changes pages where the site must differ
+from the repository.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs is started from its own folder
 
 from tools.generated_pages import PAGES, link_pages
+from tools.reference_tables import with_tables
 
 FENCE = re.compile(r"^```(\w+) [^\n`]+$", re.MULTILINE)
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|README|CONTRIBUTING|tools)[^)]*\)")
@@ -27,14 +28,14 @@ def on_files(files: Files, config: MkDocsConfig, **_: object) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Keep only the language of code blocks ("sh run" becomes "sh"), let links to data lead to the
-    pages that are made from it, turn links to files that are not on the site into text, and add
-    the list of decisions to the page of decisions.
+    """Keep only the language of code blocks ("sh run" becomes "sh"), add the tables that are made
+    from code, let links to data lead to the pages that are made from it, turn links to files that
+    are not on the site into text, and add the list of decisions to the page of decisions.
     """
     if page.file.src_uri == "decisions/index.md":
         folder = Path(page.file.abs_src_path or "").parent
         titles = [(p.name, p.read_text().splitlines()[0]) for p in sorted(folder.glob("0*.md"))]
         markdown += "".join(f"\n- [{title.lstrip('# ')}]({name})" for name, title in titles)
     if page.file.src_uri not in PAGES:
-        markdown = link_pages(markdown, page.file.src_uri)
+        markdown = link_pages(with_tables(markdown), page.file.src_uri)
     return OUTSIDE.sub(r"\1", FENCE.sub(r"```\1", markdown))

@@ -20,6 +20,7 @@ from enginebay.plugins.hooks import Declaration, Hooks
 from enginebay.plugins.registry import load_registry
 from enginebay.types import SamplingParams
 from tools.promises import promises
+from tools.reference_tables import with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -46,7 +47,8 @@ def leads_somewhere(path: Path, target: str) -> bool:
 
 
 def page(name: str) -> str:
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+    """The text of a page as the site has it, with the tables that are made from the code."""
+    return with_tables((ROOT / "docs" / name).read_text(encoding="utf-8"))
 
 
 def missing(names: Iterator[str] | list[str], text: str) -> list[str]:
@@ -89,7 +91,7 @@ def test_every_field_and_part_option_is_in_the_configuration_page() -> None:
 
 
 def test_every_built_in_part_is_named_somewhere() -> None:
-    everything = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    everything = "\n".join(with_tables(path.read_text(encoding="utf-8")) for path in PAGES)
     names = {entry.name for entry in load_registry().entries if entry.distribution == "enginebay"}
     assert not missing(sorted(names), everything)
 

@@ -1,4 +1,4 @@
-"""Pages that the site makes from data: their links lead somewhere, and pages link to their data."""
+"""Pages and tables that the site makes; pages link to the data of the pages that are made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tools.generated_pages import LINK, PAGES, ROOT, link_pages
+from tools.reference_tables import MARK, TABLES, with_tables
 
 DOCS = ROOT / "docs"
 
@@ -41,3 +42,16 @@ def test_links_of_a_generated_page_lead_somewhere(name: str) -> None:
 def test_a_link_to_the_data_leads_to_the_page_on_the_site(name: str, data: str, page: str) -> None:
     text = "[it]({}) and [more](quickstart.md#install)."
     assert link_pages(text.format(data), name) == text.format(page)
+
+
+def test_every_table_of_a_page_is_made_and_a_name_that_is_unknown_is_refused() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))]
+    shown = {name for text in pages for name in MARK.findall(text)}
+    assert shown >= TABLES.keys()
+    for name in sorted(shown):
+        lines = with_tables(f"before\n\n<!-- table: {name} -->\n\nafter").splitlines()
+        rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("|")]
+        assert len(rows) > 2
+        assert len({len(row) for row in rows}) == 1, "a bar within a cell is escaped"
+    with pytest.raises(KeyError):
+        with_tables("<!-- table: colours -->")
