@@ -22,15 +22,17 @@ from enginebay.validation import allowed_values
 MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 ENGINE = "engine"
 """The group of flags that choose the parts, which many commands have."""
+BAR = re.compile(r"(`[^`]*`)|\|")
 DEFAULT = re.compile(r" \(default: .*\)$")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+    """Return a table of Markdown. A bar is escaped outside of code."""
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for row in rows:
+        cells = [BAR.sub(lambda found: found[1] or r"\|", cell) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def groups(command: str) -> Iterator[tuple[str, list[tuple[argparse.Action, str]]]]:

@@ -1,5 +1,5 @@
 """The plugins of this package: the executor that runs commands in this process, the binder of ops,
-the choice of how weights are stored, and shadow mode.
+and shadow mode.
 """
 
 from __future__ import annotations
@@ -22,16 +22,6 @@ def register_binders(register: Register) -> None:
         "shard_map",
         "enginebay_runtime.binding:bind",
         summary="splits calls of ops over devices by their partition rules",
-    )
-
-
-@hookimpl
-def register_weight_formats(register: Register) -> None:
-    """Register `configured`."""
-    register(
-        "configured",
-        "enginebay_runtime.weight_format:configured_weight_format",
-        summary="weights as `quantization` says, or as the checkpoint stores them",
     )
 
 

@@ -11,7 +11,7 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
-from enginebay.compose.by_hand import with_paths_of
+from enginebay.compose.import_paths import with_paths_of
 from enginebay.compose.ops import ATTENTION
 from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from enginebay.cli.command import Command
-from enginebay.compose.by_hand import ByHand
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
@@ -42,7 +41,7 @@ class Choices:
 
 
 EVERYTHING = "all"
-RECORDS: dict[str, type] = {"command": Command, "by_hand": ByHand, "op": Op}
+RECORDS: dict[str, type] = {"command": Command, "op": Op}
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -44,14 +44,18 @@ def test_a_link_to_the_data_leads_to_the_page_on_the_site(name: str, data: str, 
     assert link_pages(text.format(data), name) == text.format(page)
 
 
+def without_code(line: str) -> str:
+    return re.sub(r"`[^`]*`|\\\|", "", line)
+
+
 def test_every_table_of_a_page_is_made_and_a_name_that_is_unknown_is_refused() -> None:
     pages = [path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))]
     shown = {name for text in pages for name in MARK.findall(text)}
     assert shown >= TABLES.keys()
     for name in sorted(shown):
         lines = with_tables(f"before\n\n<!-- table: {name} -->\n\nafter").splitlines()
-        rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("|")]
+        rows = [line.count("|") for line in map(without_code, lines) if line.startswith("|")]
         assert len(rows) > 2
-        assert len({len(row) for row in rows}) == 1, "a bar within a cell is escaped"
+        assert len(set(rows)) == 1
     with pytest.raises(KeyError):
         with_tables("<!-- table: colours -->")

@@ -43,7 +43,7 @@ ALLOWED = (
     Shared(
         "the start of a program",
         "main",
-        "enginebay.cli enginebay.cli.program enginebay.cli.plugin enginebay.text.worker.__main__"
+        "enginebay.cli enginebay.cli.program enginebay.text.worker.__main__"
         " enginebay_testing.replay enginebay_testing.worker enginebay_bench.weight_reads"
         " enginebay_server.replicas.router_process",
     ),

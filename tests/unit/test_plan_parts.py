@@ -1,5 +1,5 @@
-"""Parts that take part in every plan: revisions, what knows tuned configurations, and
-what serves implementations by hand; and what is said where there is none.
+"""Parts that take part in every plan: revisions, and what knows tuned configurations; and
+what is said where there is none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import make_plan
 from enginebay.compose.negotiate import choose_tuning
 from enginebay.compose.plan import Plan, bind_plan
@@ -55,8 +54,6 @@ def test_a_part_that_fails_is_named_with_its_plugin() -> None:
 
 def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:
     none = Registry([])
-    with pytest.raises(UnsupportedError, match="not registered, but no plugin supports these"):
-        by_hand(none)
     with pytest.raises(UnsupportedError, match="no plugin has tuned configurations"):
         choose_tuning(none, EngineConfig(tuned="require"))
     assert isinstance(choose_tuning(none, EngineConfig()), Untuned)

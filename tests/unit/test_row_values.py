@@ -44,7 +44,7 @@ from enginebay.ops.sampling import first_best
 from enginebay.ops.row_columns import write_row
 from enginebay_runtime.rows import RowTable
 from enginebay_runtime import device
-from enginebay.ops import columns
+from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.assemble import empty_plan
 from enginebay.contracts.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams

@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
-from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
+from enginebay.compose.composition import find_family, open_checkpoint
+from enginebay.compose.weight_format import choose_weight_format
 from enginebay.config import make_config
 from enginebay.contracts.model import Checkpoint
 from enginebay.contracts.text import Tokenizer

@@ -373,7 +373,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
             base, limit = place_of_block(plan, span, step)
             if plan.no_prefix:
                 pl.when(is_last & (step == writing_step))(functools.partial(write, slot, base))
-            attend_block(plan, q, scratch, slot=slot, base=base, limit=limit, span=span)
+            attend_block(plan, q, scratch, slot, base, limit, span)
 
         pl.when(is_mine | (following.num_blocks > 0))(ask)
         pl.when(step >= 0)(attend)

@@ -8,26 +8,27 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.compose.by_hand import by_hand
+from enginebay.compose.checked_paths import check_import_paths
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
+from enginebay.compose.override import by_op, overridden_plan
 from enginebay.compose.plan import Plan, bind_plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
-from enginebay.config import NO_PROPOSER, EngineConfig, Reason
+from enginebay.compose.weight_format import choose_weight_format
+from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, Choice
 from enginebay.contracts.engine import Engine
 from enginebay.contracts.executor import EngineParts, weight_bytes
 from enginebay.contracts.model import (
     Checkpoint,
-    Model,
     ModelFamily,
     with_cache_dtypes,
     with_padding,
 )
-from enginebay.contracts.placement import Placement, make_placement
+from enginebay.contracts.placement import make_placement
 from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.sampler import Sampler
 from enginebay.contracts.scheduler import Scheduler
@@ -36,7 +37,7 @@ from enginebay.jax_start import prepare_jax
 from enginebay.ops.select import Candidate, choose
 from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.waits import waiting
-from enginebay.weights import Weight, WeightFormat
+from enginebay.weights import Weight
 
 log = logging.getLogger("enginebay.compose")
 
@@ -128,31 +129,9 @@ def make_plan(
     return _revised(plan)
 
 
-def choose_weight_format(
-    registry: Registry,
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    model: Model,
-    dtype: str,
-    placement: Placement | None = None,
-) -> tuple[WeightFormat, tuple[Reason, ...]]:
-    """Return how weights are stored on the devices of a placement (None: one device), with plain
-    weights of `dtype`, and the reasons, as the registered choice of the highest priority says.
-    EnginebayError for a setting that does not fit.
-    """
-    entry = registry.first(
-        "weight_format",
-        "an engine, but no plugin says how its weights are stored",
-        "a plugin that registers a weight format, such as executor",
-        "Install one, or add it to ENGINEBAY_PLUGINS.",
-    )
-    chosen: tuple[WeightFormat, tuple[Reason, ...]]
-    chosen = registry.run(entry, registry, config, checkpoint, model, dtype, placement)
-    return chosen
-
-
 def _revised(plan: Plan) -> Plan:
-    """Apply the registered revisions to the plan."""
+    """Check the kernels that were chosen by import path, and apply the registered revisions."""
+    plan = check_import_paths(plan)
     for entry in plan.registry.ready("revision"):
         plan = plan.registry.run(entry, plan)
     if plan.config.shadow and plan.shadow is None:
@@ -203,7 +182,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
             return plan.load_weights(progress=report)
 
     def changed(parts: Mapping[str, object]) -> EngineParts:
-        return make_parts(by_hand(registry).overridden(plan, parts, check=False))
+        return make_parts(overridden_plan(plan, by_op(parts), check=False))
 
     return EngineParts(
         config=config,

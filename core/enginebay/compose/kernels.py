@@ -7,9 +7,9 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from enginebay.compose.by_hand import by_hand
 from enginebay.compose.candidates import NOTHING, candidates, interpreted_names
 from enginebay.compose.fused import FusedPart, choose_fused
+from enginebay.compose.import_paths import with_import_paths
 from enginebay.compose.negotiate import (
     PlanSteps,
     StepsFor,
@@ -126,7 +126,7 @@ def choose_kernels(
             raise unknown_name("op", op, known, todo)
     paths = import_paths_in(config)
     if paths:
-        registry = by_hand(registry).with_paths(registry, paths, default_layout)
+        registry = with_import_paths(registry, paths, default_layout)
     shards = placement.num_shards("kv_heads")
     specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     layout = choose_layout(registry, config, env, specs, default_layout)

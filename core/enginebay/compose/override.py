@@ -10,13 +10,9 @@ import jax
 import numpy as np
 
 from enginebay.compose.candidates import QUANTIZED, why_not_declared
+from enginebay.compose.checked_paths import check_setting, with_reasons
 from enginebay.compose.fused import COMPOSED
-from enginebay.compose.import_paths import (
-    check_setting,
-    import_path,
-    refuse_uncallable,
-    with_reasons,
-)
+from enginebay.compose.import_paths import import_path, refuse_uncallable
 from enginebay.compose.kernels import refuse_unused
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.plan import Plan
@@ -58,6 +54,15 @@ class _Given:
     def settings(self) -> tuple[str, ...]:
         """Return the settings of a plan that this implementation replaces."""
         return tuple(f"{self.op}.{phase}" for phase in self.phases) or (self.op,)
+
+
+def by_op(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect the parts of one op: those of settings such as "attention.decode" by their phase."""
+    found: dict[str, Any] = {}
+    for setting, part in given.items():
+        op, _, phase = setting.partition(".")
+        found[op] = {**found.get(op, {}), phase: part} if phase else part
+    return found
 
 
 def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
@@ -116,7 +121,7 @@ def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
         before = plan.registry.find(SAMPLER, choice.name)
         reason = entry.why_not_on(plan.platform.env().platform)
         if entry.capability("greedy_only") and not before.capability("greedy_only"):
-            reason = f"it is greedy only, but requests to {choice.name} may sample"
+            reason = f"it is greedy only, but requests to {choice.name} may ask for sampling"
         if reason is not None:
             raise UnsupportedError(
                 f"sampler = {given!r} cannot be used here ({reason})",

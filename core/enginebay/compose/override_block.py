@@ -5,12 +5,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from enginebay.compose.by_hand import EngineDriver
 from enginebay.compose.composition import Composed
-from enginebay.compose.override import overridden_plan
-from enginebay.errors import RequestError, StoppedError
+from enginebay.compose.override import by_op, overridden_plan
+from enginebay.errors import EnginebayError, RequestError, StoppedError
+
+
+class EngineDriver(Protocol):
+    """What drives an engine: a loop, or a service that starts a loop when it needs one."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function between steps, and return its result. StoppedError when the step before it
+        failed.
+        """
+
+    def end_all(self, error: EnginebayError) -> None:
+        """End every request with an error. Only called between steps."""
 
 
 @contextlib.contextmanager
@@ -26,7 +45,7 @@ def overridden(
     Inside the block programs may be compiled even with forbid_compiling. Blocks may be nested.
     """
     engine = parts.engine
-    plan = overridden_plan(parts.plan, given, check=check)
+    plan = overridden_plan(parts.plan, by_op(given), check=check)
 
     def begin() -> tuple[Callable[[], None], bool]:
         count = driver.num_waiting + driver.num_running

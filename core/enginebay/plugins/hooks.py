@@ -161,12 +161,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_by_hands(self, register: Register) -> None:
-        """Register support for implementations that users pass as functions or import paths
-        without registering them. Target: an `enginebay.compose.by_hand.ByHand`.
-        """
-
-    @hookspec
     def register_samplers(self, register: Register) -> None:
         """Register samplers. Target: a function that follows `enginebay.contracts.sampler.Sampler`;
         for a sampler with options, a callable that takes the options and returns such a function.
@@ -235,13 +229,6 @@ class Hooks:
         """Register binders, which apply the chosen implementations of ops in an engine's steps.
         Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
         Placement) and returns an `enginebay.compose.plan.Bound`.
-        """
-
-    @hookspec
-    def register_weight_formats(self, register: Register) -> None:
-        """Register choices of how weights are stored. Target: a callable that takes (the Registry,
-        the EngineConfig, the Checkpoint, the Model, the dtype of plain weights, the Placement or
-        None for one device) and returns an `enginebay.weights.WeightFormat` and the Reasons.
         """
 
     @hookspec

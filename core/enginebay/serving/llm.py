@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
-from enginebay.compose.by_hand import by_hand
 from enginebay.compose.composition import Composed, Progress, build, make_plan
+from enginebay.compose.override_block import overridden
 from enginebay.compose.plan import Plan, make_title
 from enginebay.config import EngineConfig, make_config
 from enginebay.contracts.adapters import required
@@ -182,8 +182,7 @@ class LLM:
         the block the former programs are used again, without compiling. Blocks may be nested.
         """
         before = self._parts
-        hand = by_hand(before.plan.registry)
-        with hand.block(before, self._loop, implementations, check=check) as self._parts:
+        with overridden(before, self._loop, implementations, check=check) as self._parts:
             try:
                 yield self
             finally:

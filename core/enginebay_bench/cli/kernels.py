@@ -154,7 +154,7 @@ def open_session(
     `command` is the command that runs, and `settled` names the flags whose values it fixes.
     """
     from enginebay.cli.environment import free_bytes
-    from enginebay.compose.by_hand import with_paths_of
+    from enginebay.compose.import_paths import with_paths_of
     from enginebay.compose.ops import ATTENTION
     from enginebay.compose.platforms import find_platform
     from enginebay.jax_config import configure_compile_cache

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from enginebay.compose.composition import choose_weight_format, find_family, open_checkpoint
+from enginebay.compose.composition import find_family, open_checkpoint
+from enginebay.compose.weight_format import choose_weight_format
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
 from enginebay.plugins.registry import load_registry

@@ -29,13 +29,13 @@ from enginebay.weights import (
 )
 
 
-def configured_weight_format(
+def choose_weight_format(
     registry: Registry,
     config: EngineConfig,
     checkpoint: Checkpoint,
     model: Model,
     dtype: str,
-    placement: Placement | None,
+    placement: Placement | None = None,
 ) -> tuple[WeightFormat, tuple[Reason, ...]]:
     """Return the weight format of a configuration, with plain weights of `dtype`, and the reasons.
     `placement`: None means one device.
