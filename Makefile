@@ -204,9 +204,8 @@ walk: env-docs ## run the commands of the documentation's paths in order, as a r
 	@$(DOCS_VENV)/bin/python tools/walk_docs.py $(PAGES)
 
 .PHONY: support
-support: env-kernels ## docs/support.md, from what kernels declare and what checks find
+support: env-kernels ## docs/support.json, from what kernels declare and what checks find
 	@$(KERNELS_VENV)/bin/enginebay check kernel --jobs $(N) --timeout 300 --matrix docs/support.json
-	@$(KERNELS_VENV)/bin/python tools/support_page.py docs/support.json docs/support.md
 
 .PHONY: gpu-bundle
 gpu-bundle: env-test ## wheels for gpu-check on a machine without a network (GPU_BUNDLE_ARGS="--present FILE")

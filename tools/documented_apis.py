@@ -1,7 +1,5 @@
-"""Writes docs/documented_apis.md: every documented name, parameter and default of the five APIs
-beside ours, with the reason for each difference.
-
-    python tools/documented_apis.py docs/documented_apis.md
+"""Makes the page that has every documented name, parameter and default of the five APIs beside
+ours, with the reason for each difference.
 
 The documented declarations and the reasons are in documented_apis.toml; ours are read from the
 code.
@@ -14,7 +12,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from inspect import Parameter
@@ -32,11 +29,10 @@ UNNAMED = re.compile(r"_(\d+)")
 TITLE = """# The documented APIs, name by name
 
 This page compares the five APIs that others have documented with ours: each name, each parameter
-and each default. `python tools/documented_apis.py docs/documented_apis.md` makes it from the code
-and from `tools/documented_apis.toml`. The last column gives the reason for a difference, and is
-empty where there is none. `+` marks a parameter that only ours has; `*` and `**` are the parameters
-for all other arguments. `_1` is a first parameter that the documents do not name; ours then stands
-in the same place.
+and each default. It is made from the code and from `tools/documented_apis.toml`. The last column
+gives the reason for a difference, and is empty where there is none. `+` marks a parameter that only
+ours has; `*` and `**` are the parameters for all other arguments. `_1` is a first parameter that
+the documents do not name; ours then stands in the same place.
 """
 
 
@@ -245,10 +241,3 @@ def page(data: Mapping[str, Any]) -> str:
             + "\n"
         )
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    found = unexplained(apis())
-    if found:
-        sys.exit("\n".join(found))
-    Path(sys.argv[1]).write_text(page(apis()), encoding="utf-8")

@@ -1,7 +1,6 @@
-"""Writes the tables of sampling parameters in docs/sampling.md and docs/commands.md from the fields
-of SamplingParams.
+"""Writes the table of sampling parameters in docs/sampling.md from the fields of SamplingParams.
 
-python tools/sampling_page.py docs/sampling.md docs/commands.md
+python tools/sampling_page.py docs/sampling.md
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from enginebay.cli.generate import add_sampling_arguments, scalar_fields
+from enginebay.cli.generate import add_sampling_arguments
 from enginebay.types import ROW_VALUES, SamplingParams
 from enginebay.validation import allowed_values
 
-BEGIN, END = "<!-- {}: written by tools/sampling_page.py -->", "<!-- end of {} -->"
+BEGIN = "<!-- sampling parameters: written by tools/sampling_page.py -->"
+END = "<!-- end of sampling parameters -->"
 
 
 def parameters() -> list[str]:
@@ -41,30 +41,13 @@ def parameters() -> list[str]:
     return lines
 
 
-def flags() -> list[str]:
-    """Return a row per flag that is made from a field."""
-    parser = argparse.ArgumentParser()
-    add_sampling_arguments(parser)
-    lines = ["| flag | meaning |", "|---|---|"]
-    for action in parser._actions:
-        if action.dest in scalar_fields():
-            what = f" {action.metavar}" if action.metavar else ""
-            names = ", ".join(f"`{flag}{what}`" for flag in action.option_strings)
-            lines.append(f"| {names} | {str(action.help).replace('%%', '%')} |")
-    return lines
-
-
 def written(text: str) -> str:
-    """Return the text of a page with new tables between its markers."""
-    for title, table in (("sampling parameters", parameters), ("sampling flags", flags)):
-        begin, end = BEGIN.format(title), END.format(title)
-        if begin in text:
-            before, _, rest = text.partition(begin)
-            after = rest.partition(end)[2]
-            text = "\n".join([f"{before}{begin}", "", *table(), "", f"{end}{after}"])
-    return text
+    """Return the text of a page with a new table between its markers."""
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return "\n".join([f"{before}{BEGIN}", "", *parameters(), "", f"{END}{after}"])
 
 
 if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:]):
-        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = Path(sys.argv[1])
+    page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

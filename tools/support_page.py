@@ -1,20 +1,14 @@
-"""Writes docs/support.md from docs/support.json, which `enginebay check --matrix` wrote.
-
-python tools/support_page.py docs/support.json docs/support.md
-"""
+"""Makes the support page from docs/support.json, which `enginebay check --matrix` wrote."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 HEAD = """# Support
 
-What kernels declare, and what `enginebay check` found of it: `make support` writes this page from [support.json](support.json), on a machine
-without a TPU or a GPU. [checking](checking.md) explains levels and verdicts.
+What kernels declare, and what `enginebay check` found of it: `make support` writes [support.json](support.json), from which this page is
+made, on a machine without a TPU or a GPU. [checking](checking.md) explains levels and verdicts.
 
 A cell holds the worst verdict of the representative cases with its value. An empty cell means that no case has the value, and "unsupported"
 that the kernel claims none of these cases.
@@ -106,13 +100,3 @@ def _kernel(part: Part) -> Iterator[str]:
 def _number(value: str) -> int:
     """Return a key that sorts sizes as numbers and leaves words in order."""
     return int(value) if value.isdecimal() else 0
-
-
-def main(argv: Sequence[str]) -> None:
-    """Read the first file and write the second."""
-    source, target = map(Path, argv)
-    target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

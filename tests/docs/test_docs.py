@@ -19,12 +19,15 @@ from enginebay.plugins import hooks
 from enginebay.plugins.hooks import Declaration, Hooks
 from enginebay.plugins.registry import load_registry
 from enginebay.types import SamplingParams
+from tools.promises import promises
+from tools.reference_tables import with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FLAG = re.compile(r"(?:^  |, )(--?[a-z][a-z-]*)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
-TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+TEST_NAME = re.compile(r"tests/[\w/]+\.py::test_\w+")
+PROMISE_ID = re.compile(r"[A-Z]+\d+")
 
 
 def anchors(path: Path) -> set[str]:
@@ -44,7 +47,8 @@ def leads_somewhere(path: Path, target: str) -> bool:
 
 
 def page(name: str) -> str:
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+    """The text of a page as the site has it, with the tables that are made from the code."""
+    return with_tables((ROOT / "docs" / name).read_text(encoding="utf-8"))
 
 
 def missing(names: Iterator[str] | list[str], text: str) -> list[str]:
@@ -87,7 +91,7 @@ def test_every_field_and_part_option_is_in_the_configuration_page() -> None:
 
 
 def test_every_built_in_part_is_named_somewhere() -> None:
-    everything = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    everything = "\n".join(with_tables(path.read_text(encoding="utf-8")) for path in PAGES)
     names = {entry.name for entry in load_registry().entries if entry.distribution == "enginebay"}
     assert not missing(sorted(names), everything)
 
@@ -134,7 +138,8 @@ def test_layers_of_the_architecture_page_are_those_that_are_held() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     targets = [t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t]
-    assert not [t for t in targets if not leads_somewhere(path, t)]
+    lost = [t for t in targets if not leads_somewhere(path, t)]
+    assert not lost, "to a page of tools/generated_pages.py, link by its data"
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -156,18 +161,20 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def test_promises_name_tests_that_exist() -> None:
-    text = page("promises.md")
-    ids = re.findall(r"^\| ([A-Z]+\d+) \|", text, re.MULTILINE)
-    assert len(ids) == len(set(ids)), "an id is given twice"
-    rows = [line for line in text.splitlines() if re.match(r"\| [A-Z]+\d+ \|", line)]
-    assert not [row for row in rows if not TEST_NAME.search(row)], "a promise names no test"
-    for file, test in TEST_NAME.findall(text):
-        source = ROOT / file
-        assert source.is_file(), f"{file} is named in promises.md and does not exist"
-        defined = re.search(
-            rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE
-        )
-        assert defined, f"{file} has no {test}, which promises.md names"
+    """An id that is given twice is no TOML."""
+    found = promises()
+    assert not [name for name in found if not PROMISE_ID.fullmatch(name)]
+    assert not [name for name, one in found.items() if not one.held_by], "a promise names no test"
+    for name, one in found.items():
+        for held in one.held_by:
+            assert TEST_NAME.fullmatch(held), f"{name} names {held}: write tests/FILE.py::test_NAME"
+            file, test = held.split("::")
+            source = ROOT / file
+            assert source.is_file(), f"{name} names {file}, which does not exist"
+            defined = re.search(
+                rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE
+            )
+            assert defined, f"{name} names {test}, which {file} does not have"
 
 
 def test_promises_of_the_documented_apis_are_cited_by_their_tests() -> None:
@@ -175,14 +182,14 @@ def test_promises_of_the_documented_apis_are_cited_by_their_tests() -> None:
     cited: dict[str, set[str]] = {}
     for path in (ROOT / "tests").rglob("*.py"):
         for ids in re.findall(
-            r"# holds ([A-Z]+\d+(?:, [A-Z]+\d+)*)", path.read_text(encoding="utf-8")
+            rf"# holds ({PROMISE_ID.pattern}(?:, {PROMISE_ID.pattern})*)",
+            path.read_text(encoding="utf-8"),
         ):
             for one in ids.split(", "):
                 cited.setdefault(one, set()).add(path.relative_to(ROOT).as_posix())
-    text = page("promises.md")
-    rows = dict(re.findall(r"^\| ([A-Z]+\d+) \|(.*)$", text, re.MULTILINE))
-    assert not cited.keys() - rows.keys(), "tests cite promises that are not on the page"
-    for name, row in rows.items():
+    found = promises()
+    assert not cited.keys() - found.keys(), "tests cite promises that are not in promises.toml"
+    for name, one in found.items():
         if re.fullmatch(r"[VBSOD]G?\d+", name):
-            files = {file for file, _ in TEST_NAME.findall(row)}
+            files = {held.split("::")[0] for held in one.held_by}
             assert files & cited.get(name, set()), f"no test that holds {name} cites it"

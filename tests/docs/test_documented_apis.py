@@ -1,17 +1,16 @@
-"""The page that compares the documented APIs with ours is current, and differences have reasons.
+"""Each difference between the documented APIs and ours has a reason.
 The class that needs the server's extras is in tests/server.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.documented_apis import apis, rows_of, unexplained
+from tools.documented_apis import apis, page, rows_of, unexplained
+from tools.generated_pages import LINK, ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "documented_apis.md"
 SERVER = "vInferenceApiServer"
 LEVELS = "host_tracer_level=None, python_tracer_level=None"
 
@@ -30,11 +29,13 @@ def test_every_difference_has_a_reason_and_every_reason_a_difference() -> None:
     assert unexplained(without_server()) == []
 
 
-def test_the_page_has_the_line_of_every_name() -> None:
-    written = PAGE.read_text(encoding="utf-8").splitlines()
-    lines = {row.line for api in without_server().values() for row in rows_of(api)}
-    lost = sorted(lines - set(written))
-    assert not lost, "run python tools/documented_apis.py docs/documented_apis.md"
+def test_the_page_has_the_line_of_every_name_and_links_to_guides() -> None:
+    data = without_server()
+    text = page(data)
+    assert {row.line for api in data.values() for row in rows_of(api)} <= set(text.splitlines())
+    guides = LINK.findall(text)
+    assert len(guides) == len(data)
+    assert not [to for to in guides if not (ROOT / "docs" / to).exists()]
 
 
 @pytest.mark.parametrize(

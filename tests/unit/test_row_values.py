@@ -50,7 +50,8 @@ from enginebay.contracts.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
 from enginebay_samplers import standard
-from tools.sampling_page import flags, parameters
+from tools.reference_tables import flags_of
+from tools.sampling_page import parameters
 
 try:
     SamplingParams(top_a=2.0)
@@ -82,7 +83,7 @@ print(json.dumps({
     "kept": standard._drawn(logits, draws, state, kept).tolist(),
     "docs": [
         line
-        for line in (*parameters(), *flags())
+        for line in (*parameters(), *flags_of("generate").splitlines())
         if "top" in line and "_a`" in line or "-a " in line
     ],
 }))

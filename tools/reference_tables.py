@@ -1,0 +1,161 @@
+"""Makes the tables of flags, fields and options, from the parsers and from the declarations of the
+code. A page has `<!-- table: NAME -->` where the site shows the table of this name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from enginebay.cli.parsing import CommandParser
+from enginebay.cli.program import load_command
+from enginebay.config import EngineConfig
+from enginebay.config_sections import Choice, GuidedLimits, TemplateLimits
+from enginebay.plugins.registry import load_registry
+from enginebay.validation import allowed_values
+
+MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
+ENGINE = "engine"
+"""The group of flags that choose the parts, which many commands have."""
+BAR = re.compile(r"(`[^`]*`)|\|")
+DEFAULT = re.compile(r" \(default: .*\)$")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown. A bar is escaped outside of code."""
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for row in rows:
+        cells = [BAR.sub(lambda found: found[1] or r"\|", cell) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def groups(command: str) -> Iterator[tuple[str, list[tuple[argparse.Action, str]]]]:
+    """Return the groups of a command's flags: the title, and each flag with its help."""
+    parser = CommandParser(prog=f"enginebay {command}")
+    load_command(command).add_arguments(command, parser)
+    formatter = parser._get_formatter()
+    for group in parser._action_groups:
+        flags = [a for a in group._group_actions if a.option_strings and a.dest != "help"]
+        if flags:
+            title = "" if group is parser._optionals else str(group.title)
+            yield title, [(action, formatter._expand_help(action)) for action in flags]
+
+
+def names(action: argparse.Action) -> str:
+    """Return the names of a flag with its value."""
+    value = "|".join(map(str, action.choices)) if action.choices else action.metavar
+    what = f" {value}" if value and action.nargs != 0 else ""
+    return ", ".join(f"`{flag}{what}`" for flag in action.option_strings)
+
+
+def flags_of(command: str) -> str:
+    """Return the flags of a command, without those that choose the parts."""
+    parts = []
+    for title, flags in groups(command):
+        if title != ENGINE:
+            rows = [(names(action), text) for action, text in flags]
+            parts += [f"*{title[:1].upper()}{title[1:]}*"] if title else []
+            parts.append(table(("flag", "meaning"), rows))
+    return "\n\n".join(parts)
+
+
+def engine_flags() -> list[tuple[argparse.Action, str]]:
+    """Return the flags that choose the parts, with their help."""
+    return dict(groups("explain"))[ENGINE]
+
+
+def flags_of_parts() -> str:
+    """Return the flags that choose the parts."""
+    rows = [(names(action), text) for action, text in engine_flags()]
+    return table(("flag", "meaning"), rows)
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return the default of a field as a file has it; "" for a section and what is unset."""
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, Choice):
+        return default.name
+    if default is None or isinstance(default, BaseModel) or default in ({}, ()):
+        return ""
+    return str(default).lower() if isinstance(default, bool) else f"{default}"
+
+
+def fields() -> str:
+    """Return the fields of a configuration."""
+    flags: dict[str, list[str]] = {"kernels": ["--attention", "--kernel"]}
+    helps = {}
+    for action, text in engine_flags():
+        flags.setdefault(action.dest, list(action.option_strings))
+        helps[action.dest] = DEFAULT.sub("", text)
+    schema = EngineConfig.model_json_schema()["properties"]
+    rows = [
+        (
+            f"`{name}`",
+            ", ".join(f"`{flag}`" for flag in flags.get(name, ())),
+            default_of(field),
+            values(schema[name]),
+            field.description or helps[name],
+        )
+        for name, field in EngineConfig.model_fields.items()
+    ]
+    return table(("field", "flag", "default", "values", "meaning"), rows)
+
+
+def values(schema: dict[str, Any]) -> str:
+    """Return the values that a field allows, where its schema limits them."""
+    if schema.get("$ref", "").endswith("/Choice"):
+        return "a name, or a section with `name` and options"
+    text = allowed_values(schema)
+    return "" if text == "a text" else text
+
+
+def rows_of(model: type[BaseModel]) -> list[tuple[str, ...]]:
+    """Return a row for each field of a section: name, default, values, meaning."""
+    schema = model.model_json_schema()["properties"]
+    return [
+        (f"`{name}`", default_of(field), values(schema[name]), str(field.description))
+        for name, field in model.model_fields.items()
+    ]
+
+
+def limits() -> str:
+    """Return the fields of the two sections of limits."""
+    sections = (("template_limits", TemplateLimits), ("guided_limits", GuidedLimits))
+    rows = [(f"`{name}`", *row) for name, model in sections for row in rows_of(model)]
+    return table(("section", "field", "default", "values", "meaning"), rows)
+
+
+def options() -> str:
+    """Return the options of our parts. Logits processors have theirs from requests."""
+    registry, rows = load_registry(), []
+    for entry in registry.entries:
+        is_ours = entry.distribution == "enginebay" and entry.kind != "logits_processor"
+        if is_ours and entry.declaration and entry.declaration.options:
+            model = type(registry.options(entry, {}))
+            rows += [(f"{entry.kind} `{entry.name}`", *row) for row in rows_of(model)]
+    return table(("part", "option", "default", "values", "meaning"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "flags that choose the parts": flags_of_parts,
+    "fields": fields,
+    "limits": limits,
+    "options": options,
+}
+
+
+def with_tables(text: str) -> str:
+    """Return the text of a page with its tables."""
+
+    def made(found: re.Match[str]) -> str:
+        name = found[1]
+        is_flags = name.startswith("flags of ")
+        return flags_of(name.removeprefix("flags of ")) if is_flags else TABLES[name]()
+
+    return MARK.sub(made, text)
