@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from enginebay.compose.model_cache import model_cache
 from enginebay.compose.plan import Plan
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.ops.kv_storage import TOLERANCES
+from enginebay.ops.kv_storage import QUANTIZE, TOLERANCES
 from enginebay.plugins.registry import load_registry
 from enginebay_oengine import HBMPageManager, PagedAttentionCache, oEngine, open_model
 from enginebay_oengine.cache_quantizer import make_quantizer
@@ -117,6 +118,18 @@ def test_oengines_quantizer_is_that_of_its_cache(folder: Make, method: str, stor
     assert read.shape == keys.shape
     error = np.abs(read - keys).max(-1) / np.abs(keys).max(-1)
     assert 0 < error.max() <= TOLERANCES[storage]
+
+
+@pytest.mark.parametrize("method", ["8bit", "4bit"])
+def test_oengines_quantizer_rotates_heads_as_the_cache_does(folder: Make, method: str) -> None:
+    """One large channel costs the others little, which codes of unrotated heads do not give."""
+    keys = np.random.default_rng(0).normal(size=(64, 2, 16)).astype(np.float32)
+    keys[..., 3] = 40
+    engine = made(folder(**{METHOD: method}))
+    read = np.asarray(engine.quantizer(keys))
+    plain = np.asarray(QUANTIZE[engine.quantizer.quantization_method](jnp.asarray(keys)).values())
+    others = np.arange(16) != 3
+    assert np.abs(read - keys)[..., others].mean() < 0.5 * np.abs(plain - keys)[..., others].mean()
 
 
 def test_a_cache_that_is_not_quantised_changes_no_value(folder: Make) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, shown
+from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.kv_storage import QUANTIZE
 
 BLOCK_SIZE_FIELD, BLOCK_SIZE = "kv_cache_quantization_blocksize", 64
@@ -20,13 +21,15 @@ class CacheQuantizer:
 
     quantization_method: int8, uint4 or fp8; None: values are stored in a float dtype, or the cache
     groups of the model differ. block_size: the number in the model's configuration, 64 without one.
-    Caches have a scale for each head of a token, whatever it is. quantization_platform: the
-    platform of the devices.
+    The cache has a scale for each head of a token, whatever the block size is. quantization_platform:
+    the platform of the devices. rotated: the widths of the parts of a head that the cache rotates
+    before it rounds them, as `enginebay.ops.head_rotation.rotated_widths` returns them.
     """
 
     quantization_method: str | None
     block_size: int
     quantization_platform: str
+    rotated: tuple[int, ...] = ()
 
     def __call__(self, values: jax.Array) -> jax.Array:
         """Return keys or values [..., head_dim] as they are read from the cache, in their dtype.
@@ -35,7 +38,8 @@ class CacheQuantizer:
         values = jnp.asarray(values)
         if self.quantization_method is None:
             return values
-        return QUANTIZE[self.quantization_method](values).values().astype(values.dtype)
+        stored = QUANTIZE[self.quantization_method](rotate(values, self.rotated))
+        return rotate(stored.values(), self.rotated).astype(values.dtype)
 
 
 def make_quantizer(plan: Plan) -> CacheQuantizer:
@@ -47,6 +51,7 @@ def make_quantizer(plan: Plan) -> CacheQuantizer:
             "an integer of at least 1",
             f"Correct config.json, or remove {BLOCK_SIZE_FIELD} from it.",
         )
-    methods = {spec.kv_storage for spec in plan.model.info.attention.values()}
-    method = methods.pop() if len(methods) == 1 else None
-    return CacheQuantizer(method, size, plan.platform.env().platform)
+    specs = plan.model.info.attention.values()
+    forms = {(spec.kv_storage, rotated_widths(spec)) for spec in specs}
+    method, rotated = forms.pop() if len(forms) == 1 else (None, ())
+    return CacheQuantizer(method, size, plan.platform.env().platform, rotated)
