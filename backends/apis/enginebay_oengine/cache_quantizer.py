@@ -21,9 +21,9 @@ class CacheQuantizer:
 
     quantization_method: int8, uint4 or fp8; None: values are stored in a float dtype, or the cache
     groups of the model differ. block_size: the number in the model's configuration, 64 without one.
-    The cache has a scale for each head of a token, whatever the block size is. quantization_platform:
-    the platform of the devices. rotated: the widths of the parts of a head that the cache rotates
-    before it rounds them, as `enginebay.ops.head_rotation.rotated_widths` returns them.
+    The cache has a scale for each head of a token, whatever the block size is.
+    quantization_platform: the platform of the devices. rotated: the widths of the parts of a head
+    that the cache rotates before it rounds them (`enginebay.ops.head_rotation.rotated_widths`).
     """
 
     quantization_method: str | None
