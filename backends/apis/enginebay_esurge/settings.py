@@ -178,8 +178,8 @@ def take_unused_options(
     tokenizer_endpoint: str | None,
     detokenizer_endpoint: str | None,
 ) -> None:
-    """Check the documented options that change no answer, and log those that differ from their
-    defaults with the reason. ConfigError for a wrong value.
+    """Check the documented options that change no answer, and log each option whose value is not
+    its default, with the reason. ConfigError for a wrong value.
     """
     one_state = "each request has its own state"
     in_caller = "text is tokenised in this process"

@@ -54,7 +54,7 @@ class _Job:
     def _finish(self, result: Any, error: BaseException | None) -> None:
         future, self._future = self._future, None
         assert future is not None, "a job has one outcome"
-        # Without a loop that runs, nobody waits.
+        # A closed event loop has no request that waits for the outcome.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_settle, future, result, error)
 
