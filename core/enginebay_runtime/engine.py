@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from enginebay.contracts.adapters import ADAPTER_WEIGHTS
-from enginebay.contracts.cache import Lease, Ledger
+from enginebay.contracts.cache import CacheLayout, Lease, Ledger
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.commands import (
     Drop,
@@ -103,6 +103,11 @@ class StepEngine(Engine):
         """The number of updates for which `_identity` was computed."""
         self._swapped = ""
         self.geometry: Geometry = sizes.geometry(sizes.first)
+
+    @property
+    def layouts(self) -> Mapping[str, CacheLayout]:
+        """The layouts of the arrays that the engine has now, by cache group."""
+        return self.parts.layouts(self._shapes)
 
     @property
     def weights_version(self) -> str:

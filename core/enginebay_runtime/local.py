@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+import jax
+
 from enginebay.contracts.commands import (
     CopyPages,
     Drop,
@@ -23,10 +25,9 @@ from enginebay.contracts.commands import (
     WriteRows,
 )
 from enginebay.contracts.compilations import Compilations
-from enginebay.contracts.engine import Engine
 from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import StepKey, StepNeeds
-from enginebay.errors import UnsupportedError
 from enginebay.shadow_report import ShadowReport
 from enginebay_runtime.background import Background
 from enginebay_runtime.pages import PageMover
@@ -34,7 +35,7 @@ from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.rowio import put_row, take_row
 from enginebay_runtime.runner import Runner
 from enginebay_runtime.slots import SlotWriter
-from enginebay_runtime.step import Program
+from enginebay_runtime.step import Program, StepState
 from enginebay_runtime.weights import merge_weights
 
 Result = TypeVar("Result")
@@ -88,6 +89,15 @@ class LocalExecutor(Executor):
         self.slots.compile()
         return self.runner.compile_first(keys, progress)
 
+    def wait(self) -> None:
+        jax.block_until_ready(self.runner.state)
+
+    def weights(self) -> Weights:
+        return self.runner.weights
+
+    def arrays(self) -> StepState:
+        return self.runner.state
+
     @property
     def shadow_report(self) -> ShadowReport | None:
         shadow = self.runner.shadow
@@ -105,18 +115,3 @@ class LocalExecutor(Executor):
 
     def _set_weights(self, command: SetWeights) -> None:
         self.runner.weights = merge_weights(self.runner.weights, command.weights)
-
-
-def runner_of(owner: Engine | Executor) -> Runner:
-    """The Runner of an executor, or of an engine's executor, for faces that share its weights and
-    programs. UnsupportedError when the executor has no Runner in this process.
-    """
-    executor = getattr(owner, "executor", owner)
-    runner = getattr(executor, "runner", None)
-    if not isinstance(runner, Runner):
-        raise UnsupportedError(
-            f"the weights and programs of a {type(executor).__name__}",
-            "an engine whose executor runs commands in this process",
-            "Pass --executor local.",
-        )
-    return runner

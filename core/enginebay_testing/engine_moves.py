@@ -16,7 +16,6 @@ from enginebay.errors import UnsupportedError
 from enginebay.serving import LLM
 from enginebay.types import SamplingParams
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, greedy, penalty_params, random_prompts, seeded
 
@@ -115,7 +114,8 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
     except UnsupportedError as error:
         raise unittest.SkipTest(str(error)) from None
     with llm:
-        assert {one.name for one in runner_of(llm.engine).layouts.values()} == {layout}
+        if isinstance(llm.engine, StepEngine):
+            assert {one.name for one in llm.engine.layouts.values()} == {layout}
         llm.run_on_engine(functools.partial(put_and_compare, llm.engine, prompt))
 
 
@@ -154,7 +154,7 @@ def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -
 def _stored(engine: StepEngine, lease: Lease, state: RowState) -> dict[str, np.ndarray]:
     """Return what the device stores of a row's cached tokens, by "group/layer/array"."""
     stored = {}
-    for group, layout in runner_of(engine).layouts.items():
+    for group, layout in engine.layouts.items():
         table = np.zeros((1, pages_for(lease.capacity, layout.page_size)), np.int32)
         engine.ledger.write_table(group, [lease], table)
         for name, found in engine.executor.run(PageOut({group: table[0]})).items():

@@ -12,10 +12,15 @@ import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from enginebay.contracts.commands import SetWeights
 from enginebay.contracts.engine import Engine, Pending, StepPlan
-from enginebay.errors import CompilationError
+from enginebay.errors import CompilationError, UnsupportedError
 from enginebay.serving import LLM
 from enginebay.types import SamplingParams
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.weights import flat_weights
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.engine_hidden import hidden_states_are_the_models
 from enginebay_testing.engine_logprobs import logprobs_are_the_models
@@ -61,6 +66,7 @@ def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[C
         arrays_can_be_dropped,
         dropped_arrays_come_back_warm,
         compiling_can_be_forbidden,
+        weights_are_what_was_set,
     )
     quantised = [
         (
@@ -367,6 +373,35 @@ def compiling_can_be_forbidden(subject: EngineSubject) -> None:
         _forbid_compiling(llm, forbidden=False)
         assert len(generate(llm, prompts, greedy(3))[0]) == 3
         assert _num_compiled(llm) > 0, "the engine did not count a compiled program"
+
+
+def weights_are_what_was_set(subject: EngineSubject) -> None:
+    """An executor returns every weight of the model, and the new values after SetWeights; or it
+    refuses to return weights. `wait` returns when the device has run all commands.
+    """
+    with subject.shared() as llm:
+        engine = llm.engine
+        if not isinstance(engine, StepEngine):
+            raise unittest.SkipTest("only an engine that runs commands has an executor")
+        llm.run_on_engine(functools.partial(_set_and_read_weights, engine))
+
+
+def _set_and_read_weights(engine: StepEngine) -> None:
+    executor = engine.executor
+    executor.wait()
+    try:
+        before = executor.weights()
+    except UnsupportedError as error:
+        raise unittest.SkipTest(str(error)) from None
+    missing = sorted(engine.parts.model.weight_specs().keys() - before.keys())
+    assert not missing, f"the executor returns no weight {missing[0]!r}"
+    path, own = next(iter(flat_weights(before).items()))
+    for array in (np.zeros(own.shape, own.dtype), own):
+        executor.run(SetWeights({path: array}))
+        found = np.asarray(flat_weights(executor.weights())[path])
+        assert found.tobytes() == np.asarray(array).tobytes(), (
+            f"the executor returns other values of {path!r} than SetWeights has set"
+        )
 
 
 def _forbid_compiling(llm: LLM, *, forbidden: bool) -> None:

@@ -18,13 +18,11 @@ import numpy as np
 from enginebay.contracts.commands import ExecutorCommand, Step
 from enginebay.contracts.engine import LaterCompilation, Pending, TokenLogprobs
 from enginebay.contracts.executor import EngineParts, Executor, Report
+from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import InputError, UnsupportedError
 from enginebay_runtime.codec import decode, encode
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
-from enginebay_runtime.runner import Runner
-from enginebay_runtime.step import StepState
 
 Result = TypeVar("Result")
 FRAME = struct.Struct("<cI")
@@ -41,10 +39,6 @@ class RecordingExecutor(Executor):
         self._inner, self._file = inner, file
         self.compilations = inner.compilations
         self.num_steps = 0
-
-    @property
-    def runner(self) -> Runner:
-        return runner_of(self._inner)
 
     def run(self, command: ExecutorCommand[Result]) -> Result:
         result: Any = self._inner.run(command)
@@ -67,6 +61,12 @@ class RecordingExecutor(Executor):
 
     def close(self) -> None:
         self._inner.close()
+
+    def weights(self) -> Weights:
+        return self._inner.weights()
+
+    def arrays(self) -> Any:
+        return self._inner.arrays()
 
     def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
         return self._inner.choose(key, need)
@@ -122,15 +122,15 @@ def recorded(engine: StepEngine, path: Path) -> Iterator[None]:
             recording.write(CONFIG, engine.parts.config.model_dump_json().encode())
             engine.make_arrays()
             yield
-            recording.write(DIGEST, digest_of(runner_of(engine).state))
+            recording.write(DIGEST, digest_of(recording))
         finally:
             engine.executor = inner
 
 
-def digest_of(state: StepState) -> bytes:
-    """Return the SHA-256 of all arrays of a step state, in tree order."""
+def digest_of(executor: Executor) -> bytes:
+    """Return the SHA-256 of an executor's cache and rows, in tree order."""
     digest = hashlib.sha256()
-    for array in jax.tree.leaves((state.cache, state.rows, state.processor_state, state.tables)):
+    for array in jax.tree.leaves(executor.arrays()):
         digest.update(np.asarray(array).tobytes())
     return digest.digest()
 
@@ -183,7 +183,7 @@ def replay(path: Path, executor: Executor) -> Replayed:
             if steps.pop(number).read().ravel().tolist() != wanted:
                 different.append(number)
         elif kind == DIGEST:
-            arrays_are_equal = digest_of(runner_of(executor).state) == data
+            arrays_are_equal = digest_of(executor) == data
     if arrays_are_equal is None:
         raise InputError(f"{path}, which ends too early", "a complete recording", "Record again.")
     return Replayed(num_commands, num_steps, tuple(different), arrays_are_equal)

@@ -37,7 +37,6 @@ from enginebay import LLM
 from enginebay.contracts.step_key import StepKey
 from enginebay.serving.messages import Ticket
 from enginebay.types import SamplingParams
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.logprobs import Logprobs
 from enginebay_runtime.runner import Runner
 from enginebay_runtime.step import Sampled, StepState
@@ -107,7 +106,7 @@ class Host:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.loop = llm._loop
-        runner = runner_of(llm.engine)
+        runner = llm.engine.executor.runner
         self.programs = InstantPrograms(runner)
         runner._compiled = self.programs
         self.num_arrays = len(jax.tree.leaves((runner.weights, runner.state)))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import assert_same_tokens
 from tests.parity import demo, reference
@@ -22,7 +21,7 @@ def test_engine_gives_the_stored_tokens_and_logits() -> None:
         np.load(demo.STORED) as stored,
         LLM("demo", dtype="float32", generation_config="none", max_num_seqs=4) as llm,
     ):
-        model = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        model = ReferenceModel(llm.plan, llm.engine.executor.weights())
         outputs = [o.outputs[0].token_ids for o in llm.generate(demo.prompts(), greedy)]
         assert_same_tokens(
             model,
@@ -41,7 +40,7 @@ def test_engine_gives_the_stored_tokens_and_logits() -> None:
 def test_logits_are_those_of_transformers() -> None:
     theirs = reference.load_reference(demo.FOLDER, "float32")
     with LLM("demo", dtype="float32", generation_config="none") as llm:
-        ours = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        ours = ReferenceModel(llm.plan, llm.engine.executor.weights())
         for prompt in demo.prompts():
             assert (
                 np.abs(ours.logits(prompt) - reference.logits_of(theirs, prompt)).max() <= TOLERANCE

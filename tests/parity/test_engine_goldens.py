@@ -14,7 +14,6 @@ import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import TOLERANCE, assert_same_tokens
 from tests.parity import tiny
@@ -56,7 +55,7 @@ def check(folder: Path, variant: str, **choices: Any) -> None:
     with LLM(str(tiny.write_checkpoint(folder, variant)), **(CHOICES | choices)) as llm:
         outputs = [o.outputs[0].token_ids for o in llm.generate(tiny.prompts(), GREEDY)]
         assert_same_tokens(
-            ReferenceModel(llm.plan, runner_of(llm.engine).weights),
+            ReferenceModel(llm.plan, llm.engine.executor.weights()),
             tiny.prompts(),
             goldens,
             outputs,
@@ -114,7 +113,7 @@ def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
     for mesh in ({"tensor": 2}, {}):
         with LLM(folder, mesh=mesh, **(CHOICES | {"max_num_batched_tokens": most})) as llm:
             outputs = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked])
-            reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+            reference = ReferenceModel(llm.plan, llm.engine.executor.weights())
         tokens = [output.outputs[0].token_ids for output in outputs]
         assert_same_tokens(reference, prompts, goldens, tokens[2:], greedy)
         sampled.append(tokens[:2])
@@ -133,7 +132,7 @@ def test_narrow_dtypes_err_by_at_most_eight_roundings(tmp_path: Path) -> None:
             assert (
                 len(llm.generate([prompt], GREEDY)[0].outputs[0].token_ids) == tiny.NUM_NEW_TOKENS
             )
-            logits = ReferenceModel(llm.plan, runner_of(llm.engine).weights).logits(prompt)
+            logits = ReferenceModel(llm.plan, llm.engine.executor.weights()).logits(prompt)
         error = np.abs(logits - exact).max() / np.abs(exact).max()
         assert 0 < error < 8 * rounding, f"{dtype} logits err by {error:.1e} of their scale"
 

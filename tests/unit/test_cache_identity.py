@@ -20,7 +20,6 @@ from enginebay.weights import QuantizedArray
 from enginebay_paged.engine import is_paged
 from enginebay_paged.identity import _sums, weights_digest
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from tests.brief import LEAST
 from tests.unit.test_executors import Listing, plan_of
 
@@ -101,7 +100,7 @@ def test_versions_are_alike_in_two_engines_and_change_with_weights_parts_and_dty
     assert second.weights_version == whole
     quantised = engine_of(tmp_path, kv_cache_dtype="int8")
     assert quantised.weights_version != whole
-    weights = runner_of(first).weights
+    weights = first.executor.weights()
     name = next(n for n, one in weights.items() if isinstance(one, jax.Array) and one.ndim > 1)
     before = np.asarray(weights[name])
     changed = before.copy()

@@ -9,7 +9,6 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.plan import Plan
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY
 from tests.unit.serving import SIZES
@@ -31,7 +30,7 @@ def generate(
     choices = SIZES | {"kernels": kernels, "layout": layout, "processors": (), "max_model_len": 256}
     with LLM(TINY, engine=chosen, **choices) as llm:
         outputs = llm.generate(prompts, PARAMS)
-        kinds = {key.kind for key in runner_of(llm.engine).programs}
+        kinds = {key.kind for key in llm.engine.executor.runner.programs}
         return [output.outputs[0].token_ids for output in outputs], kinds, llm.plan
 
 

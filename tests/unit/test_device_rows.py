@@ -17,7 +17,6 @@ from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_runtime.assemble import prefill_writes
 from enginebay_runtime.device import COLUMNS, DeviceRows, write_history
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.rows import RowTable
 from enginebay_runtime.verify import advance_guessed
 from enginebay_testing.driver import RequestDriver, request_of
@@ -173,14 +172,14 @@ def history_after_a_hit(engine: StepEngine, params: SamplingParams, num_cached: 
     first = RequestDriver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
     first.prefill()
     first.close()
-    rows = runner_of(engine).state.rows
+    rows = engine.executor.arrays().rows
     others = dataclasses.replace(rows, token_ids=jax.device_put(np.asarray(rows.token_ids) + 1))
-    runner_of(engine).state = dataclasses.replace(runner_of(engine).state, rows=others)
+    engine.executor.runner.state = dataclasses.replace(engine.executor.arrays(), rows=others)
     second = RequestDriver(engine, request_of(PROMPT, params))
     second.lease.num_cached = second.num_computed = num_cached
     assert second.row == first.row
     tokens = second.prefill() + second.decode(4) + second.decode(4)
-    history = np.asarray(runner_of(engine).state.rows.token_ids)[
+    history = np.asarray(engine.executor.arrays().rows.token_ids)[
         second.row, : len(PROMPT) + len(tokens)
     ].tolist()
     assert history[-len(tokens) :] == tokens

@@ -12,7 +12,6 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LATE
 from tests.parity import tiny
@@ -73,7 +72,7 @@ def test_logits_are_f32_whatever_weights_and_cache_are_stored_in() -> None:
 def test_engines_give_the_tokens_of_the_reference(engine: str) -> None:
     given: dict[str, Any] = SIZES | NARROW | {"engine": engine}
     with LLM(given.pop("model"), **given) as llm:
-        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        reference = ReferenceModel(llm.plan, llm.engine.executor.weights())
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         for out in llm.generate(["Once upon a time", "The little dog"], params):
             tokens = out.outputs[0].token_ids
@@ -87,12 +86,12 @@ def test_each_cache_group_may_have_a_dtype_of_its_own(engine: str, tmp_path: Pat
     folder = str(tiny.write_checkpoint(tmp_path, "gemma3-mixed"))
     given = SIZES | {"model": folder, "engine": engine, "kv_cache_dtype": {"window": "bfloat16"}}
     with LLM(given.pop("model"), **given) as llm:
-        cache = runner_of(llm.engine).state.cache
+        cache = llm.engine.executor.arrays().cache
         found = {
             group: {a.dtype.name for a in layers[0].values()} for group, layers in cache.items()
         }
         assert found == {"window": {"bfloat16"}, "full": {"float32"}}
-        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        reference = ReferenceModel(llm.plan, llm.engine.executor.weights())
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         prompts = [prompt[:40] for prompt in tiny.prompts()[2:5]]
         for prompt, out in zip(prompts, llm.generate(prompts, params), strict=True):

@@ -22,7 +22,7 @@ from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.plugins.hooks import Declaration
 from enginebay_runtime.background import Background
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import LocalExecutor, runner_of
+from enginebay_runtime.local import LocalExecutor
 from enginebay_testing.driver import request_of
 from tests.unit.test_compose import with_parts
 
@@ -85,7 +85,7 @@ def test_an_engine_steps_by_a_strangers_executor_that_has_no_device(name: str) -
     assert engine.warmup() == len(engine.geometry.all_steps())
     assert engine.shadow_report is None
     with pytest.raises(UnsupportedError, match="the weights and programs of a Listing"):
-        runner_of(engine)
+        engine.executor.weights()
     engine.ledger.release(lease)
     engine.rows.remove_request("a")
     engine.drop_arrays()
@@ -97,7 +97,7 @@ def test_the_executor_of_this_process_is_the_default() -> None:
     engine = make_engine(plan_of())
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.executor, LocalExecutor)
-    assert runner_of(engine) is runner_of(engine.executor)
+    assert engine.executor.weights() is engine.executor.runner.weights
 
 
 def test_an_executor_that_is_not_installed_is_refused_before_anything_is_made() -> None:

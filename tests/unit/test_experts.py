@@ -15,7 +15,6 @@ from enginebay.contracts.executor import weight_bytes
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.weights import QuantizedArray
 from enginebay_models.qwen3_moe import family
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
 from tests.parity import tiny
@@ -122,7 +121,7 @@ def test_a_batch_has_the_tokens_of_each_prompt_alone(
 ) -> None:
     given: dict[str, Any] = SIZES | choices | {"engine": engine}
     with LLM(folder, **given) as llm:
-        weights = runner_of(llm.engine).weights
+        weights = llm.engine.executor.weights()
         is_int8 = isinstance(weights["layers.0.mlp.gate"], QuantizedArray)
         assert is_int8 == ("quantization" in choices)
         one = ReferenceModel(make_plan(EngineConfig(model=folder, **SIZES)))

@@ -18,7 +18,6 @@ from enginebay.errors import InternalError
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper
-from enginebay_runtime.local import runner_of
 from tests.brief import LEAST
 
 NUM_PAGES = 90
@@ -210,5 +209,5 @@ def test_closing_frees_everything_when_pages_cannot_be_saved(
     engine.close()
     assert seen.is_closed
     assert "the device is gone" in caplog.text
-    assert not runner_of(engine).has_state
+    assert not engine.executor.runner.has_state
     engine.close()

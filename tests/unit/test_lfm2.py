@@ -29,7 +29,6 @@ from enginebay_models.lfm2 import family as lfm2
 from enginebay_paged.pools import SNAPSHOTS_PER_ROW
 from enginebay_runtime.codec import decode
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_moves import MID_PROMPT, moves_between, put_and_compare
 from enginebay_testing.recording import frames, replay
 from enginebay_testing.subject import greedy, penalty_params, seeded
@@ -155,9 +154,9 @@ def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -
     def move() -> None:
         engine = paged.engine
         assert isinstance(engine, StepEngine)
-        before = flat(runner_of(engine).state.cache)
+        before = flat(engine.executor.arrays().cache)
         sources, targets = {}, {}
-        for group, layer in runner_of(engine).state.cache.items():
+        for group, layer in engine.executor.arrays().cache.items():
             used = np.asarray(next(iter(layer[0].values())))
             held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
             order = [2, 0, 1] if group == "full" else [1]
@@ -166,7 +165,7 @@ def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -
         found = engine.executor.run(PageOut(sources))
         out = {name: np.asarray(values) for name, values in found.items()}
         engine.executor.run(PageIn(targets, out))
-        after = flat(runner_of(engine).state.cache)
+        after = flat(engine.executor.arrays().cache)
         assert set(out) == set(before) == set(after)
         for name, whole in before.items():
             group = name.partition("/")[0]
@@ -237,7 +236,7 @@ def test_the_memory_plan_counts_places_and_snapshots(paged: LLM) -> None:
     """The bytes of the arrays that there are, to the byte."""
     paged.run_on_engine(lambda: assert_planned(paged))
     (conv,) = paged.plan.model.info.states
-    (first, second) = paged.run_on_engine(lambda: runner_of(paged.engine).state.cache["conv"])
+    (first, second) = paged.run_on_engine(lambda: paged.engine.executor.arrays().cache["conv"])
     num_places = 1 + (1 + SNAPSHOTS_PER_ROW) * CHOICES["max_num_seqs"]
     assert first["inputs"].shape == (num_places, *conv.arrays[0].shape)
     assert first["inputs"].nbytes + second["inputs"].nbytes == 4 * conv.num_layers * math.prod(
@@ -250,7 +249,7 @@ def assert_planned(llm: LLM) -> None:
     device = llm.plan.placement.device
     held = sum(
         shard.data.nbytes
-        for array in jax.tree.leaves(runner_of(llm.engine).state.cache)
+        for array in jax.tree.leaves(llm.engine.executor.arrays().cache)
         for shard in array.addressable_shards
         if shard.device == device
     )
@@ -289,7 +288,7 @@ def test_rows_have_the_tokens_of_transformers(
                 outputs = llm.generate(tiny.prompts(), params)
                 assert tokens_of(outputs) == [list(tokens[:num_new]) for tokens in goldens]
         assert bool(mixed(plans)) == ("mixed_steps" in more)
-        kinds = {key.kind for key in runner_of(llm.engine).programs}
+        kinds = {key.kind for key in llm.engine.executor.runner.programs}
         assert ("compact" in kinds) == (more is COMPACT)
         llm.engine.ledger.check()
         if engine != "vinference":  # whose slots have not grown to their full length

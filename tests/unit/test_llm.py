@@ -15,7 +15,6 @@ import pytest
 from enginebay import LLM
 from enginebay.errors import RequestError, StoppedError
 from enginebay.outputs import RequestOutput, StreamChunk
-from enginebay_runtime.local import runner_of
 from tests.brief import BRIEF
 from tests.unit.loops import Pauses, go_on, seeing
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
@@ -310,7 +309,7 @@ def test_cancelling_ends_the_requests(llm: LLM) -> None:
 
 def test_a_step_takes_the_cache_over(llm: LLM) -> None:  # holds F50
     llm.generate("Once", GREEDY)
-    before = llm.run_on_engine(lambda: jax.tree.leaves(runner_of(llm.engine).state.cache))
+    before = llm.run_on_engine(lambda: jax.tree.leaves(llm.engine.executor.arrays().cache))
     llm.generate("Once", GREEDY)
     assert before
     assert all(array.is_deleted() for array in before), "a second copy of the cache was made"

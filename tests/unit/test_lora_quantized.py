@@ -19,7 +19,6 @@ from enginebay.config import EngineConfig
 from enginebay.contracts.adapters import ADAPTER_WEIGHTS
 from enginebay.weights import QuantizedArray
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_testing.oracle import quantized_weight
 from tests.adapters import write_adapter, write_merged
 from tests.brief import LEAST, TINY
@@ -67,7 +66,7 @@ def assert_merged(base: str | Path, quantised: str | Path, tmp_path: Path, **fie
     }
     lora = {name: str(folder) for name, folder in adapters.items()}
     with LLM(str(quantised), **SIZES, **fields, lora=lora) as llm:
-        stored = runner_of(llm.engine).weights
+        stored = llm.engine.executor.weights()
         assert sum(isinstance(one, QuantizedArray) for one in stored.values()) > 3
         numbers = loaded(stored)
         found = rows_of(llm, PROMPTS, NAMES)

@@ -16,7 +16,6 @@ from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.outputs import RequestOutput
-from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, generate, greedy, penalty_params, seeded
 from enginebay_testing.ties import MAX_NEAR_TIES, assert_same_tokens
@@ -365,5 +364,5 @@ def test_the_cache_is_sized_by_pages_bytes_or_what_requests_need(make: Callable[
         engine = make({"page_size": 8} | options, forbid_compiling=False).engine
         shape = engine.sizes.whole["full"]
         assert (shape.num_pages, engine.memory.cache_bytes) == (num_pages, num_pages * each)
-        arrays = jax.tree.leaves(runner_of(engine).state.cache)
+        arrays = jax.tree.leaves(engine.executor.arrays().cache)
         assert sum(a.nbytes for a in arrays) == engine.memory.cache_bytes

@@ -16,7 +16,6 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay_paged import sizing
 from enginebay_paged.engine import is_paged
 from enginebay_paged.pool import PagePool
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.memory import shape_bytes
 from enginebay_runtime.pages import PageMover
 from tests.pool import EnginePool
@@ -46,7 +45,7 @@ def pages_of(llm: LLM) -> set[int]:
     """How many pages the arrays have."""
     engine = llm.engine
     assert is_paged(engine)
-    return {array.shape[0] for array in jax.tree.leaves(runner_of(engine).state.cache)}
+    return {array.shape[0] for array in jax.tree.leaves(engine.executor.arrays().cache)}
 
 
 def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
@@ -131,7 +130,7 @@ def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
         engine = llm.engine
         assert is_paged(engine)
         monkeypatch.setattr(PageMover, "compile", compile_nothing)
-        monkeypatch.setattr(type(runner_of(engine)), compiles, compile_nothing)
+        monkeypatch.setattr(type(engine.executor.runner), compiles, compile_nothing)
         getattr(engine, warm_up)()
         assert compiled_for == [{NUM_PAGES}] * 2
         assert pages_of(llm) == {NUM_PAGES}

@@ -24,7 +24,6 @@ from enginebay_paged.engine import is_paged
 from enginebay_paged.page_files import PageFiles
 from enginebay_paged.prefix import key_digest, page_digests
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from tests.adapters import write_adapter
 from tests.brief import BRIEF, TINY
 from tests.pool import few_sizes
@@ -76,7 +75,7 @@ def stored_pages(llm: LLM) -> dict[bytes, list[bytes]]:
     def read() -> dict[bytes, list[bytes]]:
         engine = engine_of(llm)
         index = engine.ledger.groups["full"].store.index  # type: ignore[attr-defined]
-        layers = runner_of(engine).state.cache["full"]
+        layers = engine.executor.arrays().cache["full"]
         arrays = [np.asarray(one) for layer in layers for one in layer.values()]
         return {
             digest: [array[page].tobytes() for array in arrays]
@@ -127,7 +126,7 @@ def test_weights_sleep_and_override_drop_the_host_tier() -> None:
         llm.run_on_engine(lambda: (engine.drop_arrays(), engine.make_arrays()))
         assert tokens_of(llm, prompts[0])[1].num_cached_tokens == 0
         tokens_of(llm, prompts[1])
-        weights = runner_of(engine).weights
+        weights = engine.executor.weights()
         name = next(iter(weights))
         llm.run_on_engine(lambda: engine.set_weights({name: weights[name]}))
         assert tokens_of(llm, prompts[0])[1].num_cached_tokens == 0
@@ -186,7 +185,7 @@ def test_other_weights_and_dtypes_find_nothing(tmp_path: Path) -> None:
         assert tokens_of(llm, prompts[0])[1].num_cached_tokens == 0
     with opened(options=disk(tmp_path)) as llm:
         engine = engine_of(llm)
-        weights = runner_of(engine).weights
+        weights = engine.executor.weights()
         name = next(
             name for name, one in weights.items() if isinstance(one, jax.Array) and one.ndim > 1
         )

@@ -15,7 +15,6 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.contracts.processor import RowFacts, Sizes
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
-from enginebay_runtime.local import runner_of
 from enginebay_testing.driver import RequestDriver, request_of
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
@@ -101,7 +100,7 @@ def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
 
 def variants(llm: LLM) -> set[str]:
     """Of the programs that are compiled so far."""
-    return {key.variant.name.lower() for key in runner_of(llm.engine).programs}
+    return {key.variant.name.lower() for key in llm.engine.executor.runner.programs}
 
 
 @pytest.mark.long

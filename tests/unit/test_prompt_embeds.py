@@ -16,7 +16,6 @@ from enginebay.contracts.commands import ExecutorCommand, Step
 from enginebay.contracts.proposer import Proposer
 from enginebay.errors import RequestError
 from enginebay_runtime.codec import decode, encode
-from enginebay_runtime.local import runner_of
 from tests.brief import TINY
 from tests.unit.test_embed import GREEDY, SIZES, PreemptsOnce
 
@@ -35,7 +34,7 @@ def llm(request: pytest.FixtureRequest, few_sizes_module: None) -> Iterator[LLM]
 
 @pytest.fixture(scope="module")
 def table(llm: LLM) -> np.ndarray:
-    return np.asarray(runner_of(llm.engine).weights["embed"])
+    return np.asarray(llm.engine.executor.weights()["embed"])
 
 
 def tokens_of(llm: LLM, *args: Any, **named: Any) -> list[list[int]]:

@@ -19,7 +19,6 @@ from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.plan import Plan
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.kv_storage import KV_STORAGES
-from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_moves import put_and_compare
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LATE
@@ -106,10 +105,10 @@ def test_an_unknown_storage_is_one_line_of_error() -> None:
 def test_engines_give_the_tokens_of_the_reference(engine: str, storage: str) -> None:
     given: dict[str, Any] = SIZES | {"engine": engine, "kv_cache_dtype": storage}
     with LLM(given.pop("model"), **given) as llm:
-        arrays = runner_of(llm.engine).state.cache["full"][0]
+        arrays = llm.engine.executor.arrays().cache["full"][0]
         assert {"k_scales", "v_scales"} <= set(arrays)
         assert arrays["k_scales"].dtype == jnp.bfloat16
-        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        reference = ReferenceModel(llm.plan, llm.engine.executor.weights())
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         prompts = ["Once upon a time", "The little dog"]
         alone = [llm.generate([p], params)[0].outputs[0].token_ids for p in prompts]
@@ -143,7 +142,7 @@ def test_scales_are_split_with_the_heads(
     found = []
     for num in (1, devices):
         with LLM(**(given | {"model": folder, "mesh": {"tensor": num}})) as llm:
-            arrays = runner_of(llm.engine).state.cache["full"][0]
+            arrays = llm.engine.executor.arrays().cache["full"][0]
             for name, array in arrays.items():
                 shards = {shard.index for shard in array.addressable_shards}
                 assert (array.shape[1], len(shards)) == (max(2, num), num), name

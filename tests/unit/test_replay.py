@@ -24,7 +24,6 @@ from enginebay.errors import InputError, UnsupportedError
 from enginebay_paged import sizing
 from enginebay_runtime.codec import decode
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.tables import max_changes
 from enginebay_testing.recording import frames, recorded, replay
 from tests.brief import BRIEF
@@ -51,7 +50,7 @@ def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
     executor = engine_of(llm).executor
 
     def move() -> None:
-        state = runner_of(engine_of(llm)).state
+        state = engine_of(llm).executor.arrays()
         before = {name: np.asarray(a) for name, a in flat(state.cache).items()}
         [used, *_] = before.values()
         held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
@@ -61,7 +60,7 @@ def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
         out = {name: np.asarray(values) for name, values in found.items()}
         assert all(values.any() for values in out.values()), "there is something in the pages"
         executor.run(PageIn({"full": target}, out))
-        after = flat(runner_of(engine_of(llm)).state.cache)
+        after = flat(engine_of(llm).executor.arrays().cache)
         for name, array in after.items():
             moved, whole = np.asarray(array), before[name]
             assert moved[target].tobytes() == whole[source].tobytes()
@@ -86,7 +85,7 @@ def test_more_changes_than_a_step_takes_are_written_before_it(llm: LLM) -> None:
     engine = engine_of(llm)
 
     def write() -> None:
-        runner = runner_of(engine)
+        runner = engine.executor.runner
         key = next(key for key in runner.programs if key.kind == "decode" and not key.full_vocab)
         num = max_changes(key.bucket) + 8
         entries = np.stack([np.arange(num) % 4, np.arange(num) // 4, np.arange(num) + 1], axis=1)
@@ -99,7 +98,7 @@ def test_more_changes_than_a_step_takes_are_written_before_it(llm: LLM) -> None:
         assert np.count_nonzero(table) == num
         engine.drop_arrays()
         engine.make_arrays()
-        assert not np.asarray(runner_of(engine).state.tables["full"]).any()
+        assert not np.asarray(engine.executor.arrays().tables["full"]).any()
 
     llm.run_on_engine(write)
 
@@ -184,7 +183,7 @@ def test_a_function_given_by_hand_cannot_be_recorded(llm: LLM, tmp_path: Path) -
     ):
         raise AssertionError("the block is not entered")
     engine = engine_of(llm)
-    assert runner_of(engine).layouts["full"].num_pages == NUM_PAGES
+    assert engine.layouts["full"].num_pages == NUM_PAGES
     assert llm.generate([[5, 6]], SamplingParams(max_tokens=2))[0].finished
 
 

@@ -25,7 +25,6 @@ from enginebay.serving.prepare import Preparer
 from enginebay_runtime import full_vocab
 from enginebay_runtime.full_vocab import log_softmax as device_log_softmax
 from enginebay_runtime.full_vocab import prompt_logprobs
-from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_logprobs import (
     check_prompt_logprobs,
     check_returned_logprobs,
@@ -96,7 +95,7 @@ def reference(references: dict[str, ReferenceModel]) -> ReferenceModel:
 
 
 def wide_programs(llm: LLM) -> set[str]:
-    return {str(key) for key in runner_of(llm.engine).programs if key.full_vocab}
+    return {str(key) for key in llm.engine.executor.runner.programs if key.full_vocab}
 
 
 def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None:  # holds G101

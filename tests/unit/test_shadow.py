@@ -16,7 +16,6 @@ from enginebay import LLM
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.shadow_report import ShadowReport
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.shadowing import choose_shadow
 from tests.brief import BRIEF
@@ -45,7 +44,7 @@ def bits_of_a_run(llm: LLM, prompts: list[str]) -> tuple[list[list[int]], list[b
     llm.run_on_engine(begin_anew)
     # One after the other, so that both runs launch the same steps.
     tokens = [llm.generate(p, with_(HOT, seed=3))[0].outputs[0].token_ids for p in prompts]
-    state = llm.run_on_engine(lambda: jax.tree.leaves(runner_of(llm.engine).state))
+    state = llm.run_on_engine(lambda: jax.tree.leaves(llm.engine.executor.arrays()))
     return tokens, [np.asarray(array).tobytes() for array in state]
 
 
@@ -61,7 +60,7 @@ def run_beside(
     )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    runner = runner_of(llm.engine)
+    runner = llm.engine.executor.runner
     runner.shadow = Shadow(chosen.parts(plan.kernels, plan.model.info, plan.placement))
     try:
         tokens, bits = bits_of_a_run(llm, prompts)
@@ -140,15 +139,15 @@ def test_a_shadow_rests_within_an_override(llm: LLM) -> None:
     )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    runner_of(llm.engine).shadow = shadow = Shadow(
+    llm.engine.executor.runner.shadow = shadow = Shadow(
         chosen.parts(plan.kernels, plan.model.info, plan.placement)
     )
     try:
         with llm.override(attention="xla"):
             assert llm.shadow_report() is None
-        assert runner_of(llm.engine).shadow is shadow
+        assert llm.engine.executor.runner.shadow is shadow
     finally:
-        runner_of(llm.engine).shadow = None
+        llm.engine.executor.runner.shadow = None
 
 
 def test_flags_and_sections_say_the_same() -> None:

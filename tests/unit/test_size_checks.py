@@ -22,7 +22,6 @@ from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
 from enginebay_paged.pool import PagePool
 from enginebay_runtime.account import ACCOUNT
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.rows import RowTable
 from tests.brief import BRIEF
 from tests.unit.esurge.small import OPTIONS
@@ -146,7 +145,7 @@ def test_an_engine_that_does_not_fit_beside_another_is_refused_until_that_is_clo
         with pytest.raises(UnsupportedError, match=r"do not fit .* MiB of this process's other"):
             LLM(config=config)
         assert ACCOUNT.promised_bytes(first.plan.placement.device) >= num_bytes
-        runner = runner_of(first.engine)
+        runner = first.engine.executor.runner
         arrays = [weakref.ref(x) for x in jax.tree.leaves((runner.weights, runner.state))]
     assert not [array for array in arrays if array() is not None], (
         "close() leaves the engine's arrays allocated"

@@ -35,7 +35,6 @@ from enginebay.weights import WeightSpec
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.partition import partitioned
 from enginebay_testing.model_harness import Chunk, ModelHarness, place_over
 from enginebay_testing.reference import ReferenceModel
@@ -204,7 +203,7 @@ def test_a_model_in_an_engine_is_given_it_in_every_kind_of_step(
     sizes: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
     sizes |= {"dtype": "float32", "decode_steps": 2, "processors": (), "proposer": "ngram"}
     with few_sizes(), LLM(model, engine="oengine", generation_config="none", **sizes) as llm:
-        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        reference = ReferenceModel(llm.plan, llm.engine.executor.weights())
         prompts = [[5, 6, 7] * 7, [9, 8, 30]]
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         for out in llm.generate(prompts, params):

@@ -23,7 +23,6 @@ from enginebay.contracts.cache import Lease
 from enginebay.contracts.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.outputs import RequestOutput
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import MAX_NEAR_TIES, possible_tokens
 from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED, Counts, make_llm, seeing
@@ -332,7 +331,7 @@ def run_on_real_engine(
     cases = make_cases(num_cases, seed=count)
     with make_llm("oengine", **(PAGED | CACHING[caching])) as llm:
         clients = run_stress(llm, cases, count, fail_at)
-        check_tokens(clients.seen, ReferenceModel(llm.plan, runner_of(llm.engine).weights))
+        check_tokens(clients.seen, ReferenceModel(llm.plan, llm.engine.executor.weights()))
 
 
 @pytest.mark.long

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay_runtime.local import runner_of
 from enginebay_testing.engine_logprobs import check_returned_logprobs
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded
@@ -190,16 +189,16 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(
 ) -> None:
     for llm in (pages.llm, slots.llm):
         caps = llm.plan.kernels.attention["decode"].caps
-        assert runner_of(llm.engine).program.drafts_are_rows == caps.splits_rows
+        assert llm.engine.executor.runner.program.drafts_are_rows == caps.splits_rows
         assert caps.splits_rows == (llm.plan.kernels.names["attention.decode"] == "native")
-    assert not runner_of(slots.llm.engine).program.drafts_are_rows
+    assert not slots.llm.engine.executor.runner.program.drafts_are_rows
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
     """Rows that request full-vocabulary log-probabilities are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
     with LLM(LEAST, engine="oengine", sampler="greedy", full_vocab_logprobs=True, **sizes) as llm:
-        runner = runner_of(llm.engine)
+        runner = llm.engine.executor.runner
         keys = [key for key in llm.engine.geometry.all_steps() if key.kind in ("decode", "verify")]
         llm.run_on_engine(lambda: runner.compile_all(keys))
         compiled = sorted((key.kind, key.full_vocab) for key in runner.programs)

@@ -9,14 +9,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from enginebay.contracts.cache import Lease
 from enginebay.contracts.engine import GroupState, Pending, RowState, StepPlan
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
 from tests.brief import LATE
@@ -41,7 +39,7 @@ class Waiting(StepEngine):
 
     def step(self, plan: StepPlan) -> Pending:
         pending = super().step(plan)
-        jax.block_until_ready(runner_of(self).state)
+        self.executor.wait()
         return pending
 
 
@@ -52,8 +50,7 @@ class Reading(StepEngine):
 
     def step(self, plan: StepPlan) -> Pending:
         pending = super().step(plan)
-        assert runner_of(self).state is not None
-        self.lengths = np.asarray(runner_of(self).state.rows.length)
+        self.lengths = np.asarray(self.executor.arrays().rows.length)
         return pending
 
 

@@ -12,7 +12,7 @@ from enginebay.folders import make_writable
 from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay_esurge.errors import BusyError
 from enginebay_esurge.service import Service
-from enginebay_runtime.local import runner_of
+from enginebay_esurge.weights import paged
 
 
 class Profiler(Observer):
@@ -80,7 +80,7 @@ class Profiler(Observer):
         self._num_left -= 1
         if self._num_left == 0:
             # Wait before the next update is launched, so that the trace has exactly these steps.
-            jax.block_until_ready(runner_of(self._service.parts.engine).state)
+            paged(self._service.parts.engine).executor.wait()
             self.stop()
 
     def executed(self, execution: Execution) -> None:

@@ -12,7 +12,6 @@ from enginebay.contracts.model import Checkpoint, Weights
 from enginebay.errors import InputError, InternalError
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.weights import flat_weights, merge_weights
 
 
@@ -57,7 +56,7 @@ def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
     """Exchange the weights of an engine without rows. Call it on the engine's thread, or when it is
     stopped.
     """
-    before = flat_weights(runner_of(engine).weights)
-    after = flat_weights(change(runner_of(engine).weights))
-    changed = {path: w for path, w in after.items() if w is not before[path]}
+    weights = engine.executor.weights()
+    before = flat_weights(weights)
+    changed = {p: w for p, w in flat_weights(change(weights)).items() if w is not before[p]}
     engine.set_weights(changed)

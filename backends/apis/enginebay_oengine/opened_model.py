@@ -12,7 +12,6 @@ from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.serving import LLM
 from enginebay_paged.engine import is_paged
-from enginebay_runtime.local import runner_of
 from enginebay_shared.opening import (
     ModelLike,
     config_of,
@@ -61,7 +60,7 @@ def open_model(model: ModelLike) -> OpenedModel:
         if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
         refuse_parts_of_llm(model.config, FACE, ENGINE)
-        return _opened(model.plan, model.engine.parts, runner_of(model.engine).weights)
+        return _opened(model.plan, model.engine.parts, model.engine.executor.weights())
     config = config_of(model, ENGINE)
     refuse_parts_of_llm(config, FACE, ENGINE)
     plan = make_plan(config)

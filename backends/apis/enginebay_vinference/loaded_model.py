@@ -15,7 +15,6 @@ from enginebay.errors import ConfigError, InputError
 from enginebay.serving import LLM
 from enginebay_contiguous.engine import is_contiguous
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_shared.opening import (
     ModelLike,
     config_of,
@@ -53,7 +52,7 @@ class LoadedModel:
     @property
     def weights(self) -> Weights:
         """The engine's weights by dotted path."""
-        return runner_of(self.engine).weights
+        return self.engine.executor.weights()
 
     def default_name(self) -> str:
         """Return "{model type}-{billions of parameters}B-{date}"."""

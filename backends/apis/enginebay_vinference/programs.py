@@ -26,7 +26,6 @@ from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
 from enginebay_contiguous.slot_sizes import slot_shape
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.step import Program
 from enginebay_vinference.functions import (
     Arrays,
@@ -88,7 +87,7 @@ class Programs:
         # Reentrant: garbage collection may end a generator, and so its Use, while the lock is
         # held.
         self._lock = threading.RLock()
-        self._current = ProgramSet(runner_of(engine).program)
+        self._current = ProgramSet(Program.of(engine.parts))
         self._num_uses = 0
         self._described: dict[tuple[InferenceShape, ProgramKind], Arrays] = {}
 
@@ -238,7 +237,7 @@ class Programs:
         """Return shapes, dtypes and shardings of a function's arguments."""
         weights = jax.tree.map(
             lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding),
-            runner_of(self.engine).weights,
+            self.engine.executor.weights(),
         )
         keys = jax.ShapeDtypeStruct(
             (shape.num_rows, 2), jnp.uint32, sharding=self.engine.parts.placement.replicated

@@ -23,7 +23,6 @@ from enginebay_paged.store import PageStore
 from enginebay_paged.tiers import PrefixTiers, make_tiers
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.geometry import Shapes, pool_problems
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.rows import PageTable
 from enginebay_runtime.rows.make import make_row_table
 
@@ -39,7 +38,7 @@ def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
     engine = StepEngine(parts, rows, ledger, sizes, tiers.pages, tiers.identify)
     if tiers.files is not None:
         try:
-            runner_of(engine)  # an engine without its weights here is refused now, not in service
+            engine.executor.weights()  # an executor without them is refused now, not in service
         except UnsupportedError:
             engine.close()
             raise

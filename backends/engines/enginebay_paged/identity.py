@@ -19,7 +19,6 @@ from enginebay.contracts.executor import EngineParts, Executor
 from enginebay.contracts.model import Weights
 from enginebay.ops.head_rotation import rotated_widths
 from enginebay_runtime.geometry import Shapes
-from enginebay_runtime.local import runner_of
 
 SEEDS = (0x9E3779B1, 0xC2B2AE3D)
 
@@ -40,7 +39,7 @@ def engine_identity(parts: EngineParts, shapes: Shapes, executor: Executor) -> s
         sorted(layouts.items()),
         sorted((group, rotated_widths(spec)) for group, spec in parts.model.info.attention.items()),
         sorted(parts.kernels.items()),
-        weights_digest(runner_of(executor).weights),
+        weights_digest(executor.weights()),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

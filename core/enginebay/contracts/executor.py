@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from enginebay.config import EngineConfig
 from enginebay.contracts.adapters import Adapters
 from enginebay.contracts.cache import CacheLayout, KVLayout
 from enginebay.contracts.cache_shape import CacheShape
-from enginebay.contracts.commands import ExecutorCommand
+from enginebay.contracts.commands import ExecutorCommand, Take
 from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.engine import AttentionProblem, LaterCompilation
 from enginebay.contracts.model import Model, ModelInfo, Weights
@@ -25,6 +26,7 @@ from enginebay.contracts.platform import Platform
 from enginebay.contracts.processor import Processors
 from enginebay.contracts.sampler import Sampler
 from enginebay.contracts.step_key import StepKey, StepNeeds
+from enginebay.errors import UnsupportedError
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.weights import WeightFormat, stored_bytes
@@ -146,6 +148,34 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free weights, cache and programs for good."""
+
+    def wait(self) -> None:
+        """Wait until the device has run all commands. The default reads a row, which waits; an
+        executor without arrays need not support it.
+        """
+        self.run(Take(0, {}, np.zeros(0, np.int32)))
+
+    def weights(self) -> Weights:
+        """The weights on the device by path. They are not changed: SetWeights replaces them.
+
+        UnsupportedError, with the name of the executor's class, where they are not in this process.
+        """
+        raise self._elsewhere("weights and programs")
+
+    def arrays(self) -> Any:
+        """The other arrays on the device (cache and rows), as a pytree of the executor's own, for
+        measurements and checks, which must not change them. The next command may donate them.
+
+        UnsupportedError as for `weights`.
+        """
+        raise self._elsewhere("arrays")
+
+    def _elsewhere(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"the {what} of a {type(self).__name__}",
+            "an engine whose executor runs commands in this process",
+            "Pass --executor local.",
+        )
 
     @property
     def shadow_report(self) -> Any:

@@ -11,7 +11,6 @@ import pytest
 from enginebay.errors import IncorrectError, RequestError, StoppedError
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_esurge import eSurge
-from enginebay_runtime.local import runner_of
 from tests.unit.esurge.small import HOT_ON, LONG, PROMPT, token_ids, until, with_
 from tests.unit.unregistered import garbage_attention, plain_attention
 
@@ -61,11 +60,11 @@ def test_the_block_runs_the_function_through_pauses_and_the_former_programs_come
 
 
 def test_a_wrong_one_is_refused_and_nothing_changes(real_engine: eSurge) -> None:
-    program = runner_of(real_engine.engine).program
+    program = real_engine.engine.executor.runner.program
     with pytest.raises(IncorrectError, match="garbage_attention fails its quick check"):
         with real_engine.override(attention=garbage_attention):
             pytest.fail("the block was entered")
-    assert runner_of(real_engine.engine).program is program
+    assert real_engine.engine.executor.runner.program is program
 
 
 def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(

@@ -13,7 +13,6 @@ import pytest
 from enginebay import LLM
 from enginebay.weights import QuantizedArray
 from enginebay_esurge import eSurge
-from enginebay_runtime.local import runner_of
 from tests.unit.esurge.small import GREEDY_ON, HOT, PROMPTS, token_ids, with_
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def test_tokens_are_those_of_an_llm(
     several = with_(HOT, n=3, seed=5)
     with make_real(**choices) as engine:
         config = engine.plan.config
-        runner = runner_of(engine.engine)
+        runner = engine.engine.executor.runner
         assert "k_scales" in runner.state.cache["full"][0]
         is_quantised = isinstance(runner.weights["layers.0.mlp.up"], QuantizedArray)
         assert is_quantised == ("quantization" in choices)

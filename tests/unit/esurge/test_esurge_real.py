@@ -16,7 +16,6 @@ from enginebay import LLM
 from enginebay.contracts.model import Model
 from enginebay_esurge import NotRunningError, eSurge
 from enginebay_models.source import CheckpointSource
-from enginebay_runtime.local import runner_of
 from tests.brief import BRIEF
 from tests.unit.esurge.small import (
     GREEDY_ON,
@@ -96,7 +95,7 @@ def test_stopping_and_starting_compiles_nothing_and_an_idle_pause_frees_the_cach
     for go_on in (real_engine.resume, real_engine.initiate):
         real_engine.pause()
         real_engine.pause()
-        assert not runner_of(engine).has_state
+        assert not engine.executor.runner.has_state
         go_on()
         assert token_ids(real_engine.generate(PROMPTS, HOT_ON)) == wanted
     real_engine.pause()
@@ -109,7 +108,7 @@ def test_stopping_and_starting_compiles_nothing_and_an_idle_pause_frees_the_cach
     next(stream)
     real_engine.pause()
     assert real_engine.num_running_requests == 1
-    assert runner_of(engine).has_state, "a row is running: its cache stays"
+    assert engine.executor.runner.has_state, "a row is running: its cache stays"
     stream.close()
     real_engine.resume()
     real_engine.audience.remove(slow)
@@ -130,7 +129,7 @@ def change(path: str, weight: jax.Array) -> jax.Array:
 
 def shrink(engine: eSurge) -> dict[str, Any]:
     """The weights that Shrunk has and an engine has not, by path."""
-    weights = runner_of(engine.engine).weights
+    weights = engine.engine.executor.weights()
     return {path: change(path, weight) for path, weight in weights.items() if "mlp" in path}
 
 
@@ -172,7 +171,7 @@ def test_weights_that_do_not_fit_are_refused(real_engine: eSurge) -> None:  # ho
     wanted = token_ids(real_engine.generate(PROMPT, HOT_ON))
     with pytest.raises(ValueError, match="no weights"):
         real_engine.update_model_weights()
-    path, weight = next(iter(runner_of(real_engine.engine).weights.items()))
+    path, weight = next(iter(real_engine.engine.executor.weights().items()))
     for wrong in ({"no.such": weight}, {path: np.zeros((3, 3), np.float32)}):
         with pytest.raises(ValueError, match="weight"):
             real_engine.update_model_weights(graphdef=object(), graphother=wrong)

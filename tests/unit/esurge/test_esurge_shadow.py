@@ -12,7 +12,6 @@ import pytest
 from enginebay.config import make_config
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_esurge import eSurge
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.shadowing import choose_shadow
 from tests.unit.esurge.small import HOT_ON, PROMPT, token_ids
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("esurge")
 
 def test_what_a_shadow_finds_is_exported(real_engine: eSurge) -> None:
     expected = token_ids(real_engine.generate(PROMPT, HOT_ON))
-    plan, runner = real_engine.plan, runner_of(real_engine.engine)
+    plan, runner = real_engine.plan, real_engine.engine.executor.runner
     url = real_engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
 
     def samples() -> str:

@@ -34,7 +34,6 @@ from enginebay_oengine import (
     open_model,
 )
 from enginebay_oengine.forward import GraphDef
-from enginebay_runtime.local import runner_of
 from enginebay_runtime.step import Program
 from tests.unit.oengine.small import MODEL, NUM_SLOTS, PAGE_SIZE, make_engine, prefill
 
@@ -143,7 +142,7 @@ def test_storage_is_donated_to_every_step(
 def test_models_are_opened_by_name_configuration_or_llm(model: OpenedModel) -> None:
     with LLM(engine={"name": "oengine", "num_pages": 3, "page_size": 8}, **MODEL) as llm:
         shared = open_model(llm)
-        assert shared.weights is runner_of(llm.engine).weights
+        assert shared.weights is llm.engine.executor.weights()
         assert oEngine(llm, None, *parts_of(shared)).graphstate is shared.weights
     for wrong in ({"model": "demo", "engine": "vinference"}, MODEL | {"engine": "vinference"}):
         with pytest.raises(ConfigError, match="oengine"):

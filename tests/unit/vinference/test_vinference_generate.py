@@ -12,7 +12,6 @@ from flax import nnx
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.types import ROW_VALUES, FrozenSampling
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.ties import TOLERANCE
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
@@ -174,7 +173,7 @@ def test_prompts_longer_than_a_pass_give_the_models_tokens(inference: vInference
     assert MODEL["max_num_batched_tokens"] < ids.shape[1] <= 48
     rows = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY)))
     engine = inference.programs.engine
-    model = ReferenceModel(make_plan(engine.parts.config), runner_of(engine).weights)
+    model = ReferenceModel(make_plan(engine.parts.config), engine.executor.weights())
     for text, row in zip(texts, rows, strict=True):
         assert model.first_wrong_token(inference.tokenizer.encode(text), row, TOLERANCE) is None
 

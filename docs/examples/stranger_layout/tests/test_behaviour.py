@@ -13,7 +13,6 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.errors import UnsupportedError
 from enginebay.plugins.registry import load_registry
-from enginebay_runtime.local import runner_of
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint
 
@@ -59,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_engines_give_the_tokens_of_the_reference(engine: str, model: str) -> None:
     given: dict[str, Any] = SIZES | {"engine": engine}
     with LLM(model, **given) as llm:
-        reference = ReferenceModel(llm.plan, runner_of(llm.engine).weights)
+        reference = ReferenceModel(llm.plan, llm.engine.executor.weights())
         assert llm.plan.kernels.names["attention.decode"] == "int8_scan"
         assert llm.plan.kernels.names["kv_write"] == "int8_heads"
         # One prompt is longer than a step; the other one begins with the same tokens.
