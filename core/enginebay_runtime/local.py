@@ -29,6 +29,7 @@ from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.shadow_report import ShadowReport
+from enginebay.weights import merge_weights
 from enginebay_runtime.background import Background
 from enginebay_runtime.pages import PageMover
 from enginebay_runtime.resize import CacheMaker
@@ -36,7 +37,6 @@ from enginebay_runtime.rowio import put_row, take_row
 from enginebay_runtime.runner import Runner
 from enginebay_runtime.slots import SlotWriter
 from enginebay_runtime.step import Program, StepState
-from enginebay_runtime.weights import merge_weights
 
 Result = TypeVar("Result")
 

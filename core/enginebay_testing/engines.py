@@ -19,8 +19,8 @@ from enginebay.contracts.engine import Engine, Pending, StepPlan
 from enginebay.errors import CompilationError, UnsupportedError
 from enginebay.serving import LLM
 from enginebay.types import SamplingParams
+from enginebay.weights import flat_weights
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.weights import flat_weights
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.engine_hidden import hidden_states_are_the_models
 from enginebay_testing.engine_logprobs import logprobs_are_the_models

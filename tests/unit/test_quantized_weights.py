@@ -27,8 +27,7 @@ from enginebay.errors import (
     UnsupportedError,
 )
 from enginebay.plugins.registry import Registry, load_registry
-from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, stored_bytes
-from enginebay_runtime.weights import merge_weights
+from enginebay.weights import QuantizedArray, WeightFormat, WeightSpec, merge_weights, stored_bytes
 from enginebay_testing.oracle import quantized_weight
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.linear import embedding, linear

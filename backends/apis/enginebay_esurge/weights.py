@@ -12,7 +12,7 @@ from enginebay.contracts.model import Checkpoint, Weights
 from enginebay.errors import InputError, InternalError
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.weights import flat_weights, merge_weights
+from enginebay.weights import flat_weights, merge_weights
 
 
 def paged(engine: Any) -> StepEngine:

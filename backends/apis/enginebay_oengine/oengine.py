@@ -24,6 +24,7 @@ from enginebay.contracts.model import Weights
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, InputError
 from enginebay.types import MAX_STOP_TOKENS, key_of
+from enginebay.weights import merge_weights
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
 from enginebay_oengine.cache_quantizer import make_quantizer
@@ -40,7 +41,6 @@ from enginebay_oengine.prompts import read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
 from enginebay_oengine.steps import StepLauncher
-from enginebay_runtime.weights import merge_weights
 from enginebay_shared.opening import ModelLike, Rules, eos_token_ids
 
 

@@ -19,7 +19,7 @@ from enginebay.contracts.model import Model, Weights
 from enginebay.contracts.text import Message
 from enginebay.errors import RequestError
 from enginebay.types import SamplingParams
-from enginebay_runtime.weights import merge_weights
+from enginebay.weights import merge_weights
 from enginebay_shared.opening import ModelLike, find_tokenizer, passed_tokenizer
 from enginebay_vinference.closing import closable
 from enginebay_vinference.concurrent import Concurrently, PromptProgress
