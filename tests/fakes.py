@@ -41,7 +41,7 @@ NAMING_ENGINES = (
     "enginebay_esurge.engine",
     "enginebay_esurge.weights",
     "enginebay_oengine.opened_model",
-    "enginebay_vinference.programs",
+    "enginebay_vinference.state_steps",
     "enginebay_vinference.loaded_model",
 )
 """Modules that import an engine's class.

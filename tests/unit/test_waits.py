@@ -34,7 +34,7 @@ from enginebay_bench.workload import mixed_batch
 from enginebay_esurge import opening
 from enginebay_native import compiling
 from enginebay_runtime import runner
-from enginebay_vinference import programs
+from enginebay_vinference import state_steps
 from tests.unit.serving import DEADLOCK_S
 
 Run = Callable[..., tuple[int, str, str]]
@@ -134,7 +134,7 @@ def test_each_wait_of_an_engine_says_what_for(
         yield
         said.append("end")
 
-    for module in (composition, llm, opening, programs, runner):
+    for module in (composition, llm, opening, state_steps, runner):
         monkeypatch.setattr(module, "waiting", noted)
     plan, title = fake_llm.plan, make_title(fake_llm.plan)
 
@@ -164,12 +164,12 @@ def test_each_wait_of_an_engine_says_what_for(
     runner.Runner._compiled(owner, "a step")  # type: ignore[arg-type]
     owner = SimpleNamespace(
         engine=SimpleNamespace(parts=SimpleNamespace(title=title), compilations=Compilations()),
-        recipe=lambda *_: None,
+        steps=lambda *_: None,
         jitted=lambda *_, **__: SimpleNamespace(lower=lambda *_: None),
         describe=lambda *_: (),
         compile_lowered=done,
     )
-    programs.Programs._compile(owner, "a shape", None)  # type: ignore[arg-type]
+    state_steps.Programs._compile(owner, "a shape", None)  # type: ignore[arg-type]
     assert said == [
         word
         for what in (

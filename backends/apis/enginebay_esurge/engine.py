@@ -6,10 +6,9 @@ from enginebay.contracts.engine import AttentionProblem
 from enginebay.contracts.executor import EngineParts, StepFacts
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_paged import engine as paged
-from enginebay_runtime.engine import StepEngine
 
 
-def make_engine(parts: EngineParts, options: ESurgeOptions) -> StepEngine:
+def make_engine(parts: EngineParts, options: ESurgeOptions) -> paged.PagedEngine:
     """Make a paged engine from these parts. ConfigError or UnsupportedError when the cache has no
     room for a page.
     """

@@ -10,12 +10,11 @@ from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.contracts.model import Checkpoint, Weights
 from enginebay.errors import InputError, InternalError
-from enginebay_paged.engine import is_paged
-from enginebay_runtime.engine import StepEngine
 from enginebay.weights import flat_weights, merge_weights
+from enginebay_paged.engine import PagedEngine, is_paged
 
 
-def paged(engine: Any) -> StepEngine:
+def paged(engine: Any) -> PagedEngine:
     """Return the engine, which must be a paged engine."""
     if not is_paged(engine):
         raise InternalError(f"an eSurge over a {type(engine).__name__}")
@@ -52,7 +51,7 @@ def load_changes(
     return lambda base: merge_weights(base, loaded, *changes)
 
 
-def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
+def swap(engine: PagedEngine, change: Callable[[Weights], Weights]) -> None:
     """Exchange the weights of an engine without rows. Call it on the engine's thread, or when it is
     stopped.
     """

@@ -23,7 +23,6 @@ from enginebay.weights import merge_weights
 from enginebay_shared.opening import ModelLike, find_tokenizer, passed_tokenizer
 from enginebay_vinference.closing import closable
 from enginebay_vinference.concurrent import Concurrently, PromptProgress
-from enginebay_vinference.functions import Function
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import SEQUENCE_DIM_MAPPING, adjust, real_rows, refuse_inputs
 from enginebay_vinference.loaded_model import LoadedModel, complete_config, make_loaded_model
@@ -31,7 +30,6 @@ from enginebay_vinference.metrics import InferenceMetrics
 from enginebay_vinference.partition import StatePlacement
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.precompiler import Precompiler
-from enginebay_vinference.programs import Programs, Use
 from enginebay_vinference.prompts import (
     PromptText,
     TextOrMessages,
@@ -43,6 +41,7 @@ from enginebay_vinference.prompts import (
 from enginebay_vinference.requests import RequestMaker, check_seed
 from enginebay_vinference.saved import load, save
 from enginebay_vinference.state import SampleState, check_key
+from enginebay_vinference.state_steps import Function, Programs, Use
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
 
 

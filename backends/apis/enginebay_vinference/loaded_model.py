@@ -13,8 +13,7 @@ from enginebay.contracts.model import Weights
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, InputError
 from enginebay.serving import LLM
-from enginebay_contiguous.engine import is_contiguous
-from enginebay_runtime.engine import StepEngine
+from enginebay_contiguous.engine import ContiguousEngine, is_contiguous
 from enginebay_shared.opening import (
     ModelLike,
     config_of,
@@ -45,7 +44,7 @@ class LoadedModel:
     """A plan and its engine with loaded weights."""
 
     plan: Plan
-    engine: StepEngine
+    engine: ContiguousEngine
     llm: LLM | None = None
     """The LLM that was given, which has the engine and a loop."""
 
@@ -99,7 +98,7 @@ def make_loaded_model(model: ModelLike) -> LoadedModel:
     refuse_states(plan, "vInference")
     engine = make_engine(plan)
     engine.make_arrays()
-    return LoadedModel(plan, cast("StepEngine", engine))
+    return LoadedModel(plan, cast("ContiguousEngine", engine))
 
 
 def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) -> vInferenceConfig:

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Mapping
 
 from enginebay.errors import EnginebayError, InputError, UnsupportedError
-from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import FitTarget
 from enginebay_vinference.loaded_model import LoadedModel
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.state import row_keys
+from enginebay_vinference.state_steps import InferenceShape
 from enginebay_vinference.stepping import Stepper
 
 log = logging.getLogger("enginebay.vinference")

@@ -41,11 +41,10 @@ from enginebay.json_text import parse_json
 from enginebay.ops.head_rotation import rotated_widths
 from enginebay_contiguous.slot_sizes import ONE_PAGE_LAYOUTS
 from enginebay_vinference.errors import SavedInferenceError
-from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import spec_from_plain, spec_to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
-from enginebay_vinference.programs import KINDS, Pair, ProgramKind, Programs
+from enginebay_vinference.state_steps import KINDS, InferenceShape, Pair, ProgramKind, Programs
 
 log = logging.getLogger("enginebay.vinference")
 

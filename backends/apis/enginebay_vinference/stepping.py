@@ -15,10 +15,16 @@ from enginebay.contracts.model import Weights
 from enginebay.errors import InputError, NonFiniteError
 from enginebay.ops.row_columns import by_name, neutral_columns, write_row
 from enginebay.types import MAX_STOP_TOKENS, NOT_FINITE, Request, key_of
-from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.precompile import vInferencePreCompileConfig
-from enginebay_vinference.programs import ProgramKind, Programs, Use
 from enginebay_vinference.state import ARRAY_FIELDS, SampleState, row_keys
+from enginebay_vinference.state_steps import (
+    Arrays,
+    Function,
+    InferenceShape,
+    ProgramKind,
+    Programs,
+    Use,
+)
 
 
 class Stepper:

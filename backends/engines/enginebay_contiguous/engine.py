@@ -13,6 +13,9 @@ from enginebay_contiguous.slot_sizes import slot_shape, slot_sizes
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.rows.make import make_row_table
 
+ContiguousEngine = StepEngine
+"""The class of an engine that make_engine returns; `is_contiguous` tells such an engine."""
+
 
 class VInferenceOptions(BaseModel):
     """Options of the contiguous engine."""
@@ -32,7 +35,7 @@ class VInferenceOptions(BaseModel):
     )
 
 
-def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
+def make_engine(parts: EngineParts, options: VInferenceOptions) -> ContiguousEngine:
     """Make a contiguous engine from these parts."""
     config, info = parts.config, parts.model.info
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
@@ -44,7 +47,7 @@ def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
     return StepEngine(parts, rows, ledger, sizes)
 
 
-def is_contiguous(engine: Engine) -> TypeGuard[StepEngine]:
+def is_contiguous(engine: Engine) -> TypeGuard[ContiguousEngine]:
     """Return whether an engine is a contiguous engine."""
     return isinstance(engine, StepEngine) and isinstance(engine.ledger, SlotLedger)
 

@@ -26,8 +26,11 @@ from enginebay_runtime.geometry import Shapes, pool_problems
 from enginebay_runtime.rows import PageTable
 from enginebay_runtime.rows.make import make_row_table
 
+PagedEngine = StepEngine
+"""The class of an engine that make_engine returns; `is_paged` tells such an engine."""
 
-def make_engine(parts: EngineParts, options: PagedOptions) -> StepEngine:
+
+def make_engine(parts: EngineParts, options: PagedOptions) -> PagedEngine:
     """Make a paged engine from these parts. ConfigError or UnsupportedError when the cache has no
     room for a page.
     """
@@ -88,7 +91,7 @@ def make_ledger(
     )
 
 
-def is_paged(engine: Engine) -> TypeGuard[StepEngine]:
+def is_paged(engine: Engine) -> TypeGuard[PagedEngine]:
     """Return whether an engine is a paged engine."""
     return isinstance(engine, StepEngine) and isinstance(engine.ledger, PageLedger)
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from enginebay_vinference import vInference, vInferenceConfig
-from enginebay_vinference.functions import InferenceShape
-from enginebay_vinference.programs import Pair, Programs
+from enginebay_vinference.state_steps import InferenceShape, Pair, Programs
 from tests.fake_engine import NUM_SPECIAL
 from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
 

@@ -355,7 +355,7 @@ def test_parameters_choose_the_tokens_that_llm_gives(
 def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused(
     on_host: vInference,
 ) -> None:
-    from enginebay_vinference.programs import SAMPLING
+    from enginebay_vinference.state_steps import SAMPLING
 
     by_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
     by_row = {"max_tokens", "stop_token_ids"}  # as max_length and stop_ids

@@ -17,8 +17,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from enginebay_vinference import vInference, vInferencePreCompileConfig
-from enginebay_vinference.programs import Programs
 from enginebay_vinference.saved import MANIFEST
+from enginebay_vinference.state_steps import Programs
 from tests.brief import TINY
 from tests.unit.vinference.small import (
     BUCKETS,

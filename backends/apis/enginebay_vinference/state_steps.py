@@ -1,5 +1,9 @@
-"""Programs: the compiled functions of an inference, one pair per shape. Each pair is compiled once,
-even if several threads request it.
+"""The compiled functions of the vInference API on a state's arrays: prefill of the prompts, and one
+chunk of decode steps. Each pair of functions is compiled once per shape.
+
+A SampleState owns its arrays, cache included, and the documents let users pass weights, replace a
+function and save it; so the functions take all arrays as arguments, and no executor owns them.
+They convert a state's arrays for the contiguous engine's `BatchSteps`, and back.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Self
 
@@ -21,23 +25,117 @@ import numpy as np
 
 from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.executor import EngineParts
+from enginebay.contracts.model import Weights
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
-from enginebay_contiguous.slot_sizes import slot_shape
-from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.step import Program
-from enginebay_vinference.functions import (
-    Arrays,
-    Function,
-    InferenceShape,
-    Recipe,
-    decode_tokens,
-    prefill,
-)
+from enginebay_contiguous.batch_steps import BatchResult, BatchSteps, batch_rows
+from enginebay_contiguous.engine import ContiguousEngine
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement, leaf_path
 
 log = logging.getLogger("enginebay.vinference")
+
+Arrays = dict[str, Any]
+"""The ARRAY_FIELDS of a SampleState by name, which the functions take (donated) and return. The
+cache, model_kwargs/past_key_values, exists after the prefill.
+"""
+
+Function = Callable[[Weights, Arrays, jax.Array], tuple[Arrays, jax.Array]]
+"""(weights, arrays, the rows' raw keys uint32 [B, 2]) -> (arrays, int32 [2]: number of sampled
+tokens, number of unfinished rows).
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceShape:
+    """Sizes of one pair of compiled functions.
+
+    num_rows: B. prefill_length: columns of the padded prompt. width: all columns. chunk: tokens per
+    decode call. max_batched_tokens: max tokens of one pass over the prompts; more tokens take
+    several passes. pad_token_id: written to the columns of finished rows.
+    """
+
+    num_rows: int
+    prefill_length: int
+    width: int
+    chunk: int
+    max_batched_tokens: int
+    pad_token_id: int
+
+
+def prefill(
+    steps: BatchSteps, shape: InferenceShape, weights: Weights, arrays: Arrays, keys: jax.Array
+) -> tuple[Arrays, jax.Array]:
+    """Process the prompts in sequences[:, :prefill_length] with a new cache, and sample each row's
+    first token.
+
+    Padding may be anywhere: only tokens under the mask count, in order. A row without tokens is
+    finished.
+    """
+    prompts = arrays["sequences"][:, : shape.prefill_length]
+    is_token = arrays["model_kwargs"]["attention_mask"][:, : shape.prefill_length] > 0
+    lens = is_token.sum(axis=1, dtype=jnp.int32)
+    rows = _rows(arrays, keys, length=lens, finished=lens == 0)
+    return _arrays_after(shape, arrays, steps.prefill(weights, prompts, is_token, rows))
+
+
+def decode_tokens(
+    steps: BatchSteps, shape: InferenceShape, weights: Weights, arrays: Arrays, keys: jax.Array
+) -> tuple[Arrays, jax.Array]:
+    """Sample up to `chunk` tokens for each unfinished row."""
+    kwargs = arrays["model_kwargs"]
+    length = kwargs["position_ids"][:, 0] + 1
+    rows = _rows(arrays, keys, length=length, finished=arrays["is_sequence_finished"])
+    names = {leaf: name for name, leaf in LEAF_NAMES.items()}
+    layers = [
+        {names[leaf]: array for leaf, array in view.items()}
+        for view in kwargs["past_key_values"]["views"]
+    ]
+    return _arrays_after(shape, arrays, steps.decode(weights, layers, rows, shape.chunk))
+
+
+def _rows(arrays: Arrays, keys: jax.Array, *, length: jax.Array, finished: jax.Array) -> Any:
+    kwargs = arrays["model_kwargs"]
+    columns = {
+        "last_token": arrays["running_token"][:, 0],
+        "length": length,
+        "finished": finished,
+        "keys": keys,
+        **kwargs["sampling"],
+    }
+    return batch_rows(columns, arrays["sequences"], kwargs["attention_mask"] > 0)
+
+
+def _arrays_after(
+    shape: InferenceShape, before: Arrays, result: BatchResult
+) -> tuple[Arrays, jax.Array]:
+    """The arrays after a step, whose tokens are appended."""
+    sampled, rows, layers = result
+    new, kwargs = sampled >= 0, before["model_kwargs"]
+    num_run = new.any(axis=0).sum(dtype=jnp.int32)
+    step = jnp.arange(sampled.shape[1], dtype=jnp.int32)
+    column = jnp.where(step < num_run, before["current_length"] + step, shape.width)
+    tokens = jnp.where(new, sampled, shape.pad_token_id)
+    mask = kwargs["attention_mask"].at[:, column].set(new.astype(jnp.int32), mode="drop")
+    after = {
+        "current_length": before["current_length"] + num_run,
+        "sequences": before["sequences"].at[:, column].set(tokens, mode="drop"),
+        "running_token": rows.last_token[:, None],
+        "is_sequence_finished": rows.finished,
+        "model_kwargs": {
+            "attention_mask": mask,
+            "position_ids": rows.length[:, None] - 1,
+            "sampling": kwargs["sampling"],
+            "past_key_values": {"views": [_renamed(layer) for layer in layers]},
+        },
+    }
+    return after, jnp.stack([new.sum(dtype=jnp.int32), (~rows.finished).sum(dtype=jnp.int32)])
+
+
+def _renamed(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer's arrays by their names in a state."""
+    return {LEAF_NAMES[name]: array for name, array in layer.items()}
+
 
 ProgramKind = Literal["prefill", "decode"]
 STEPS: dict[ProgramKind, Callable[..., Any]] = {"prefill": prefill, "decode": decode_tokens}
@@ -61,11 +159,11 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProgramSet:
-    """A program and the functions compiled from it. `always_compiles`: compile even if the engine
+    """Parts and the functions compiled from them. `always_compiles`: compile even if the engine
     forbids it.
     """
 
-    program: Program
+    parts: EngineParts
     pairs: dict[InferenceShape, Pair] = dataclasses.field(default_factory=dict)
     locks: dict[InferenceShape, threading.Lock] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(threading.Lock)
@@ -77,17 +175,16 @@ class ProgramSet:
 class Programs:
     """Compiles and keeps Pairs. Thread-safe; a failed compilation can be retried.
 
-    The program is the engine's at construction time. Overrides in an LLM with the same engine do
-    not affect it.
+    The parts are the engine's. Overrides in an LLM with the same engine do not affect them.
     """
 
-    def __init__(self, engine: StepEngine, placement: StatePlacement) -> None:
+    def __init__(self, engine: ContiguousEngine, placement: StatePlacement) -> None:
         self.engine = engine
         self.placement = placement
         # Reentrant: garbage collection may end a generator, and so its Use, while the lock is
         # held.
         self._lock = threading.RLock()
-        self._current = ProgramSet(Program.of(engine.parts))
+        self._current = ProgramSet(engine.parts)
         self._num_uses = 0
         self._described: dict[tuple[InferenceShape, ProgramKind], Arrays] = {}
 
@@ -130,7 +227,7 @@ class Programs:
                     "Wait for the generations, or close their generators.",
                 )
             before = self._current
-            self._current = ProgramSet(Program.of(parts), always_compiles=True)
+            self._current = ProgramSet(parts, always_compiles=True)
         try:
             yield
         finally:
@@ -165,17 +262,17 @@ class Programs:
                         "precompiled shapes",
                         "Call precompile() for this shape first.",
                     )
-                pair = make() if make else self._compile(shape, current.program)
+                pair = make() if make else self._compile(shape, current.parts)
                 current.pairs[shape] = pair
             return pair
 
-    def _compile(self, shape: InferenceShape, program: Program) -> Pair:
+    def _compile(self, shape: InferenceShape, parts: EngineParts) -> Pair:
         start = time.perf_counter()
         with waiting(f"compiling {shape}, for {self.engine.parts.title}"):
-            recipe = self.recipe(shape, program)
+            steps = self.steps(shape, parts)
             with self.engine.compilations.timed():
                 lowered = [
-                    self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind))
+                    self.jitted(shape, kind, steps=steps).lower(*self.describe(shape, kind))
                     for kind in KINDS
                 ]
             pair = self.compile_lowered(lowered)
@@ -200,15 +297,15 @@ class Programs:
         shape: InferenceShape,
         kind: ProgramKind,
         function: Callable[..., Any] | None = None,
-        recipe: Recipe | None = None,
+        steps: BatchSteps | None = None,
     ) -> Any:
         """Return the jitted function of one kind, or `function` jitted in its place. The state's
         arrays are donated.
 
-        `recipe` None is that of the current program.
+        `steps` None are those of the current parts.
         """
         step = (
-            functools.partial(STEPS[kind], recipe or self.recipe(shape))
+            functools.partial(STEPS[kind], steps or self.steps(shape), shape)
             if function is None
             else function
         )
@@ -224,12 +321,16 @@ class Programs:
             )
         return jax.jit(step, donate_argnums=1, out_shardings=outputs)
 
-    def recipe(self, shape: InferenceShape, program: Program | None = None) -> Recipe:
-        """Return the Recipe of a shape; `program` None is the current program."""
-        engine = self.engine
-        slots = slot_shape(shape.num_rows, shape.width, engine.sizes.page_size)
-        layouts = engine.parts.kv_layouts(dict.fromkeys(engine.sizes.whole, slots))
-        return Recipe(program or self._current.program, shape, slots, layouts)
+    def steps(self, shape: InferenceShape, parts: EngineParts | None = None) -> BatchSteps:
+        """Return the steps of a shape; `parts` None are the current parts."""
+        return BatchSteps.of(
+            parts or self._current.parts,
+            page_size=self.engine.sizes.page_size,
+            num_rows=shape.num_rows,
+            prefill_length=shape.prefill_length,
+            width=shape.width,
+            max_batched_tokens=shape.max_batched_tokens,
+        )
 
     def describe(
         self, shape: InferenceShape, kind: ProgramKind
@@ -282,14 +383,8 @@ class Programs:
             },
         }
         if with_cache:
-            recipe = self.recipe(shape)
-            for group in recipe.program.model.info.groups:
-                layouts += [recipe.layouts[group.name]] * group.num_layers
-            views = [
-                {LEAF_NAMES[name]: array for name, array in layout.shapes().items()}
-                for layout in layouts
-            ]
-            kwargs["past_key_values"] = {"views": views}
+            layouts += self.steps(shape).layer_layouts
+            kwargs["past_key_values"] = {"views": [_renamed(one.shapes()) for one in layouts]}
         arrays = {
             "current_length": ints(),
             "sequences": ints(rows, width),
