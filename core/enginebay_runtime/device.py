@@ -192,6 +192,16 @@ class DeviceRows:
         )
 
 
+def fold_keys(keys: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Raw threefry keys uint32 [S, 2], each folded with a number int [S]."""
+
+    def fold(key: jax.Array, number: jax.Array) -> jax.Array:
+        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
+        return jax.random.key_data(jax.random.fold_in(typed, number))
+
+    return jax.vmap(fold)(keys, numbers)
+
+
 def rows_from_plan(
     ints: jax.Array, floats: jax.Array, token_ids: jax.Array, adapters: jax.Array | None = None
 ) -> DeviceRows:
@@ -202,17 +212,12 @@ def rows_from_plan(
     rows have it.
     """
     keys = jax.lax.bitcast_convert_type(ints[:, columns.KEY_HI : columns.KEY_LO + 1], jnp.uint32)
-
-    def fold(key: jax.Array, index: jax.Array) -> jax.Array:
-        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
-        return jax.random.key_data(jax.random.fold_in(typed, index))
-
     return DeviceRows(
         last_token=jnp.zeros(ints.shape[0], jnp.int32),
         length=ints[:, columns.KV_LEN],
         max_length=ints[:, columns.MAX_LENGTH],
         finished=ints[:, columns.SAMPLES] == 0,
-        keys=jax.vmap(fold)(keys, ints[:, columns.INDEX]),
+        keys=fold_keys(keys, ints[:, columns.INDEX]),
         params=DeviceParams(**by_name(floats, ints[:, columns.PARAMS : columns.STOP_IDS])),
         stop_ids=ints[:, columns.STOP_IDS :],
         prompt_length=ints[:, columns.PROMPT_LENGTH],
