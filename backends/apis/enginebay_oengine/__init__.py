@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from enginebay_oengine.abstract_engine import AbstractInferenceEngine
     from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
     from enginebay_oengine.compiling import cjit
-    from enginebay_oengine.forward import ModelOutputBatch, execute_forward
+    from enginebay_oengine.continuous_forward import (
+        ModelInputBatch,
+        ModelOutputBatch,
+        execute_forward,
+    )
     from enginebay_oengine.generation_state import GenerationState
     from enginebay_oengine.inference_scheduler import InferenceScheduler
     from enginebay_oengine.iteration import (
@@ -22,7 +26,6 @@ if TYPE_CHECKING:
         SampledToken,
         SlotPageAssignment,
     )
-    from enginebay_oengine.model_inputs import ModelInputBatch
     from enginebay_oengine.model_io import ModelIOProcessor
     from enginebay_oengine.oengine import oEngine
     from enginebay_oengine.opened_model import GenerationConfig, OpenedModel, open_model
@@ -90,12 +93,11 @@ __getattr__, __dir__ = on_demand(
         "enginebay_oengine.abstract_engine": "AbstractInferenceEngine",
         "enginebay_oengine.active_batch": "ActiveRequest ActiveSequenceBatch",
         "enginebay_oengine.compiling": "cjit",
-        "enginebay_oengine.forward": "ModelOutputBatch execute_forward",
+        "enginebay_oengine.continuous_forward": "ModelInputBatch ModelOutputBatch execute_forward",
         "enginebay_oengine.generation_state": "GenerationState",
         "enginebay_oengine.inference_scheduler": "InferenceScheduler",
         "enginebay_oengine.iteration": "AllocatedPrefillPages GenerationStepTask "
         "InitialSequenceRequest IterationResult NextIterationPlan SampledToken SlotPageAssignment",
-        "enginebay_oengine.model_inputs": "ModelInputBatch",
         "enginebay_oengine.model_io": "ModelIOProcessor",
         "enginebay_oengine.oengine": "oEngine",
         "enginebay_oengine.opened_model": "GenerationConfig OpenedModel open_model",

@@ -18,9 +18,8 @@ import numpy as np
 from enginebay.contracts.cache import Lease
 from enginebay.errors import InputError
 from enginebay_oengine.iteration import InitialSequenceRequest
-from enginebay_oengine.page_manager import POOL, HBMPageManager
-from enginebay_runtime.device import DeviceRows
-from enginebay_runtime.geometry import Geometry
+from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_paged.page_steps import POOL, PageRows, StepGeometry, make_page_rows
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -50,7 +49,7 @@ class StateSizes:
     num_rows: int
     max_length: int
     eos_token_ids: tuple[int, ...]
-    geometry: Geometry
+    geometry: StepGeometry
 
 
 class ActiveSequenceBatch:
@@ -158,10 +157,9 @@ class ActiveSequenceBatch:
         return mask
 
 
-def make_rows(manager: HBMPageManager, sizes: StateSizes) -> DeviceRows:
+def make_rows(manager: HBMPageManager, sizes: StateSizes) -> PageRows:
     """Make rows without requests, replicated on all devices."""
-    rows = DeviceRows.empty(sizes.num_rows, sizes.max_length)
-    return jax.device_put(rows, manager.metadata.placement.replicated)
+    return make_page_rows(sizes.num_rows, sizes.max_length, manager.metadata.placement)
 
 
 def _drain(slots: queue.SimpleQueue[int]) -> Iterator[int]:

@@ -1,18 +1,22 @@
-"""StepLauncher: owns the cache's storage and the compiled functions that use it. All device work of
-oEngine goes through this class.
+"""The compiled step of oEngine: chunks of prompts and rows that decode, in one call that takes
+weights, cache and rows as arguments and donates the last two. The documents make these arrays the
+user's, so that no executor can own them; the work is done by the paged engine's `PageSteps`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import tree_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.contracts.cache import Lease
@@ -21,26 +25,129 @@ from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay_oengine.compiling import cjit
-from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
-from enginebay_oengine.generation_state import (
-    GenerationState,
-    HeldLeases,
+from enginebay_oengine.generation_state import GenerationState, HeldLeases
+from enginebay_oengine.opened_model import OpenedModel
+from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_oengine.paged_cache import PagedAttentionCache
+from enginebay_paged.page_steps import (
+    POOL,
+    DecodePart,
+    PageResult,
+    PageRows,
+    PageSteps,
+    PrefillPart,
     Views,
+    copy_page_within,
     place_rows,
     read_pages,
+    rows_of_one,
     take_rows,
     write_pages,
 )
-from enginebay_oengine.model_inputs import ModelInputBatch
-from enginebay_oengine.opened_model import OpenedModel
-from enginebay_oengine.page_manager import POOL, HBMPageManager
-from enginebay_oengine.paged_cache import PagedAttentionCache
-from enginebay_runtime.device import COLUMNS, DeviceRows
-from enginebay_runtime.pages import copy_page
-from enginebay_runtime.step import Program
 
 DEVICE_AXIS = "tensor"
 """The name of the only mesh axis, for a configuration without a mesh."""
+
+_FIELDS = ("complete", "token_id", "next_position", "packed")
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=["prefill", "decode"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class ModelInputBatch:
+    """The inputs of one step: chunks of prompts, rows that decode, or both. A part that is None is
+    skipped.
+    """
+
+    prefill: PrefillPart | None = None
+    decode: DecodePart | None = None
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=[f"{part}_{field}" for part in ("prefill", "decodes") for field in _FIELDS],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class ModelOutputBatch:
+    """The results of a step for the P rows of its prefill and the B slots; None for a part that did
+    not run.
+
+    complete bool [P], [B]: whether the row has ended. token_id int32: its new token, -1 for none.
+    next_position int32: the position of its next token, or of its next chunk; -1 when it has ended
+    or did not run. packed int32 [., 3]: the data of ResultTokens.
+    """
+
+    prefill_complete: Any = None
+    prefill_token_id: Any = None
+    prefill_next_position: Any = None
+    prefill_packed: Any = None
+    decodes_complete: Any = None
+    decodes_token_id: Any = None
+    decodes_next_position: Any = None
+    decodes_packed: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphDef:
+    """The static argument of a step: the engine's steps, number of slots, and pad token id."""
+
+    steps: PageSteps
+    num_slots: int
+    pad_token_id: int
+
+
+def execute_forward(
+    graphdef: GraphDef,
+    graphstate: Weights,
+    graphothers: Weights,
+    inputs: ModelInputBatch,
+    storage: PagedAttentionCache,
+    rows: PageRows,
+    rngs: jax.Array | None,
+) -> tuple[ModelOutputBatch, PagedAttentionCache, PageRows]:
+    """Run the parts of `inputs`, the prefill first. The compiled version donates storage and rows.
+
+    rngs uint32 [2]: folded into the rows' own keys for this decode. None: rows use their own keys.
+    """
+    weights, views = {**graphstate, **graphothers}, storage.views
+    found: dict[str, jax.Array] = {}
+    if inputs.prefill is not None:
+        result = graphdef.steps.prefill(weights, views, rows, inputs.prefill)
+        views, rows = result.views, result.rows
+        found |= {f"prefill_{name}": value for name, value in _output(graphdef, result).items()}
+    if inputs.decode is not None:
+        result = graphdef.steps.decode(weights, views, rows, inputs.decode, rngs)
+        views, rows = result.views, result.rows
+        output = _output(graphdef, result)
+        found |= {f"decodes_{name}": value[: graphdef.num_slots] for name, value in output.items()}
+    return ModelOutputBatch(**found), PagedAttentionCache(views), rows
+
+
+def _output(graphdef: GraphDef, result: PageResult) -> dict[str, jax.Array]:
+    """The output fields of a step's rows [S]."""
+    rows, row_ids, tokens = result.rows, result.row_ids, result.token_ids
+    is_row = row_ids < rows.length.shape[0]
+    valid = tokens >= 0
+    complete = valid & rows.finished.at[row_ids].get(mode="fill", fill_value=False)
+    columns = (rows.length, rows.prompt_length)
+    length, prompt = (column.at[row_ids].get(mode="fill", fill_value=0) for column in columns)
+    num_sampled = jnp.maximum(length - prompt, 0)
+    packed = jnp.stack(
+        [jnp.where(valid, tokens, graphdef.pad_token_id), valid, num_sampled], axis=1
+    )
+    return {
+        "complete": complete,
+        "token_id": tokens,
+        "next_position": jnp.where(is_row & ~complete, result.num_computed, -1),
+        "packed": packed.astype(jnp.int32),
+    }
+
+
+def _take(rows: PageRows, num_rows: int, num_tokens: int) -> tuple[PageRows, jax.Array]:
+    """The first num_rows rows, and the ResultTokens data of their last tokens."""
+    taken = take_rows(rows, num_rows, num_tokens)
+    one = jnp.ones(num_rows, jnp.int32)
+    return taken, jnp.stack([taken.last_token, one, taken.length - taken.prompt_length], axis=1)
 
 
 class StepLauncher:
@@ -65,10 +172,8 @@ class StepLauncher:
         self.storage = storage
         self.lock = threading.RLock()
         self.compilations = Compilations()
-        program = Program(parts.model, parts.ops, parts.sampler)
-        self.graphdef = GraphDef(
-            program, dict(metadata.layouts), parts.compact_decode, num_slots, pad_token_id
-        )
+        steps = PageSteps.of(parts, metadata.layouts)
+        self.graphdef = GraphDef(steps, num_slots, pad_token_id)
         self.placement = metadata.placement
         # A donated array is reused only for an output with the same sharding.
         meshed = self.placement.mesh is not None
@@ -93,11 +198,11 @@ class StepLauncher:
             )
 
         self.forward = compiled(execute_forward, (0,), (4, 5), (whole, where, whole))
-        self._copy = compiled(copy_page, (), (0,), where.views)
+        self._copy = compiled(copy_page_within, (), (0,), where.views)
         self._read = compiled(read_pages, (), (), None)
         self._write = compiled(write_pages, (), (0,), where.views)
         self._place = compiled(place_rows, (), (0,), whole)
-        self.take = compiled(take_rows, (1, 2), (), whole)
+        self.take = compiled(_take, (1, 2), (), whole)
         self.held: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         """The pages held by prefixes."""
 
@@ -105,9 +210,9 @@ class StepLauncher:
         self,
         weights: Weights,
         inputs: ModelInputBatch,
-        rows: DeviceRows,
+        rows: PageRows,
         rngs: np.ndarray | None = None,
-    ) -> tuple[ModelOutputBatch, DeviceRows]:
+    ) -> tuple[ModelOutputBatch, PageRows]:
         """Copy shared pages that the step would write to, then launch the step."""
         self._copy_pages()
         output, self.storage, rows = self.forward(
@@ -133,10 +238,8 @@ class StepLauncher:
                     "Free the slots and release the prefixes first.",
                 )
             before, forbidden = self.graphdef, self.compilations.forbidden
-            program = Program(parts.model, parts.ops, parts.sampler)
-            graphdef = dataclasses.replace(
-                before, program=program, compact_decode=parts.compact_decode
-            )
+            steps = PageSteps.of(parts, self.manager.metadata.layouts)
+            graphdef = dataclasses.replace(before, steps=steps)
             self.graphdef, self.compilations.forbidden = graphdef, False
         try:
             yield
@@ -150,17 +253,17 @@ class StepLauncher:
 
     def place(
         self,
-        rows: DeviceRows,
+        rows: PageRows,
         prefix: GenerationState,
         places: Mapping[int, tuple[int, int]],
-    ) -> DeviceRows:
+    ) -> PageRows:
         """Put rows of a prefix into slots: slot -> (row of the prefix, completion's index)."""
         count = rows.length.shape[0]
         slots = np.full(count, count, np.int32)
         source, index = np.zeros(count, np.int32), np.zeros(count, np.int32)
         for i, (slot, (row, number)) in enumerate(places.items()):
             slots[i], source[i], index[i] = slot, row, number
-        placed: DeviceRows = self._place(rows, prefix.rows, prefix.base_keys, source, slots, index)
+        placed: PageRows = self._place(rows, prefix.rows, prefix.base_keys, source, slots, index)
         return placed
 
     def read(self, leases: Sequence[Lease]) -> Views:
@@ -208,8 +311,7 @@ class StepLauncher:
             )
             for group, count in metadata.num_layers.items()
         }
-        rows: Any = DeviceRows.of(dict.fromkeys(COLUMNS, whole), whole)  # type: ignore[arg-type]
-        return GenerationState(rows, whole, views)
+        return GenerationState(rows_of_one(whole), whole, views)
 
     def _copy_pages(self) -> None:
         for source, target in self.manager.take_copies():

@@ -10,8 +10,7 @@ import jax
 from enginebay.errors import ConfigError
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
-from enginebay_runtime.buckets import BucketSizes, doubling
-from enginebay_runtime.geometry import Geometry
+from enginebay_paged.page_steps import StepGeometry, step_geometry
 
 DEFAULT_PREFILL_LENGTHS = tuple(2**power for power in range(9, 24))
 DEFAULT_MAX_PREFILL_LENGTH = 4096
@@ -31,25 +30,17 @@ class EngineLimits:
     max_length: int
     batch_size: int | None
 
-    def geometry(self, model: OpenedModel, metadata: PagedAttentionCacheMetaData) -> Geometry:
-        """Return the sizes of steps. A step has at most the configuration's max_num_batched_tokens
-        prompt tokens.
-        """
-        parts = model.parts
-        longest = min(self.max_length, metadata.max_length)
-        most = min(self.max_prefill_length, parts.config.max_num_batched_tokens, max(16, longest))
-        tokens = tuple(length for length in self.prefill_lengths if length <= most)
-        num_rows = max(
-            self.max_concurrent_decodes, self.batch_size or 0, parts.platform.min_rows(parts.dtype)
+    def geometry(self, model: OpenedModel, metadata: PagedAttentionCacheMetaData) -> StepGeometry:
+        """Return the sizes of steps."""
+        return step_geometry(
+            model.parts,
+            page_size=metadata.page_size,
+            max_length=min(self.max_length, metadata.max_length),
+            num_slots=max(self.max_concurrent_decodes, self.batch_size or 0),
+            max_prompts=self.max_concurrent_prefill,
+            max_prefill_tokens=self.max_prefill_length,
+            prefill_lengths=self.prefill_lengths,
         )
-        prompts = self.max_concurrent_prefill
-        sizes = BucketSizes(
-            decode_rows=(num_rows,),
-            prefill_rows=(1, prompts) if prompts > 1 else (1,),
-            prefill_tokens=tokens or (most,),
-            kv_lens=doubling(256, longest),
-        )
-        return Geometry(sizes, metadata.page_size, sizes.kv_lens[-1], parts.compact_decode)
 
 
 def make_limits(

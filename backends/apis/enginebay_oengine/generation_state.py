@@ -4,22 +4,17 @@ this engine or of another one.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
 from enginebay.contracts.cache import Lease
 from enginebay.errors import InputError
 from enginebay_oengine.page_manager import HBMPageManager
-from enginebay_runtime.device import DeviceRows
-
-Views = Mapping[str, Sequence[Mapping[str, Any]]]
+from enginebay_paged.page_steps import PageRows, Views
 
 
 class PageReader(Protocol):
@@ -58,7 +53,7 @@ class GenerationState:
     """
 
     def __init__(
-        self, rows: DeviceRows, base_keys: Any, views: Views | None, held: HeldLeases | None = None
+        self, rows: PageRows, base_keys: Any, views: Views | None, held: HeldLeases | None = None
     ) -> None:
         self.rows = rows
         self.base_keys = base_keys
@@ -110,51 +105,3 @@ class GenerationState:
         """Make a prefix that holds no pages."""
         del aux
         return cls(*children)
-
-
-def place_rows(
-    rows: DeviceRows,
-    prefix: DeviceRows,
-    base_keys: jax.Array,
-    source: jax.Array,
-    slots: jax.Array,
-    index: jax.Array,
-) -> DeviceRows:
-    """Put row source[i] of a prefix at slots[i] of `rows`, as completion index[i] of its request.
-    Slots past the end are dropped.
-    """
-
-    def fold(key: jax.Array, number: jax.Array) -> jax.Array:
-        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
-        return jax.random.key_data(jax.random.fold_in(typed, number))
-
-    picked: DeviceRows = jax.tree.map(lambda array: array[source], prefix)
-    keys = jax.vmap(fold)(base_keys[source], index)
-    return rows.put(slots, dataclasses.replace(picked, keys=keys))
-
-
-def take_rows(rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:
-    """Return the first num_rows rows with their first num_tokens tokens, and the ResultTokens data
-    of their last tokens.
-    """
-    taken = rows.take(jnp.arange(num_rows, dtype=jnp.int32), num_tokens)
-    one = jnp.ones(num_rows, jnp.int32)
-    return taken, jnp.stack([taken.last_token, one, taken.length - taken.prompt_length], axis=1)
-
-
-def read_pages(views: Views, table: jax.Array) -> Views:
-    """Return the pages table int32 [n, pages] of every layer: arrays [n, pages, ...]."""
-    return jax.tree.map(lambda array: array[table], views)
-
-
-def write_pages(views: Views, parts: Views, table: jax.Array) -> Views:
-    """Return `views` with parts [n, pages, ...] written to pages table int32 [n, pages]. Pages past
-    the end are dropped.
-    """
-    flat = table.reshape(-1)
-
-    def put(array: jax.Array, part: jax.Array) -> jax.Array:
-        pages = part.reshape(-1, *part.shape[2:]).astype(array.dtype)
-        return array.at[flat].set(pages, mode="drop")
-
-    return jax.tree.map(put, views, parts)

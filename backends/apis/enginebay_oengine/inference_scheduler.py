@@ -18,7 +18,8 @@ from enginebay_oengine.iteration import (
     NextIterationPlan,
     SlotPageAssignment,
 )
-from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
+from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
+from enginebay_paged.page_steps import POOL
 
 
 class InferenceScheduler:

@@ -17,7 +17,7 @@ from enginebay.types import (
     key_of,
 )
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
-from enginebay_oengine.forward import ModelOutputBatch
+from enginebay_oengine.continuous_forward import ModelInputBatch, ModelOutputBatch
 from enginebay_oengine.inference_scheduler import InferenceScheduler
 from enginebay_oengine.iteration import (
     GenerationStepTask,
@@ -26,17 +26,16 @@ from enginebay_oengine.iteration import (
     NextIterationPlan,
     SampledToken,
 )
-from enginebay_oengine.model_inputs import (
+from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
+from enginebay_oengine.prompts import make_request
+from enginebay_paged.page_steps import (
+    POOL,
     DecodePart,
-    ModelInputBatch,
     PrefillPart,
     PromptChunk,
     decode_part,
-    make_request,
     prefill_part,
 )
-from enginebay_oengine.page_manager import POOL
-from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
 
 class ModelIOProcessor:

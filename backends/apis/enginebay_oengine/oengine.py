@@ -28,8 +28,8 @@ from enginebay.weights import merge_weights
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
 from enginebay_oengine.cache_quantizer import make_quantizer
+from enginebay_oengine.continuous_forward import ModelOutputBatch, StepLauncher
 from enginebay_oengine.engine_limits import make_limits
-from enginebay_oengine.forward import ModelOutputBatch
 from enginebay_oengine.generation_state import GenerationState
 from enginebay_oengine.inference_scheduler import InferenceScheduler
 from enginebay_oengine.iteration import NextIterationPlan
@@ -40,7 +40,6 @@ from enginebay_oengine.paged_cache import PagedAttentionCache, PagedAttentionCac
 from enginebay_oengine.prompts import read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
-from enginebay_oengine.steps import StepLauncher
 from enginebay_shared.opening import ModelLike, Rules, eos_token_ids
 
 

@@ -16,12 +16,10 @@ from enginebay.errors import EnginebayError, InputError
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 from enginebay_paged.held import GroupPages
 from enginebay_paged.ledger import PageLedger
+from enginebay_paged.page_steps import POOL
 from enginebay_paged.pool import DUMMY_PAGE, PagePool
 from enginebay_paged.store import PageStore
 from enginebay_runtime.rows import PageTable
-
-POOL = "pages"
-"""The ledger's name for the only pool: a page number means the same page in every cache group."""
 
 ROWS_PER_PAGE = 4
 """Max leases per page, including leases that share all of their pages."""

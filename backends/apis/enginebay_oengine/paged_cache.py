@@ -19,15 +19,10 @@ from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError, InputError, RequestError
-from enginebay.memory import check_memory
 from enginebay.validation import describe_validation
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_paged.options import PagedOptions
-from enginebay_paged.pools import Pools
-from enginebay_paged.sizing import choose_num_pages
-from enginebay_runtime.buckets import default_sizes
-from enginebay_runtime.geometry import PoolSizes
-from enginebay_runtime.memory import plan_memory
+from enginebay_paged.page_steps import pool_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,19 +121,8 @@ class PagedAttentionCache:
                 "Omit max_length and max_num_seqs to use the configuration's.",
             )
         sized = parts.config.model_copy(update={"max_num_seqs": num_seqs, "max_model_len": length})
-        sizes = default_sizes(
-            max_num_seqs=num_seqs,
-            max_num_batched_tokens=parts.config.max_num_batched_tokens,
-            max_model_len=length,
-            min_rows=parts.platform.min_rows(parts.dtype),
-        )
         sampler = model.plan.registry.find("sampler", model.plan.config.sampler.name).declaration
-        sized_parts = dataclasses.replace(parts, config=sized)
-        pools = Pools(page_size, length)
-        cache = PoolSizes(sizes, page_size, parts.compact_decode, 0, {}, {})
-        count = choose_num_pages(sized_parts, options, pools, cache.geometry({}))
-        shapes = pools.shapes(count, info.groups, num_seqs)
-        check_memory(plan_memory(sized_parts, dataclasses.replace(cache, whole=shapes)))
+        count, shapes = pool_shapes(dataclasses.replace(parts, config=sized), options)
         return PagedAttentionCacheMetaData(
             page_size=page_size,
             num_pages=count,

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import InputError
-from enginebay.types import Request, SamplingParams
+from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_oengine.active_batch import StateSizes
-from enginebay_oengine.model_inputs import make_request
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
 KEY_WORDS = 2
@@ -120,3 +119,17 @@ def _broadcast(name: str, value: Any, count: int) -> np.ndarray:
             f"Pass one {name} for each prompt.",
         )
     return np.broadcast_to(array, (count,))
+
+
+def make_request(
+    token_ids: np.ndarray,
+    params: SamplingParams,
+    max_length: int,
+    stop_token_ids: tuple[int, ...],
+    key: tuple[int, int],
+) -> Request:
+    """Return the request of a prompt int32 [tokens] that ends at `max_length` tokens or at a stop
+    token.
+    """
+    sampling = FrozenSampling(max_length - len(token_ids), params, stop_token_ids)
+    return Request("", token_ids, sampling, key, arrival_s=0.0)

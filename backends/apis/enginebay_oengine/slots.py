@@ -17,10 +17,10 @@ from enginebay.contracts.model import Weights
 from enginebay.errors import InputError
 from enginebay.types import FrozenSampling, Request
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
+from enginebay_oengine.continuous_forward import ModelInputBatch, StepLauncher
 from enginebay_oengine.generation_state import GenerationState, HeldLeases
-from enginebay_oengine.model_inputs import ModelInputBatch, PromptChunk, decode_part, prefill_part
-from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
-from enginebay_oengine.steps import StepLauncher
+from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
+from enginebay_paged.page_steps import POOL, PromptChunk, decode_part, prefill_part
 
 UNSAMPLED = Request("", np.zeros(0, np.int32), FrozenSampling(0), (0, 0), arrival_s=0.0)
 """The request of a row whose tokens are processed again, without sampling."""

@@ -33,8 +33,8 @@ from enginebay_oengine import (
     oEngine,
     open_model,
 )
-from enginebay_oengine.forward import GraphDef
-from enginebay_runtime.step import Program
+from enginebay_oengine.continuous_forward import GraphDef
+from enginebay_paged.page_steps import PageSteps
 from tests.unit.oengine.small import MODEL, NUM_SLOTS, PAGE_SIZE, make_engine, prefill
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
@@ -301,10 +301,7 @@ def test_cjit_compiles_once_for_each_kind_of_arguments() -> None:  # holds O09
 def test_execute_forward_of_nothing_changes_nothing(model: OpenedModel, engine: oEngine) -> None:
     storage, _ = parts_of(model)
     rows = engine.init_decode_state().rows
-    program = Program(model.parts.model, model.parts.ops, model.parts.sampler)
-    graphdef = GraphDef(
-        program, dict(engine.metadata.layouts), model.parts.compact_decode, NUM_SLOTS, 0
-    )
+    graphdef = GraphDef(PageSteps.of(model.parts, engine.metadata.layouts), NUM_SLOTS, 0)
     output, after, same = execute_forward(
         graphdef, model.weights, {}, ModelInputBatch(), storage, rows, None
     )
