@@ -5,6 +5,7 @@ than its contract.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,13 +14,14 @@ import pytest
 from enginebay import SamplingParams
 from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.config import EngineConfig
-from enginebay.contracts.commands import Drop, ExecutorCommand, Make, Step, WriteRows
+from enginebay.contracts.commands import Drop, ExecutorCommand, Make, Step, Take, WriteRows
 from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.plugins.hooks import Declaration
+from enginebay_esurge.weights import swap
 from enginebay_runtime.background import Background
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor
@@ -90,6 +92,38 @@ def test_an_engine_steps_by_a_strangers_executor_that_has_no_device(name: str) -
     engine.rows.remove_request("a")
     engine.drop_arrays()
     assert isinstance(engine.executor.commands[-1], Drop)
+    engine.close()
+
+
+class Lending(Listing):
+    """A Listing that has weights."""
+
+    def weights(self) -> dict[str, Any]:
+        return {}
+
+
+LENDING = Declaration("executor", "lending", f"{__name__}:Lending")
+
+
+def test_a_strangers_executor_with_weights_keeps_files_of_prefixes(tmp_path: Path) -> None:
+    options = {"name": "oengine", "prefix_host_bytes": 2**24, "prefix_disk_dir": str(tmp_path)}
+    sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+    config = EngineConfig(dtype="float32", engine=options, executor="lending", **sizes)
+    engine = make_engine(make_plan(config, with_parts(LENDING)))
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, Lending)
+    engine.close()
+
+
+def test_an_executor_without_weights_is_refused_by_name_and_can_be_waited_for() -> None:
+    engine = make_engine(plan_of(executor="listing"))
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, Listing)
+    for use in (lambda: swap(engine, lambda base: base), engine.executor.arrays):
+        with pytest.raises(UnsupportedError, match="of a Listing"):
+            use()
+    engine.executor.wait()
+    assert isinstance(engine.executor.commands[-1], Take)
     engine.close()
 
 
