@@ -21,7 +21,7 @@ from enginebay.ops.head_rotation import rotate_on_host
 from enginebay.ops.kv_storage import QUANTIZE, TOLERANCES
 from enginebay.plugins.registry import load_registry
 from enginebay_oengine import HBMPageManager, PagedAttentionCache, oEngine, open_model
-from enginebay_oengine.cache_quantizer import make_quantizer
+from enginebay_oengine.paged_cache import make_quantizer
 from enginebay_testing.tiny import write_tiny_checkpoint
 
 METHOD, BLOCK_SIZE = "kv_cache_quantization_method", "kv_cache_quantization_blocksize"

@@ -14,8 +14,7 @@ import jax
 
 from enginebay.compose.plan import Plan
 from enginebay.serving.observer import Observer
-from enginebay_esurge.grafana import HERE, Grafana, check_grafana
-from enginebay_esurge.local_prometheus import local_prometheus
+from enginebay_esurge.grafana import HERE, Grafana, check_grafana, local_prometheus
 from enginebay_esurge.monitoring_settings import MonitoringSettings
 from enginebay_esurge.observing import History
 from enginebay_esurge.outputs import RequestOutput

@@ -27,7 +27,6 @@ from enginebay.types import MAX_STOP_TOKENS, key_of
 from enginebay.weights import merge_weights
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
-from enginebay_oengine.cache_quantizer import make_quantizer
 from enginebay_oengine.continuous_forward import ModelOutputBatch, StepLauncher
 from enginebay_oengine.engine_limits import make_limits
 from enginebay_oengine.generation_state import GenerationState
@@ -36,7 +35,11 @@ from enginebay_oengine.iteration import NextIterationPlan
 from enginebay_oengine.model_io import ModelIOProcessor
 from enginebay_oengine.opened_model import OpenedModel, open_model
 from enginebay_oengine.page_manager import HBMPageManager
-from enginebay_oengine.paged_cache import PagedAttentionCache, PagedAttentionCacheMetaData
+from enginebay_oengine.paged_cache import (
+    PagedAttentionCache,
+    PagedAttentionCacheMetaData,
+    make_quantizer,
+)
 from enginebay_oengine.prompts import read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots

@@ -15,10 +15,13 @@ import numpy as np
 from jax import tree_util
 from pydantic import ValidationError
 
+from enginebay.compose.plan import Plan
 from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.placement import Placement
-from enginebay.errors import ConfigError, InputError, RequestError
+from enginebay.errors import ConfigError, InputError, RequestError, shown
+from enginebay.ops.head_rotation import rotate, rotated_widths
+from enginebay.ops.kv_storage import QUANTIZE
 from enginebay.validation import describe_validation
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_paged.options import PagedOptions
@@ -148,3 +151,48 @@ class PagedAttentionCache:
         return cls(
             {g: tuple(layer(layouts[g]) for _ in range(n)) for g, n in metadata.num_layers.items()},
         )
+
+
+BLOCK_SIZE_FIELD, BLOCK_SIZE = "kv_cache_quantization_blocksize", 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheQuantizer:
+    """Quantises keys and values as the cache stores them.
+
+    quantization_method: int8, uint4 or fp8; None: values are stored in a float dtype, or the cache
+    groups of the model differ. block_size: the number in the model's configuration, 64 without one.
+    The cache has a scale for each head of a token, whatever the block size is.
+    quantization_platform: the platform of the devices. rotated: the widths of the parts of a head
+    that the cache rotates before it rounds them (`enginebay.ops.head_rotation.rotated_widths`).
+    """
+
+    quantization_method: str | None
+    block_size: int
+    quantization_platform: str
+    rotated: tuple[int, ...] = ()
+
+    def __call__(self, values: jax.Array) -> jax.Array:
+        """Return keys or values [..., head_dim] as they are read from the cache, in their dtype.
+        Without a method they are unchanged.
+        """
+        values = jnp.asarray(values)
+        if self.quantization_method is None:
+            return values
+        stored = QUANTIZE[self.quantization_method](rotate(values, self.rotated))
+        return rotate(stored.values(), self.rotated).astype(values.dtype)
+
+
+def make_quantizer(plan: Plan) -> CacheQuantizer:
+    """Return the quantizer of a plan's cache. ConfigError for a block size that is no count."""
+    size = plan.checkpoint.config.get(BLOCK_SIZE_FIELD, BLOCK_SIZE)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"{BLOCK_SIZE_FIELD} = {shown(size)} in the model's configuration",
+            "an integer of at least 1",
+            f"Correct config.json, or remove {BLOCK_SIZE_FIELD} from it.",
+        )
+    specs = plan.model.info.attention.values()
+    forms = {(spec.kv_storage, rotated_widths(spec)) for spec in specs}
+    method, rotated = forms.pop() if len(forms) == 1 else (None, ())
+    return CacheQuantizer(method, size, plan.platform.env().platform, rotated)
