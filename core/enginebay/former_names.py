@@ -52,6 +52,7 @@ FORMER_NAMES = {
     "enginebay_stepping.geometry": "enginebay_runtime.geometry",
     "enginebay_stepping.rows": "enginebay_runtime.rows",
     "enginebay_stepping.rows.make": "enginebay_runtime.rows.make",
+    "enginebay_vinference.functions": "enginebay_vinference.state_steps",
     "enginebay_vinference.slot_sizes": "enginebay_contiguous.slot_sizes",
 }
 """The documented import paths of version 0.1, each with that of today."""
