@@ -301,7 +301,7 @@ class EngineLoop:
                 if not ticket.has_ended:
                     ticket.put(TokenEvent((), "error", error=cause))
                 return True
-            failed = self._steps.launcher.current_requests
+            failed = self._steps.planner.current_requests
             if failed is None:
                 failed = list(self._requests.running.values()) or self._requests.everything
             for tracked in failed:

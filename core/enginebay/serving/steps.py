@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +15,11 @@ from enginebay.contracts.scheduler import Decision, Limits
 from enginebay.errors import EnginebayError
 from enginebay.serving.admission import Admission
 from enginebay.serving.guided import PATIENCE_S, advance_all, collect_masks
-from enginebay.serving.launching import DecisionLauncher
+from enginebay.serving.in_flight import InFlight
 from enginebay.serving.messages import Ticket, TokenEvent
 from enginebay.serving.not_finite import not_finite
 from enginebay.serving.observer import Observers
+from enginebay.serving.planning import StepPlanner
 from enginebay.serving.request_table import RequestState, RequestTable
 from enginebay.serving.speculation import Speculation
 from enginebay.types import FinishReason
@@ -44,14 +47,14 @@ class StepRunner:
         self.admission = Admission(engine, requests)
         self.speculation = None if proposer is None else Speculation(proposer, config, engine.rows)
         self.observers = Observers() if observers is None else observers
-        self.launcher = DecisionLauncher(
-            engine, config, self.admission, self.speculation, self.observers, self.commit_all
+        self.planner = StepPlanner(
+            engine, config, self.admission, self.speculation, self.commit_all
         )
-        self.in_flight = self.launcher.in_flight
+        self.in_flight: collections.deque[InFlight] = collections.deque()
+        """Launched steps that were not read."""
         self.late: list[RequestState] = []
         """Requests whose masks were ordered and not yet collected."""
         self._patience_s = 0.0  # wait for masks until this time of the monotonic clock
-        self._mixes = config.mixed_steps == "on" and proposer is None
         self.awaits_stop_texts = False
         """Whether tokens were put whose text may end a request."""
 
@@ -88,13 +91,14 @@ class StepRunner:
         """
         for request_id in decision.preempt:
             self._preempt(request_id)
-        steps, decoding = self.launcher.reserve(decision)  # before admission uses the free cache
-        beside = decoding if self._mixes else []
-        prefilled = self.launcher.prefill(decision, beside)
-        decoding = [] if prefilled and beside else decoding
-        if prefilled and not self.config.overlap_execution:
-            self.commit_all()
-        launched = self.launcher.decode(decoding, steps) or prefilled
+        launched = False
+        for plan, rows in self.planner.steps(decision):
+            self.planner.current_requests = rows
+            pending = self.engine.step(plan)
+            launched_s = self.observers.launched(plan) if self.observers.is_on else math.nan
+            self.in_flight.append(InFlight(pending, plan, rows, launched_s))
+            self.planner.current_requests = None
+            launched = True
         if launched or self.in_flight or self.late:
             return launched
         latest = self.admission.choose_preempted(refused=bool(decision.decode))
@@ -107,7 +111,7 @@ class StepRunner:
         meanwhile are skipped.
         """
         step = self.in_flight.popleft()
-        self.launcher.current_requests = step.rows
+        self.planner.current_requests = step.rows
         tokens = step.pending.read()
         now_s = time.monotonic()
         counts = (tokens >= 0).sum(axis=1)
@@ -126,7 +130,7 @@ class StepRunner:
         ):
             if tracked.finished:
                 continue
-            self.launcher.current_requests = [tracked]
+            self.planner.current_requests = [tracked]
             del row_tokens[count:]
             failure = failures.get(id(tracked)) if failures else None
             if failure is not None:
@@ -142,7 +146,7 @@ class StepRunner:
             elif event.token_ids:
                 tracked.ticket.put(event)
                 self.awaits_stop_texts = self.awaits_stop_texts or tracked.ends_by_text
-        self.launcher.current_requests = None
+        self.planner.current_requests = None
         self._flush()
 
     def collect_late(self) -> None:
@@ -168,7 +172,7 @@ class StepRunner:
         """Replace the engine's arrays after a failure. Running requests lose their rows and are
         queued again.
         """
-        self.launcher.current_requests = None
+        self.planner.current_requests = None
         self.in_flight.clear()
         # Reversed, because each goes to the front of the queue.
         for request_id in reversed(list(self.requests.running)):
