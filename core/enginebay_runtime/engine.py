@@ -200,10 +200,10 @@ class StepEngine(Engine):
     def _prefill(self, plan: StepPlan) -> Step:
         """The command of a prefill. What it needs in its rows is written to them here."""
         rows, table = plan.rows, self.rows
-        no_prefix = not any([row.num_computed for row in rows])
+        no_prefix = max([row.num_computed for row in rows]) == 0
         num_tokens = sum([row.num_tokens for row in rows])
         bucket = self.geometry.prefill_bucket(len(rows), num_tokens, no_prefix=no_prefix)
-        full_vocab = any([row.returns_prompt for row in rows]) or wants_all(
+        full_vocab = True in [row.returns_prompt for row in rows] or wants_all(
             [row for row in rows if row.samples], table
         )
         # Rows that do not sample count too: FULL records their history.
@@ -212,8 +212,8 @@ class StepEngine(Engine):
             "prefill",
             bucket,
             full_vocab=full_vocab,
-            pools=any([row.pools for row in rows]),
-            embeds=any([takes_embeds(row, table) for row in rows]),
+            pools=True in [row.pools for row in rows],
+            embeds=True in [takes_embeds(row, table) for row in rows],
             adapts=bool(table.adapters[own].any()),
         )
         key = self.executor.choose(key, needs_of(table, own))
