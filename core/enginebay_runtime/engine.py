@@ -187,7 +187,9 @@ class StepEngine(Engine):
         """Grow the arrays to what the ledger, the leases and the demand need, and make the moves
         that the ledger has ordered.
         """
-        self._grow(self.sizes.wanted(self._shapes, leases, demand, self.ledger))
+        shapes = self.sizes.wanted(self._shapes, leases, demand, self.ledger)
+        if shapes != self._shapes:
+            self._grow(shapes)
         moves = self.ledger.take_moves()
         if moves:
             self.host.run(moves, self.executor)
@@ -234,7 +236,7 @@ class StepEngine(Engine):
         if full_vocab or adapts:
             key = dataclasses.replace(key, full_vocab=full_vocab, adapts=adapts)
         key = self.executor.choose(key, needs_of(table, own))
-        updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.update)
+        updates = tuple([RowUpdate(row.row, row.update) for row in rows if row.update])
         if updates:
             self.executor.run(WriteRows(updates=updates))
         if plan.verifies:

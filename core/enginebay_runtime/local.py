@@ -177,14 +177,14 @@ class LocalExecutor(Executor):
         found = self._chosen.get((key, need))
         if found is not None:
             return found
-        base = key
-        if not self._background.is_done:
+        base, is_done = key, self._background.is_done
+        if not is_done:
             adapts = self.parts.adapters is not None
             smallest = replace(key, full_vocab=False, pools=False, embeds=False, adapts=adapts)
             base = replace(key, bucket=self._at_hand(smallest).bucket)
         for serves in self._scoping.serving(base, need):
             if program_name(serves, self.layouts) in self._programs:
-                if self._background.is_done:
+                if is_done:
                     self._chosen[key, need] = serves
                 return serves
         return self._scoping.to_compile(base, need)

@@ -141,7 +141,7 @@ class Admission:
         """The last position up to which the next prefill chunk of a running request may reach."""
         ledger, parent = self.engine.ledger, tracked.request.parent_id
         others = self.requests.waiting.values() if ledger.states and parent else ()
-        is_forked = any(one.request.parent_id == parent for one in others)
+        is_forked = parent in [one.request.parent_id for one in others]
         fork_at = tracked.num_prompt - 1 if is_forked else None
         return ledger.chunk_end(tracked.row_lease, tracked.num_prefill, fork_at)
 

@@ -35,7 +35,8 @@ class Delivery:
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
-        self._due: list[Delivered] = []
+        self.due: list[Delivered] = []
+        """Events that were put since the last flush."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._overdue: threading.Lock | None = None
         self._thread = threading.Thread(target=self._run, name="enginebay-delivery", daemon=True)
@@ -48,7 +49,7 @@ class Delivery:
         When `take` raises, the request is aborted, and `take` is called once more, with an error
         event.
         """
-        return lambda event: self._due.append((request.request_id, take, event))
+        return lambda event: self.due.append((request.request_id, take, event))
 
     def join(self) -> None:
         """Wait until the thread has ended, after close()."""
@@ -59,8 +60,8 @@ class Delivery:
 
     def flush(self) -> None:
         """Hand over the events that were put since the last flush."""
-        if self._due:
-            due, self._due = self._due, []
+        if self.due:
+            due, self.due = self.due, []
             self._jobs.put(functools.partial(self._hand_over, due))
 
     def catch_up(self) -> None:
@@ -89,21 +90,21 @@ class Delivery:
             del job  # an idle thread keeps no request alive
 
     def _hand_over(self, due: Sequence[Delivered]) -> None:
-        wakes = {self._take(*one): None for one in due}
-        for wake in wakes:
+        wakes: dict[Wake, None] = {}
+        for request_id, take, event in due:
+            try:
+                wake = take(event)
+            # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
+            except BaseException as error:
+                log.exception(
+                    "reading the events of request %s failed: the request is aborted", request_id
+                )
+                self._abort(request_id)
+                cause = failure(f"reading the tokens of request {request_id}", error)
+                wake = None
+                with contextlib.suppress(Exception):
+                    wake = take(TokenEvent((), "error", error=cause))
             if wake is not None:
-                wake()
-
-    def _take(self, request_id: str, take: TakeEvent, event: TokenEvent) -> Wake | None:
-        try:
-            return take(event)
-        # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
-        except BaseException as error:
-            log.exception(
-                "reading the events of request %s failed: the request is aborted", request_id
-            )
-            self._abort(request_id)
-            cause = failure(f"reading the tokens of request {request_id}", error)
-            with contextlib.suppress(Exception):
-                return take(TokenEvent((), "error", error=cause))
-        return None
+                wakes[wake] = None
+        for wake in wakes:
+            wake()

@@ -199,7 +199,8 @@ class EngineLoop:
             except BaseException as error:
                 log.exception("a step failed")
                 going = self._recover(error)
-            self._delivery.flush()
+            if self._delivery.due:
+                self._delivery.flush()
         # A running step returns arrays to the interpreter when it ends. If the interpreter has
         # ended by then, the process aborts.
         for step in self._steps.in_flight:
@@ -258,12 +259,14 @@ class EngineLoop:
                 self._submitted = self._unqueued.popleft()
                 self._steps.add(self._submitted)
                 self._submitted = None
-                self._delivery.flush()
+                if self._delivery.due:
+                    self._delivery.flush()
                 continue
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # handling Stop has failed, and the other requests have ended since
             goes_on = self._handle(self._inbox.get())
-            self._delivery.flush()  # the next message may come much later
+            if self._delivery.due:
+                self._delivery.flush()  # the next message may come much later
             if not goes_on:
                 return False
         return True

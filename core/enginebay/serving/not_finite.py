@@ -28,8 +28,6 @@ def not_finite(
     """
     found: dict[int, EnginebayError] = {}
     failed_logits = rows_not_finite(tokens)
-    if not failed_logits and not failed_hidden:  # as in nearly every step
-        return found
     kind = "verify" if step.plan.verifies else "decode" if step.plan.is_decode else "prefill"
     todo = "Look for broken weights with --verify-weights."
     if dtype == "float16":

@@ -106,7 +106,7 @@ class StepPlanner:
         running = self.requests.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
         chosen = [t for t in found if t.constraint is None or not must_wait(t)]
-        if (drafting := self._drafting) is not None:
+        if self.speculation is not None and (drafting := self._drafting) is not None:
             chosen = [t for t in chosen if not drafting.waits(t)]
         most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
@@ -114,7 +114,7 @@ class StepPlanner:
             raise InternalError(
                 f"the scheduler decodes {decision.decode_steps} steps, not 1 or more"
             )
-        if any(t.request.sampling.returns_all for t in chosen):
+        if True in [t.request.sampling.returns_all for t in chosen]:
             steps = 1  # [vocab] values per token would need much memory
         reserve = self.admission.reserve
         able = [t for t in chosen if reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
@@ -124,7 +124,7 @@ class StepPlanner:
         """Steps of decoding rows: first rows with drafts, then guided rows, whose tokens are read
         while the others run, then the others.
         """
-        if (drafting := self._drafting) is not None:
+        if self.speculation is not None and (drafting := self._drafting) is not None:
             rows, plans, drafted = self._drafted(drafting, rows)
             if plans:  # first, because it is then read first, and its rows wait for it
                 most = max([len(plan.draft_token_ids) for plan in plans])
@@ -191,7 +191,7 @@ class StepPlanner:
             raise InternalError(
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
-        mask = next_mask(tracked) if samples else ()
+        mask = next_mask(tracked) if samples and tracked.constraint is not None else ()
         asks = tracked.returns_prompt
         return RowPlan(
             lease.row, lease, start, count, samples, mask, returns_prompt=asks, pools=pools
@@ -202,6 +202,7 @@ def _plan_decode(
     tracked: RequestState, num_new: int, drafts: tuple[int, ...] = (), *, decodes: bool = False
 ) -> RowPlan:
     """The plan of a row that gets up to `num_new` tokens."""
-    lease, start, mask = tracked.row_lease, tracked.num_tokens - 1, next_mask(tracked)
+    lease, start = tracked.row_lease, tracked.num_tokens - 1
+    mask = () if tracked.constraint is None else next_mask(tracked)
     tracked.num_launched += num_new
     return RowPlan(lease.row, lease, start, 1, True, mask, decodes=decodes, draft_token_ids=drafts)

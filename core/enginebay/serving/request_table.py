@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -234,11 +234,15 @@ class RequestTable:
         """By parent id, a running completion whose whole prompt was launched: other completions of
         the prompt can share it.
         """
-        return {p: t for p, t in self._families() if t.num_computed >= t.num_prompt}
+        return {
+            t.request.parent_id: t
+            for t in self.running.values()
+            if t.num_computed >= t.num_prompt and t.request.parent_id
+        }
 
     def begun(self) -> set[str]:
         """Parent ids that have a running completion."""
-        return {p for p, _ in self._families()}
+        return {t.request.parent_id for t in self.running.values() if t.request.parent_id}
 
     def adapter_counts(self) -> tuple[Counter[str], Counter[str]]:
         """Number of (waiting, running) completions by key of their adapter. Any thread may call
@@ -247,9 +251,6 @@ class RequestTable:
         each = (list(states.values()) for states in (self.waiting, self.running))
         waiting, running = (Counter(one.request.adapter for one in states) for states in each)
         return waiting, running
-
-    def _families(self) -> Iterator[tuple[str, RequestState]]:
-        return ((t.request.parent_id, t) for t in self.running.values() if t.request.parent_id)
 
     @property
     def is_empty(self) -> bool:
@@ -263,7 +264,7 @@ class RequestTable:
 
     def demand(self) -> Demand:
         """The number of unfinished requests, and the most tokens that one of them may need."""
-        totals = [t.num_total for t in self.everything]
+        totals = [t.num_total for each in (self.running, self.waiting) for t in each.values()]
         return Demand(len(totals), max(totals, default=0))
 
     def view(
@@ -280,7 +281,7 @@ class RequestTable:
         the first MAX_LOOKED_UP waiting requests only, because it hashes each of their pages. With
         `forks`, tokens that another completion of the prompt has computed count as cached too.
         """
-        heads = self.heads() if forks else {}
+        heads = self.heads() if forks and self.waiting else {}
 
         def shared(one: RequestState) -> int:
             return one.num_shareable if one.request.parent_id in heads else 0
@@ -290,7 +291,7 @@ class RequestTable:
                 return shared(one)
             return max(shared(one), num_cached(one))
 
-        waiting = tuple(
+        waiting = [
             WaitingView(
                 request_id=r,
                 num_prompt_tokens=t.num_prefill,
@@ -302,8 +303,8 @@ class RequestTable:
                 num_shared_tokens=shared(t),
             )
             for place, (r, t) in enumerate(self.waiting.items())
-        )
-        running = tuple(
+        ]
+        running = [
             RunningView(
                 request_id=r,
                 num_tokens=t.num_tokens,
@@ -315,6 +316,6 @@ class RequestTable:
                 tenant=t.request.tenant,
             )
             for r, t in self.running.items()
-        )
+        ]
         num_streaming = sum([t.request.streams for t in self.running.values()])
-        return SchedulerView(now_s, waiting, running, limits, num_streaming)
+        return SchedulerView(now_s, tuple(waiting), tuple(running), limits, num_streaming)

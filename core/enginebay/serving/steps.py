@@ -5,11 +5,11 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginebay.config import EngineConfig
-from enginebay.contracts.engine import Engine
+from enginebay.contracts.engine import Engine, TokenLogprobs
 from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.scheduler import Decision, Limits
 from enginebay.errors import EnginebayError
@@ -22,7 +22,7 @@ from enginebay.serving.observer import Observers
 from enginebay.serving.planning import StepPlanner
 from enginebay.serving.request_table import RequestState, RequestTable
 from enginebay.serving.speculation import Speculation
-from enginebay.types import FinishReason
+from enginebay.types import NOT_FINITE, FinishReason
 
 
 class StepRunner:
@@ -61,7 +61,7 @@ class StepRunner:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request and no unread step."""
-        return self.requests.is_empty and not self.in_flight
+        return not self.in_flight and self.requests.is_empty
 
     def limits(self) -> Limits:
         """The limits of the next decision."""
@@ -120,11 +120,16 @@ class StepRunner:
             num_drafts = self.speculation.verified(step.plan, counts.tolist())
         if self.observers.is_on:
             self.observers.read(step, tokens, now_s, num_drafts)
-        failures = advance_all(step.rows, tokens, counts)
+        guided = [tracked for tracked in step.rows if tracked.constraint is not None]
+        failures = advance_all(step.rows, tokens, counts) if guided else {}
         self._patience_s = time.monotonic() + PATIENCE_S
         self.admission.append(step.rows, tokens, counts)
-        logprobs = step.logprobs(tokens, counts.tolist())
-        failures |= not_finite(step, tokens, step.take_prompts(), self.config.dtype)
+        logprobs: Sequence[TokenLogprobs | None] = [None] * len(step.rows)
+        if [tracked for tracked in step.rows if tracked.num_logprobs is not None]:
+            logprobs = step.logprobs(tokens, counts.tolist())
+        failed_hidden = [] if step.plan.is_decode else step.take_prompts()
+        if failed_hidden or (tokens == NOT_FINITE).any():
+            failures |= not_finite(step, tokens, failed_hidden, self.config.dtype)
         for tracked, row_tokens, count, row_logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), logprobs, num_drafts, strict=True
         ):
