@@ -35,7 +35,7 @@ import numpy as np
 
 from enginebay import LLM
 from enginebay.contracts.step_key import StepKey
-from enginebay.serving.messages import Ticket
+from enginebay.serving.running import Running
 from enginebay.types import SamplingParams
 from enginebay_runtime.local import LocalExecutor, runner_of
 from enginebay_runtime.logprobs import Logprobs
@@ -134,7 +134,7 @@ class Host:
         return times
 
     def _turns(
-        self, tickets: list[Ticket], num_turns: int, profile: cProfile.Profile | None
+        self, tickets: list[Running], num_turns: int, profile: cProfile.Profile | None
     ) -> HostTime:
         table = self.loop._requests
         while table.waiting or any(
@@ -165,7 +165,7 @@ class Host:
         return HostTime(*map(statistics.median, (walls, cpus, launches)))
 
 
-def _drain(ticket: Ticket) -> None:
+def _drain(ticket: Running) -> None:
     """Read what has come, as a request's reader does on a thread of its own."""
     with contextlib.suppress(queue.Empty):
         while True:

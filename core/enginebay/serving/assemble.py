@@ -12,8 +12,8 @@ import numpy as np
 from enginebay.contracts.engine import TokenLogprobs
 from enginebay.contracts.text import StopChecker, Tokenizer
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
-from enginebay.serving.messages import TokenEvent
 from enginebay.serving.prepare import Prepared
+from enginebay.serving.running import TokenEvent
 from enginebay.text.stopping import SequenceChecker
 from enginebay.types import FinishReason, Request
 

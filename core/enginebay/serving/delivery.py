@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from enginebay.plugins.blame import failure
-from enginebay.serving.messages import PutEvent, TakeEvent, TokenEvent, Wake
-from enginebay.types import Request
+from enginebay.serving.running import Running, TokenEvent, Wake
 
 log = logging.getLogger("enginebay.loop")
 
-Delivered = tuple[str, TakeEvent, TokenEvent]
-"""A request's id, the function that receives its events, and its next event."""
+Delivered = tuple[Running, TokenEvent]
+"""A request, and the next event for its `take`."""
 
 CATCH_UP_S = 1.0
 """The longest time that the engine thread waits for earlier events to be handed over, even if a
@@ -25,7 +24,8 @@ tokenizer hangs.
 
 
 class Delivery:
-    """Calls each request's function with its events, in the order in which they were put.
+    """Calls the `take` of each request with its events, in the order in which they were put. When
+    `take` raises, the request is aborted, and `take` is called once more, with an error event.
 
     The engine thread only puts events, so making text costs it no time. Text is made even when its
     reader is slow, so a stop text is found without delay. Events of one step are handed over
@@ -42,15 +42,6 @@ class Delivery:
         self._thread = threading.Thread(target=self._run, name="enginebay-delivery", daemon=True)
         self._thread.start()
 
-    def outbox(self, request: Request, take: TakeEvent) -> PutEvent:
-        """The function that puts an event of a request. After flush(), the delivery thread calls
-        `take` with the event.
-
-        When `take` raises, the request is aborted, and `take` is called once more, with an error
-        event.
-        """
-        return lambda event: self.due.append((request.request_id, take, event))
-
     def join(self) -> None:
         """Wait until the thread has ended, after close()."""
         if threading.current_thread() is not self._thread:
@@ -61,8 +52,8 @@ class Delivery:
     def flush(self) -> None:
         """Hand over the events that were put since the last flush."""
         if self.due:
-            due, self.due = self.due, []
-            self._jobs.put(functools.partial(self._hand_over, due))
+            self._jobs.put(functools.partial(self._hand_over, tuple(self.due)))
+            self.due.clear()
 
     def catch_up(self) -> None:
         """Wait until all events that were put so far have been handed over, at most CATCH_UP_S.
@@ -91,11 +82,13 @@ class Delivery:
 
     def _hand_over(self, due: Sequence[Delivered]) -> None:
         wakes: dict[Wake, None] = {}
-        for request_id, take, event in due:
+        for running, event in due:
+            assert running.take is not None, "a request without `take` puts its events elsewhere"
             try:
-                wake = take(event)
+                wake = running.take(event)
             # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
             except BaseException as error:
+                request_id = running.request.request_id
                 log.exception(
                     "reading the events of request %s failed: the request is aborted", request_id
                 )
@@ -103,7 +96,7 @@ class Delivery:
                 cause = failure(f"reading the tokens of request {request_id}", error)
                 wake = None
                 with contextlib.suppress(Exception):
-                    wake = take(TokenEvent((), "error", error=cause))
+                    wake = running.take(TokenEvent((), "error", error=cause))
             if wake is not None:
                 wakes[wake] = None
         for wake in wakes:

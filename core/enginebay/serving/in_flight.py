@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.contracts.engine import Pending, StepPlan, TokenLogprobs
-from enginebay.serving.request_table import RequestState
+from enginebay.serving.running import Running
 
 
 @dataclasses.dataclass(slots=True)
@@ -20,7 +20,7 @@ class InFlight:
 
     pending: Pending
     plan: StepPlan
-    rows: list[RequestState]
+    rows: list[Running]
     launched_s: float = math.nan
 
     def take_prompts(self) -> list[int]:

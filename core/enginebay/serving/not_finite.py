@@ -21,7 +21,7 @@ def not_finite(
     step: InFlight, tokens: np.ndarray, failed_hidden: Sequence[int], dtype: str
 ) -> dict[int, EnginebayError]:
     """Return the error of each request whose logits or pooled hidden states in a step have NaN or
-    infinity, by the id of its RequestState.
+    infinity, by the id of its Running.
 
     tokens int32 [rows, steps]; failed_hidden: rows of the second kind; `dtype` is that of the
     configuration.

@@ -11,10 +11,10 @@ from enginebay.contracts.scheduler import Decision
 from enginebay.errors import InternalError
 from enginebay.serving.admission import Admission
 from enginebay.serving.guided import must_wait, next_mask
-from enginebay.serving.request_table import RequestState
+from enginebay.serving.running import Running
 from enginebay.serving.speculation import Speculation
 
-PlannedSteps = Iterator[tuple[StepPlan, list[RequestState]]]
+PlannedSteps = Iterator[tuple[StepPlan, list[Running]]]
 """Plans of steps, each with the requests of its rows. Each step is launched before the next one is
 planned, because the next plan depends on it.
 """
@@ -40,7 +40,7 @@ class StepPlanner:
         self.requests = admission.requests
         self.speculation = speculation
         self.commit_all = commit_all
-        self.current_requests: Sequence[RequestState] | None = None
+        self.current_requests: Sequence[Running] | None = None
         """The requests of the step that is being planned, launched or read; they end if it
         fails.
         """
@@ -64,7 +64,7 @@ class StepPlanner:
         if decoding:
             yield from self._decodes(decoding, num_steps)
 
-    def _prefills(self, decision: Decision, beside: Sequence[RequestState]) -> PlannedSteps:
+    def _prefills(self, decision: Decision, beside: Sequence[Running]) -> PlannedSteps:
         """A step with the chunks that can run now and the decoding rows `beside` them; then a step
         with completions whose prompt is in the cache after the first step.
 
@@ -99,7 +99,7 @@ class StepPlanner:
         """What drafts the next tokens of rows; None without a proposer, and for too many rows."""
         return self.speculation if len(self.requests.running) <= MAX_VERIFIED_ROWS else None
 
-    def reserve(self, decision: Decision) -> tuple[int, list[RequestState]]:
+    def reserve(self, decision: Decision) -> tuple[int, list[Running]]:
         """The number of decode steps, and the rows for which cache could be reserved."""
         if not decision.decode:
             return 0, []
@@ -120,7 +120,7 @@ class StepPlanner:
         able = [t for t in chosen if reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
         return steps, able
 
-    def _decodes(self, rows: Sequence[RequestState], num_steps: int) -> PlannedSteps:
+    def _decodes(self, rows: Sequence[Running], num_steps: int) -> PlannedSteps:
         """Steps of decoding rows: first rows with drafts, then guided rows, whose tokens are read
         while the others run, then the others.
         """
@@ -142,20 +142,20 @@ class StepPlanner:
             yield self._plan_decodes(rows, num_steps)
 
     def _plan_decodes(
-        self, rows: Sequence[RequestState], num_steps: int
-    ) -> tuple[StepPlan, list[RequestState]]:
+        self, rows: Sequence[Running], num_steps: int
+    ) -> tuple[StepPlan, list[Running]]:
         plans = tuple([_plan_decode(t, t.max_steps(num_steps)) for t in rows])
         return StepPlan(plans, num_steps, self.requests.demand()), list(rows)
 
     def _drafted(
-        self, speculation: Speculation, rows: Sequence[RequestState]
-    ) -> tuple[list[RequestState], list[RowPlan], list[RequestState]]:
+        self, speculation: Speculation, rows: Sequence[Running]
+    ) -> tuple[list[Running], list[RowPlan], list[Running]]:
         """Draft tokens of rows. Returns the rows without drafts or without cache for them; the
         plans of the other rows; and these rows.
         """
-        others: list[RequestState] = []
+        others: list[Running] = []
         plans: list[RowPlan] = []
-        chosen: list[RequestState] = []
+        chosen: list[Running] = []
         for tracked in rows:
             self.current_requests = [tracked]
             drafts = speculation.drafts(tracked)
@@ -172,7 +172,7 @@ class StepPlanner:
             chosen.append(tracked)
         return others, plans, chosen
 
-    def _plan_chunk(self, tracked: RequestState, num_tokens: int) -> RowPlan:
+    def _plan_chunk(self, tracked: Running, num_tokens: int) -> RowPlan:
         lease, start = tracked.row_lease, tracked.num_computed
         count = min(num_tokens, self.admission.chunk_end(tracked) - start)
         if count < 1:
@@ -199,7 +199,7 @@ class StepPlanner:
 
 
 def _plan_decode(
-    tracked: RequestState, num_new: int, drafts: tuple[int, ...] = (), *, decodes: bool = False
+    tracked: Running, num_new: int, drafts: tuple[int, ...] = (), *, decodes: bool = False
 ) -> RowPlan:
     """The plan of a row that gets up to `num_new` tokens."""
     lease, start = tracked.row_lease, tracked.num_tokens - 1

@@ -13,15 +13,15 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, shown
 from enginebay.serving.assemble import CompletionReader, output_of
 from enginebay.serving.events import Event, EventReader, LoopWakers, RequestEnded
-from enginebay.serving.messages import TakeEvent, Ticket, TokenEvent, Wake
 from enginebay.serving.prepare import Prepared
+from enginebay.serving.running import Running, TakeEvent, TokenEvent, Wake
 from enginebay.types import Request
 
 
 class RequestRunner(Protocol):
     """Runs requests: an EngineLoop, or a service that starts and stops one."""
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> Sequence[Ticket]:
+    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> Sequence[Running]:
         """Queue all requests or none; the loop calls takes[i] with each event of requests[i]."""
 
     def abort(self, request_id: str) -> None:
@@ -71,7 +71,7 @@ class Submission:
             )
             for request in prepared.requests
         ]
-        self.tickets: Sequence[Ticket] = ()
+        self.running: Sequence[Running] = ()
         self.inbound, self._wake = events.connect(requests.wakers)
         self._requests = requests
         self._streams = streams
@@ -87,7 +87,7 @@ class Submission:
     @property
     def has_ended(self) -> bool:
         """Whether the loop has ended all its completions."""
-        return bool(self.tickets) and all(ticket.has_ended for ticket in self.tickets)
+        return bool(self.running) and all(running.has_ended for running in self.running)
 
     def abandon(self) -> None:
         """End the request, if it has not ended, and free its id at once. Any thread may call
@@ -179,14 +179,14 @@ class Requests:
                     raise RequestError(given, "events that are open", "Create new Events().")
             each = [(one, reader) for one in made for reader in one.readers]
             takes = [functools.partial(one.take, reader) for one, reader in each]
-            tickets = iter(self.runs.submit([reader.request for _, reader in each], takes))
+            queued = iter(self.runs.submit([reader.request for _, reader in each], takes))
         except BaseException:
             for one in made:
                 self.forget(one)
                 one.inbound.remove(one)
             raise
         for one in made:
-            one.tickets = tuple(itertools.islice(tickets, len(one.readers)))
+            one.running = tuple(itertools.islice(queued, len(one.readers)))
             if one.inbound.is_closed:  # closed while it was being queued
                 one.abandon()
         return made

@@ -16,11 +16,11 @@ from enginebay.errors import EnginebayError
 from enginebay.serving.admission import Admission
 from enginebay.serving.guided import PATIENCE_S, advance_all, collect_masks
 from enginebay.serving.in_flight import InFlight
-from enginebay.serving.messages import Ticket, TokenEvent
 from enginebay.serving.not_finite import not_finite
 from enginebay.serving.observer import Observers
 from enginebay.serving.planning import StepPlanner
-from enginebay.serving.request_table import RequestState, RequestTable
+from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running, TokenEvent
 from enginebay.serving.speculation import Speculation
 from enginebay.types import NOT_FINITE, FinishReason
 
@@ -52,7 +52,7 @@ class StepRunner:
         )
         self.in_flight: collections.deque[InFlight] = collections.deque()
         """Launched steps that were not read."""
-        self.late: list[RequestState] = []
+        self.late: list[Running] = []
         """Requests whose masks were ordered and not yet collected."""
         self._patience_s = 0.0  # wait for masks until this time of the monotonic clock
         self.awaits_stop_texts = False
@@ -74,11 +74,11 @@ class StepRunner:
             stream_chunk_tokens=self.config.stream_chunk_tokens,
         )
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, tracked: Running) -> None:
         """Queue a request. A request that needs more cache than the engine has would wait forever,
         so it ends at once.
         """
-        tracked = self.requests.add(ticket)
+        self.requests.add(tracked)
         refusal = self.admission.refusal(tracked)
         if refusal is not None:
             self.end(tracked, "error", refusal)
@@ -149,7 +149,7 @@ class StepRunner:
             if tracked.finished:
                 self._finish(tracked, event)
             elif event.token_ids:
-                tracked.ticket.put(event)
+                tracked.put(event)
                 self.awaits_stop_texts = self.awaits_stop_texts or tracked.ends_by_text
         self.planner.current_requests = None
         self._flush()
@@ -166,7 +166,7 @@ class StepRunner:
             self.commit_next()
 
     def end(
-        self, tracked: RequestState, reason: FinishReason, error: EnginebayError | None = None
+        self, tracked: Running, reason: FinishReason, error: EnginebayError | None = None
     ) -> None:
         """End a request before its output is complete."""
         tracked.finished = True
@@ -207,7 +207,7 @@ class StepRunner:
             if self.observers.is_on:
                 self.observers.preempted()
 
-    def _finish(self, tracked: RequestState, last: TokenEvent) -> None:
+    def _finish(self, tracked: Running, last: TokenEvent) -> None:
         """Remove an ended request and free its row. Its reader gets the last event even when an
         observer or a ledger raises.
         """
@@ -219,4 +219,4 @@ class StepRunner:
                 if self.observers.is_on and last.finish_reason:
                     self.observers.ended(tracked, last.finish_reason)
             finally:
-                tracked.ticket.put(last)
+                tracked.put(last)
