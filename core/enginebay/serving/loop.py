@@ -220,7 +220,7 @@ class EngineLoop:
         if self._steps.late:
             self._steps.collect_late()
         launched = False
-        if not self._requests.is_empty:
+        if self._requests.can_go_on:  # the others are only waiting to be read
             ledger = self.engine.ledger
             admission = self._steps.admission
             look_up = admission.num_cached if self.scheduler.needs_cached_tokens else None

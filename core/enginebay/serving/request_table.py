@@ -73,6 +73,17 @@ class RequestTable:
         return waiting, running
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether a request waits, or a running one has tokens that were not launched."""
+        if self.waiting:
+            return True
+        for one in self.running.values():
+            unlaunched = one.num_total - one.num_prompt - one.num_launched
+            if unlaunched > 0 or one.num_computed < one.num_prefill:
+                return True
+        return False
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no unfinished request."""
         return not (self.running or self.waiting)
