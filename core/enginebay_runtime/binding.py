@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.executor import Layouts
 from enginebay.contracts.model import Model, ModelInfo
 from enginebay.contracts.placement import Placement
-from enginebay.ops.attention import AttentionOp
+from enginebay.errors import UnsupportedError
+from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionInputs, AttentionOp
 from enginebay.ops.bound import Ops
 from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
@@ -79,11 +81,11 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
-            sinks: jax.Array | None = None,
-            slopes: jax.Array | None = None,
+            inputs: AttentionInputs = NO_INPUTS,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             """Rotate queries and keys, write k and v to the cache, and attend, on one shard."""
             own, layout = by_spec[spec]
+            taken = {**dict.fromkeys(own.inputs), **impl.caps.inputs}
             config, _ = chosen.tuned.config(ATTENTION, impl, chosen.env, own, bucket, layout)
             widths = rotated_widths(own)
             writes = k is not None and not impl_writes  # here, before the implementation
@@ -101,8 +103,9 @@ class OpsBinder:
                     where = (batch.positions, batch.slots)
                     q, cache = rope_write_op(q, k, v, cache, *where, spec=rope, layout=layout)
                 k = v = None
-            arrays = {"sinks": sinks, "slopes": slopes}
-            given: dict[str, Any] = {n: array for n, array in arrays.items() if array is not None}
+            given: dict[str, Any] = {n: inputs[n] for n in taken if n in inputs}
+            if len(given) < len(taken):
+                raise missing_inputs(impl.name, taken.keys() - given.keys())
             out, cache, lse = impl(
                 *(q, k, v, cache, batch), spec=own, layout=layout, config=config, **given
             )
@@ -110,11 +113,19 @@ class OpsBinder:
 
         if self.placement.mesh is not None:
             plain = bound_ops(chosen, self.placement)
-        attend = self._split(attention, layouts) if shards > 1 else attention
+        attend = (
+            self._split(attention, layouts, INPUT_AXES | impl.caps.inputs)
+            if shards > 1
+            else attention
+        )
         return Ops({**plain, ATTENTION: attend})
 
-    def _split(self, attention: AttentionOp, layouts: Layouts) -> AttentionOp:
-        """Return attention with its heads and its cache split over the devices of the mesh."""
+    def _split(
+        self, attention: AttentionOp, layouts: Layouts, axes: Mapping[str, tuple[str | None, ...]]
+    ) -> AttentionOp:
+        """Return attention with its heads and its cache split over the devices of the mesh. `axes`:
+        those of its inputs, as in `Caps.inputs`.
+        """
         heads = PartitionSpec(None, self.placement.rules["kv_heads"])
         by_spec = {
             spec.stored_as(spec.q_dtype): layouts[group]
@@ -130,23 +141,39 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
-            sinks: jax.Array | None = None,
-            slopes: jax.Array | None = None,
+            inputs: AttentionInputs = NO_INPUTS,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             keys = PartitionSpec() if spec.v_is_k_prefix else heads
-            axes = by_spec[spec].logical_axes()
-            arrays = {name: self.placement.spec(own) for name, own in axes.items()}
+            cache_axes = by_spec[spec].logical_axes()
+            arrays = {name: self.placement.spec(own) for name, own in cache_axes.items()}
 
-            def run(q: Any, k: Any, v: Any, cache: Any, batch: Any, per_head: Any) -> Any:
-                return attention(q, k, v, cache, batch, spec=spec, rope=rope, **per_head)
+            numbers = {n: x for n, x in inputs.items() if isinstance(x, int)}
+            parts = {n: x for n, x in inputs.items() if n not in numbers}
 
+            def run(q: Any, k: Any, v: Any, cache: Any, batch: Any, parts: Any) -> Any:
+                given = {**numbers, **parts}
+                return attention(q, k, v, cache, batch, spec=spec, rope=rope, inputs=given)
+
+            split_inputs = {
+                name: PartitionSpec(*(heads[1] if axis == "heads" else None for axis in axes[name]))
+                for name in parts
+            }
             sharded = jax.shard_map(
                 run,
                 mesh=self.placement.mesh,
-                in_specs=(heads, keys, keys, arrays, PartitionSpec(), PartitionSpec(heads[1])),
+                in_specs=(heads, keys, keys, arrays, PartitionSpec(), split_inputs),
                 out_specs=(heads, arrays, heads),
                 check_vma=False,
             )
-            return sharded(q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
+            return sharded(q, k, v, cache, batch, parts)
 
         return split
+
+
+def missing_inputs(kernel: str, names: Collection[str]) -> UnsupportedError:
+    """Return the error for inputs of attention that a model does not pass."""
+    return UnsupportedError(
+        f"attention by {kernel!r} without its inputs {', '.join(sorted(names))}",
+        "models that pass the inputs which their AttnSpec names and the kernel declares",
+        "Pass them in `inputs`, or choose another kernel.",
+    )

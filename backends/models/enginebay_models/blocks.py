@@ -14,6 +14,7 @@ from enginebay.contracts.cache import CacheArrays
 from enginebay.contracts.model import TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
+from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.norm import ADD_RMS_NORM, RMS_NORM
 from enginebay.ops.rotary import RopeSpec
@@ -109,7 +110,9 @@ class Attention(nnx.Module):
     `name` is the prefix of its tensors, such as "model.layers.0.self_attn".
     """
 
-    def __init__(self, name: str, config: AttentionLayerConfig) -> None:
+    def __init__(self, name: str, config: AttentionLayerConfig, layer: int) -> None:
+        """`layer`: its number, which kernels may ask for."""
+        self.layer = layer
         spec, hidden = config.spec, config.hidden_size
         heads = (spec.num_kv_heads, spec.group, spec.head_dim)
         fused = (spec.num_kv_heads, spec.group + 2, spec.head_dim)
@@ -145,7 +148,9 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
-        mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
+        mixed, cache, _ = ops[ATTENTION](
+            *(q, k, v, cache, batch), spec=spec, rope=self.config.rope, inputs={LAYER: self.layer}
+        )
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
         return ops[LINEAR](mixed, self.out.get_value(), value_of(self.out_bias)), cache
 

@@ -194,7 +194,7 @@ def _layer(
         mixer = variant.mixer.make(name)
     else:
         assert attention is not None, "each kind of attention has a configuration"
-        mixer = Attention(f"{name}.self_attn", attention)
+        mixer = Attention(f"{name}.self_attn", attention, index)
     return DecoderLayer(
         mixer,
         variant.mlp(
