@@ -148,7 +148,7 @@ class OpsBinder:
             arrays = {name: self.placement.spec(own) for name, own in cache_axes.items()}
 
             numbers = {n: x for n, x in inputs.items() if isinstance(x, int)}
-            parts = {n: x for n, x in inputs.items() if n not in numbers}
+            parts = {n: x for n, x in inputs.items() if n in axes and n not in numbers}
 
             def run(q: Any, k: Any, v: Any, cache: Any, batch: Any, parts: Any) -> Any:
                 given = {**numbers, **parts}

@@ -35,7 +35,7 @@ class SimpleAttention:
     out [T, Hq, D] of any float dtype; its values for padding tokens are ignored. The pages are
     copied in every layer of every step, so this form is for experiments and not for speed.
 
-    Keyword-only arguments of the function are inputs that the model passes, such as "layer", the
+    Keyword-only arguments of the function without a default are inputs that the model passes, such as "layer", the
     number of the layer, or an array that the model's AttnSpec names; arrays are not split over
     devices, except "sinks" and "slopes".
     """
@@ -44,7 +44,7 @@ class SimpleAttention:
     name: str
     layouts: tuple[str, ...]
     inputs: tuple[str, ...] = ()
-    """Names of the function's keyword-only arguments."""
+    """Names of the function's keyword-only arguments without a default."""
     version: str = "0"
     priority: int = 0
 
@@ -113,7 +113,9 @@ def adapt_attention(given: Any, name: str, layouts: Sequence[str]) -> Any:
         raise InputError(f"{name} is {what} {named}", allowed, "Pass an object or a function.")
     try:
         parameters = inspect.signature(given).parameters.values()
-        inputs = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        inputs = tuple(
+            p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+        )
         inspect.signature(given).bind(*ARGUMENTS, **dict.fromkeys(inputs))
     except TypeError as error:
         raise InputError(
