@@ -36,8 +36,8 @@ class AttentionInputs:
     values: tuple[np.ndarray, ...]
     cache: CacheArrays
     batch: AttnBatch
-    sinks: jax.Array | None
-    slopes: jax.Array | None
+    inputs: dict[str, jax.Array]
+    """The inputs that the spec names."""
     token_rows: np.ndarray
     """int [T], the row of each packed token; -1 on padding."""
     before: tuple[jax.Array, jax.Array]
@@ -94,10 +94,12 @@ def make_problem(
     cache = write_places(layout, _empty(layout), np.arange(len(places[0]), dtype=np.int32), *places)
     before = read_contents(layout, cache)
     batch = _derived(bucket, layout.page_size, q_lens, kv_lens, table)
-    sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
-    slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32) if spec.alibi else None
-    per_head = {"sinks": sinks, "slopes": slopes}
-    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, **per_head})
+    inputs: dict[str, np.ndarray] = {}
+    if "sinks" in spec.inputs:
+        inputs["sinks"] = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32)
+    if "slopes" in spec.inputs:
+        inputs["slopes"] = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32)
+    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "inputs": inputs})
     arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
     return AttentionInputs(case, layout, keys=keys, values=values, **arrays)
 

@@ -22,8 +22,7 @@ from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import InputError, UnsupportedError
 from enginebay_runtime.codec import decode, encode
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.local import runner_of
-from enginebay_runtime.runner import Runner
+from enginebay_runtime.local import LocalExecutor, runner_of
 from enginebay_runtime.step import StepState
 
 Result = TypeVar("Result")
@@ -43,7 +42,7 @@ class RecordingExecutor(Executor):
         self.num_steps = 0
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> LocalExecutor:
         return runner_of(self._inner)
 
     def run(self, command: ExecutorCommand[Result]) -> Result:

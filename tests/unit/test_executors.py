@@ -81,7 +81,7 @@ def test_an_engine_steps_by_a_strangers_executor_that_has_no_device(name: str) -
     assert isinstance(make, Make)
     assert isinstance(write, WriteRows)
     assert isinstance(step, Step)
-    assert step.inputs[0][: len(prompt)].tolist() == prompt.tolist()
+    assert step.inputs.token_ids[: len(prompt)].tolist() == prompt.tolist()
     assert engine.warmup() == len(engine.geometry.all_steps())
     assert engine.shadow_report is None
     with pytest.raises(UnsupportedError, match="the weights and programs of a Listing"):

@@ -181,7 +181,7 @@ def attend(
     sinks: np.ndarray | None = None,
 ) -> Any:
     """(out, k, v of the cache) of a decode step over two rows."""
-    attn = AttnSpec(4, 2, 16, kv_shared=shared, sinks=sinks is not None)
+    attn = AttnSpec(4, 2, 16, kv_shared=shared, inputs=() if sinks is None else ("sinks",))
     info = ModelInfo("x", 8, 8, 64, (), {"full": attn})
     placement = make_placement(
         jax.devices(), {"tensor": shards} if shards > 1 else {}, {"kv_heads": "tensor"}
@@ -209,7 +209,8 @@ def attend(
         lens = jnp.array([3, 9])
         batch = derive_batch(jnp.ones(2, jnp.int32), lens, jnp.arange(2)[:, None], 16, bucket)
         new = (None, None) if shared else (k, v)
-        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec, sinks=sinks)
+        given = {} if sinks is None else {"sinks": sinks}
+        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec, inputs=given)
 
     out, after, _ = step(q, k, v, history)
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))

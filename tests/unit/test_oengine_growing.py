@@ -115,7 +115,7 @@ def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_b
 
 @pytest.mark.usefixtures("small_start")
 @pytest.mark.parametrize(
-    ("warm_up", "compiles"), [("warmup", "compile_all"), ("begin_warmup", "compile_first")]
+    ("warm_up", "compiles"), [("warmup", "compile_steps"), ("begin_warmup", "compile_first_steps")]
 )
 def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
     monkeypatch: pytest.MonkeyPatch, warm_up: str, compiles: str

@@ -201,7 +201,7 @@ def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
     with LLM(LEAST, engine="oengine", sampler="greedy", full_vocab_logprobs=True, **sizes) as llm:
         runner = runner_of(llm.engine)
         keys = [key for key in llm.engine.geometry.all_steps() if key.kind in ("decode", "verify")]
-        llm.run_on_engine(lambda: runner.compile_all(keys))
+        llm.run_on_engine(lambda: runner.compile_steps(keys))
         compiled = sorted((key.kind, key.full_vocab) for key in runner.programs)
     assert compiled == [("decode", False), ("decode", True), ("verify", False)]
 

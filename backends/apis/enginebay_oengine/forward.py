@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import tree_util
 
 from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.commands import DecodeInputs, PrefillInputs
 from enginebay.contracts.model import Weights
 from enginebay.ops import prefill_columns as columns
 from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
@@ -91,17 +92,15 @@ def execute_forward(
 def _prefill(
     graphdef: GraphDef, weights: Weights, part: PrefillPart, state: StepState
 ) -> tuple[StepState, dict[str, jax.Array]]:
-    ints = jnp.asarray(part.ints)
+    ints: Any = jnp.asarray(part.ints)
     state, sampled = prefill_step(
-        graphdef.program,
-        graphdef.layouts,
-        part.bucket,
-        weights=weights,
-        state=state,
-        token_ids=jnp.asarray(part.token_ids),
-        ints=ints,
-        floats=jnp.asarray(part.floats),
-        tables=dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
+        weights,
+        state,
+        PrefillInputs(jnp.asarray(part.token_ids), ints, jnp.asarray(part.floats)),
+        dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
+        program=graphdef.program,
+        layouts=graphdef.layouts,
+        bucket=part.bucket,
     )
     return state, _output(
         graphdef, state.rows, ints[:, columns.ROW], sampled.tokens[:, 0], ints[:, columns.KV_LEN]
@@ -111,21 +110,21 @@ def _prefill(
 def _decode(
     graphdef: GraphDef, weights: Weights, part: DecodePart, state: StepState, rngs: jax.Array | None
 ) -> tuple[StepState, dict[str, jax.Array]]:
-    row_ids = jnp.asarray(part.row_ids)
+    row_ids: Any = jnp.asarray(part.row_ids)
     own = state.rows.keys
     if rngs is not None:
         state = StepState(state.cache, dataclasses.replace(state.rows, keys=_folded(own, rngs)))
     step = compact_decode_step if graphdef.compact_decode else decode_step
     state, sampled = step(
-        graphdef.program,
-        graphdef.layouts,
-        part.bucket,
-        1,
         weights,
         state,
-        row_ids,
-        jnp.int32(1),
-        dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
+        {},
+        DecodeInputs(row_ids, jnp.int32(1)),
+        program=graphdef.program,
+        layouts=graphdef.layouts,
+        bucket=part.bucket,
+        max_steps=1,
+        pages=dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
     )
     rows = dataclasses.replace(state.rows, keys=own)
     lengths = rows.length.at[row_ids].get(mode="fill", fill_value=0)

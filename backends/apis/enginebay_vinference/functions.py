@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import DecodeInputs
 from enginebay.contracts.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
@@ -126,16 +127,17 @@ def decode_tokens(
         )
         for g in recipe.program.model.info.groups
     }
+    row_ids: Any = jnp.arange(shape.num_rows, dtype=jnp.int32)
     done, sampled = decode_step(
-        recipe.program,
-        recipe.layouts,
-        bucket,
+        weights,
+        StepState(cache, rows),
+        {},
+        DecodeInputs(row_ids, jnp.int32(shape.chunk)),
+        program=recipe.program,
+        layouts=recipe.layouts,
+        bucket=bucket,
         max_steps=shape.chunk,
-        weights=weights,
-        state=StepState(cache, rows),
-        row_ids=jnp.arange(shape.num_rows, dtype=jnp.int32),
-        num_steps=jnp.int32(shape.chunk),
-        tables=recipe.tables(),
+        pages=recipe.tables(),
     )
     return _arrays_after(recipe, arrays, done.rows, done.cache, sampled.tokens)
 

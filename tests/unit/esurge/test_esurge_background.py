@@ -14,7 +14,7 @@ from enginebay_esurge import eSurge
 from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.local import runner_of
-from enginebay_runtime.programs import cost, covering, parts_of
+from enginebay_runtime.programs import cost, covering, parts_of, program_name
 from tests.fake_engine import FakeEngine
 from tests.unit.esurge.conftest import Make
 from tests.unit.esurge.small import GREEDY, HOT_ON, LONG, PROMPT, PROMPTS, token_ids, with_
@@ -50,8 +50,8 @@ def compiler(real_engine: eSurge, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     """Compiles for the real engine, which has forgotten its programs."""
     runner = runner_of(real_engine.engine)
     made = Compiler(dict(runner._programs))
-    monkeypatch.setattr(StepCompiler, "_lower", lambda _, key: runner._cache_key(key))
-    monkeypatch.setattr(StepCompiler, "_compile", lambda _, key, name: made.compile(key, name))
+    monkeypatch.setattr(StepCompiler, "lower", lambda _, key: program_name(key, runner.layouts))
+    monkeypatch.setattr(StepCompiler, "compile", lambda _, key, name: made.compile(key, name))
     monkeypatch.setattr(runner, "_programs", {})
     monkeypatch.setattr(runner, "_chosen", {})
     yield made
