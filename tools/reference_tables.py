@@ -1,10 +1,14 @@
-"""Makes the tables of flags, fields and options, from the parsers and from the declarations of the
-code. A page has `<!-- table: NAME -->` where the site shows the table of this name.
+"""Makes the tables of flags, fields, options, hooks and metrics, from the parsers and from the
+declarations of the code. A page has `<!-- table: NAME -->` where the site shows the table
+of this name.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,8 +20,13 @@ from enginebay.cli.parsing import CommandParser
 from enginebay.cli.program import load_command
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice, GuidedLimits, TemplateLimits
+from enginebay.ops.caps import Caps
+from enginebay.ops.op import Op
+from enginebay.plugins.hooks import INTERFACE_VERSIONS, Declaration, Hooks, hook_name
 from enginebay.plugins.registry import load_registry
 from enginebay.validation import allowed_values
+from tools.metric_table import esurge_metrics, server_metrics
+from tools.sampling_page import parameters
 
 MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 ENGINE = "engine"
@@ -142,11 +151,57 @@ def options() -> str:
     return table(("part", "option", "default", "values", "meaning"), rows)
 
 
+def processors() -> str:
+    """Return the logits processors with their options, in the order in which they are applied."""
+    registry = load_registry()
+    rows: list[tuple[str, ...]] = []
+    found = (one for one in registry.entries if one.kind == "logits_processor")
+    for entry in sorted(found, key=lambda one: float(one.capability("order", math.inf))):
+        declared = entry.declaration
+        if declared and entry.distribution == "enginebay":
+            rows.append((f"`{entry.name}`", "", "", "", declared.summary))
+            model = type(registry.options(entry, {})) if declared.options else None
+            rows += [("", *row) for row in rows_of(model)] if model else []
+    return table(("processor", "option", "default", "values", "meaning"), rows)
+
+
+def hooks() -> str:
+    """Return the hooks of plugins, as their docstrings describe them."""
+    rows = []
+    for kind in INTERFACE_VERSIONS:
+        text = " ".join(str(inspect.getdoc(getattr(Hooks, hook_name(kind)))).split())
+        what, _, target = text.partition(" Target: ")
+        rows.append((f"`{hook_name(kind)}`", kind, what, target))
+    return table(("hook", "kind", "what it does", "target"), rows)
+
+
+def fields_in_docstring(record: type) -> str:
+    """Return the fields of a dataclass whose docstring describes them as "NAME: text"."""
+    names = [field.name for field in dataclasses.fields(record)]
+    text = " ".join(str(inspect.getdoc(record)).split())
+    pieces = re.split(rf"(?:(?<=[.\]] )|^)`?({'|'.join(names)})`?: ", text)
+    found = dict(zip(pieces[1::2], pieces[2::2], strict=True))
+    return table(("field", "meaning"), [(f"`{name}`", found[name].strip()) for name in names])
+
+
+def metrics(found: dict[str, str]) -> str:
+    """Return the metrics of a package."""
+    return table(("metric", "meaning"), [(f"`{name}`", what) for name, what in found.items()])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "flags that choose the parts": flags_of_parts,
     "fields": fields,
     "limits": limits,
     "options": options,
+    "sampling parameters": lambda: "\n".join(parameters()),
+    "logits processors": processors,
+    "hooks": hooks,
+    "fields of a declaration": lambda: fields_in_docstring(Declaration),
+    "fields of Op": lambda: fields_in_docstring(Op),
+    "fields of Caps": lambda: fields_in_docstring(Caps),
+    "metrics of the server": lambda: metrics(server_metrics()),
+    "metrics of eSurge": lambda: metrics(esurge_metrics()),
 }
 
 

@@ -64,14 +64,15 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
 class Declaration:
     """What a plugin declares about one part.
 
-    `target`: where the code is, as "module:attribute"; imported when the part is chosen.
-    `options`: "module:attribute" of a frozen pydantic model with extra="forbid", or None.
-    `summary`: one line for `enginebay plugins`. `op`: the op that a kernel implements; "" for other
-    kinds. `interface`: the version of the contract that the part was written for. `platforms`:
-    names of the platforms that the part supports; empty means all. `requires`: modules that must be
-    installed. `extra`: the extra of the plugin's distribution that installs them. `capabilities`:
-    facts that enginebay or other parts read, such as the architectures of a model family; see
-    CAPABILITIES.
+    `kind`: the kind of part, which follows from the hook. `name`: the name to choose the part by,
+    without "/" and ":", and not "auto". `target`: where the code is, as "module:attribute";
+    imported when the part is chosen. `options`: "module:attribute" of a frozen pydantic model with
+    extra="forbid", or None. `summary`: one line for `enginebay plugins`. `op`: the op that a kernel
+    implements; "" for other kinds. `interface`: the version of the contract that the part was
+    written for. `platforms`: names of the platforms that the part supports; empty means all.
+    `requires`: modules that must be installed. `extra`: the extra of the plugin's distribution that
+    installs them. `capabilities`: facts that enginebay or other parts read, such as the
+    architectures of a model family; see CAPABILITIES.
     """
 
     kind: str
