@@ -1,6 +1,6 @@
 """Makes the tables of flags, fields, options, hooks and metrics, from the parsers and from the
 declarations of the code. A page has `<!-- table: NAME -->` where the site shows the table
-of this name.
+of this name, and `<!-- file: PATH -->` where it shows a file of the repository.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,6 +29,9 @@ from enginebay.validation import allowed_values
 from tools.metric_table import esurge_metrics, server_metrics
 from tools.sampling_page import parameters
 
+ROOT = Path(__file__).parents[1]
+FILE = re.compile(r"^<!-- file: ([\w./-]+) -->$", re.MULTILINE)
+LANGUAGES = {".service": "ini", ".conf": "nginx", ".toml": "toml"}
 MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 ENGINE = "engine"
 """The group of flags that choose the parts, which many commands have."""
@@ -206,11 +210,16 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def with_tables(text: str) -> str:
-    """Return the text of a page with its tables."""
+    """Return the text of a page with its tables and files."""
 
     def made(found: re.Match[str]) -> str:
         name = found[1]
         is_flags = name.startswith("flags of ")
         return flags_of(name.removeprefix("flags of ")) if is_flags else TABLES[name]()
 
-    return MARK.sub(made, text)
+    def shown(found: re.Match[str]) -> str:
+        path = ROOT / found[1]
+        language = LANGUAGES.get(path.suffix, "")
+        return f"```{language}\n{path.read_text(encoding='utf-8')}```"
+
+    return FILE.sub(shown, MARK.sub(made, text))
