@@ -6,8 +6,10 @@ of this name, and `<!-- file: PATH -->` where it shows a file of the repository.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,8 @@ from enginebay.cli.parsing import CommandParser
 from enginebay.cli.program import load_command
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice, GuidedLimits, TemplateLimits
+from enginebay.contracts.cache import KVLayout, Ledger
+from enginebay.contracts.platform import Hardware, Platform
 from enginebay.ops.caps import Caps
 from enginebay.ops.op import Op
 from enginebay.plugins.hooks import INTERFACE_VERSIONS, Declaration, Hooks, hook_name
@@ -188,6 +192,47 @@ def fields_in_docstring(record: type) -> str:
     return table(("field", "meaning"), [(f"`{name}`", found[name].strip()) for name in names])
 
 
+def members(contract: type) -> str:
+    """Return the public members of a contract with the first paragraph of what documents them."""
+    rows = []
+    source = ast.parse(inspect.getsource(contract)).body[0]
+    body = source.body if isinstance(source, ast.ClassDef) else []
+    for node, after in itertools.zip_longest(body, body[1:]):
+        if isinstance(node, ast.FunctionDef):
+            arguments = ", ".join(one.arg for one in node.args.args[1:])
+            name = (
+                node.name
+                if node.decorator_list and is_property(node)
+                else f"{node.name}({arguments})"
+            )
+            text = ast.get_docstring(node)
+        elif isinstance(node, ast.AnnAssign):
+            name = ast.unparse(node.target)
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            text = str(after.value.value) if is_text else None
+        else:
+            continue
+        if not name.startswith("_") and text:
+            rows.append((f"`{name}`", " ".join(text.partition("\n\n")[0].split())))
+    return table(("member", "meaning"), rows)
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    """Return whether a method is a property."""
+    return "property" in [ast.unparse(one) for one in function.decorator_list]
+
+
+def benchmarks() -> str:
+    """Return the benchmarks that run as modules, with what each measures."""
+    rows = []
+    for path in sorted((ROOT / "tests" / "benchmarks").glob("[a-z]*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        what, _, usage = text.partition("\n\n")
+        if f"python -m tests.benchmarks.{path.stem}" in usage:
+            rows.append((f"`{path.stem}`", " ".join(what.split())))
+    return table(("`python -m tests.benchmarks.NAME`", "what it measures"), rows)
+
+
 def metrics(found: dict[str, str]) -> str:
     """Return the metrics of a package."""
     return table(("metric", "meaning"), [(f"`{name}`", what) for name, what in found.items()])
@@ -204,6 +249,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields of a declaration": lambda: fields_in_docstring(Declaration),
     "fields of Op": lambda: fields_in_docstring(Op),
     "fields of Caps": lambda: fields_in_docstring(Caps),
+    "members of Platform": lambda: members(Platform),
+    "fields of Hardware": lambda: fields_in_docstring(Hardware),
+    "members of Ledger": lambda: members(Ledger),
+    "members of KVLayout": lambda: members(KVLayout),
+    "benchmarks": benchmarks,
     "metrics of the server": lambda: metrics(server_metrics()),
     "metrics of eSurge": lambda: metrics(esurge_metrics()),
 }
