@@ -85,7 +85,7 @@ def labels_of(node: ast.expr) -> str:
     """Return the labels of a metric family as a sentence, without the label of the model."""
     lists = [one.value for one in getattr(node, "keywords", ()) if one.arg == "labels"]
     names = [
-        f"`{one.value}`"
+        f"`{one.value!s}`"
         for labels in lists
         for one in getattr(labels, "elts", ())
         if isinstance(one, ast.Constant)

@@ -27,8 +27,8 @@ from enginebay.contracts.cache import KVLayout, Ledger
 from enginebay.contracts.platform import Hardware, Platform
 from enginebay.ops.caps import Caps
 from enginebay.ops.op import Op
-from enginebay.plugins.hooks import INTERFACE_VERSIONS, Declaration, Hooks, hook_name
-from enginebay.plugins.registry import load_registry
+from enginebay.plugins.hooks import CAPABILITIES, INTERFACE_VERSIONS, Declaration, Hooks, hook_name
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.validation import allowed_values
 from tools.metric_table import esurge_metrics, server_metrics
 from tools.sampling_page import parameters
@@ -132,6 +132,12 @@ def values(schema: dict[str, Any]) -> str:
     return "" if text == "a text" else text
 
 
+def options_of(registry: Registry, entry: Entry) -> list[tuple[str, ...]]:
+    """Return a row for each option of a part of ours: name, default, values, meaning."""
+    options = entry.declaration and entry.declaration.options and registry.options(entry, {})
+    return rows_of(type(options)) if isinstance(options, BaseModel) else []
+
+
 def rows_of(model: type[BaseModel]) -> list[tuple[str, ...]]:
     """Return a row for each field of a section: name, default, values, meaning."""
     schema = model.model_json_schema()["properties"]
@@ -152,10 +158,9 @@ def options() -> str:
     """Return the options of our parts. Logits processors have theirs from requests."""
     registry, rows = load_registry(), []
     for entry in registry.entries:
-        is_ours = entry.distribution == "enginebay" and entry.kind != "logits_processor"
-        if is_ours and entry.declaration and entry.declaration.options:
-            model = type(registry.options(entry, {}))
-            rows += [(f"{entry.kind} `{entry.name}`", *row) for row in rows_of(model)]
+        if entry.distribution == "enginebay" and entry.kind != "logits_processor":
+            of = options_of(registry, entry)
+            rows += [(f"{entry.kind} `{entry.name}`", *row) for row in of]
     return table(("part", "option", "default", "values", "meaning"), rows)
 
 
@@ -168,8 +173,7 @@ def processors() -> str:
         declared = entry.declaration
         if declared and entry.distribution == "enginebay":
             rows.append((f"`{entry.name}`", "", "", "", declared.summary))
-            model = type(registry.options(entry, {})) if declared.options else None
-            rows += [("", *row) for row in rows_of(model)] if model else []
+            rows += [("", *row) for row in options_of(registry, entry)]
     return table(("processor", "option", "default", "values", "meaning"), rows)
 
 
@@ -181,6 +185,14 @@ def hooks() -> str:
         what, _, target = text.partition(" Target: ")
         rows.append((f"`{hook_name(kind)}`", kind, what, target))
     return table(("hook", "kind", "what it does", "target"), rows)
+
+
+def capabilities() -> str:
+    """Return the capabilities that enginebay reads."""
+    rows = [
+        (f"`{name}`", kind, what) for kind, of in CAPABILITIES.items() for name, what in of.items()
+    ]
+    return table(("capability", "kind", "meaning"), rows)
 
 
 def fields_in_docstring(record: type) -> str:
@@ -198,21 +210,16 @@ def members(contract: type) -> str:
     source = ast.parse(inspect.getsource(contract)).body[0]
     body = source.body if isinstance(source, ast.ClassDef) else []
     for node, after in itertools.zip_longest(body, body[1:]):
+        name, text = "", None
         if isinstance(node, ast.FunctionDef):
             arguments = ", ".join(one.arg for one in node.args.args[1:])
-            name = (
-                node.name
-                if node.decorator_list and is_property(node)
-                else f"{node.name}({arguments})"
-            )
+            name = node.name if is_property(node) else f"{node.name}({arguments})"
             text = ast.get_docstring(node)
         elif isinstance(node, ast.AnnAssign):
             name = ast.unparse(node.target)
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            text = str(after.value.value) if is_text else None
-        else:
-            continue
-        if not name.startswith("_") and text:
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = str(after.value.value)
+        if text and not name.startswith("_"):
             rows.append((f"`{name}`", " ".join(text.partition("\n\n")[0].split())))
     return table(("member", "meaning"), rows)
 
@@ -247,6 +254,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "logits processors": processors,
     "hooks": hooks,
     "fields of a declaration": lambda: fields_in_docstring(Declaration),
+    "capabilities": capabilities,
     "fields of Op": lambda: fields_in_docstring(Op),
     "fields of Caps": lambda: fields_in_docstring(Caps),
     "members of Platform": lambda: members(Platform),
