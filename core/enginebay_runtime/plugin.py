@@ -20,7 +20,7 @@ def register_binders(register: Register) -> None:
     """Register `shard_map`."""
     register(
         "shard_map",
-        "enginebay_runtime.binding:bind",
+        "enginebay.compose.binding:bind",
         summary="splits calls of ops over devices by their partition rules",
     )
 
@@ -30,6 +30,6 @@ def register_revisions(register: Register) -> None:
     """Register `shadow`."""
     register(
         "shadow",
-        "enginebay_runtime.shadowing:with_shadow",
+        "enginebay.compose.shadowing:with_shadow",
         summary="a candidate that is compared with the chosen kernel on a share of the steps",
     )

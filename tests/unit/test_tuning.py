@@ -300,7 +300,7 @@ def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
     """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays
     the same.
     """
-    from enginebay_runtime.binding import OpsBinder
+    from enginebay.compose.binding import OpsBinder
 
     config = tmp_path / "small.toml"
     config.write_text(SMALL)
