@@ -1,6 +1,4 @@
-"""The plugins of this package: the executor that runs commands in this process, the binder of ops,
-and shadow mode.
-"""
+"""Registers the executor that runs commands in this process, and shadow mode."""
 
 from __future__ import annotations
 
@@ -12,16 +10,6 @@ def register_executors(register: Register) -> None:
     """Register `local`."""
     register(
         "local", "enginebay_runtime.local:LocalExecutor", summary="runs commands in this process"
-    )
-
-
-@hookimpl
-def register_binders(register: Register) -> None:
-    """Register `shard_map`."""
-    register(
-        "shard_map",
-        "enginebay.compose.binding:bind",
-        summary="splits calls of ops over devices by their partition rules",
     )
 
 

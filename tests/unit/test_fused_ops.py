@@ -1,4 +1,4 @@
-"""Fused ops: which implementation is taken, and what models and the binder make of it."""
+"""Fused ops: which implementation is taken, and what models and the bound ops make of it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay.compose.composition import make_plan
 from enginebay.compose.negotiate import choose_tuning
-from enginebay.compose.plan import Plan, bind_plan
+from enginebay.compose.plan import Plan
 from enginebay.config import EngineConfig, Reason
 from enginebay.errors import PluginError, UnsupportedError
 from enginebay.ops.tuning import Untuned
@@ -57,8 +57,6 @@ def test_what_is_chosen_by_name_is_refused_where_no_part_serves_it() -> None:
     with pytest.raises(UnsupportedError, match="no plugin has tuned configurations"):
         choose_tuning(none, EngineConfig(tuned="require"))
     assert isinstance(choose_tuning(none, EngineConfig()), Untuned)
-    with pytest.raises(UnsupportedError, match="no plugin binds the implementations of its ops"):
-        bind_plan(make_plan(CONFIG, registry(without=("binder",))))
     shadowed = EngineConfig(**{**CONFIG.model_dump(), "shadow": {"attention": "xla"}})
     with pytest.raises(UnsupportedError, match="shadow, but no plugin supports it"):
         make_plan(shadowed, registry(without=("revision",)))

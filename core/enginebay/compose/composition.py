@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from enginebay.compose.binding import bind
 from enginebay.compose.checked_paths import check_import_paths
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
 from enginebay.compose.override import by_op, overridden_plan
-from enginebay.compose.plan import Plan, bind_plan
+from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
@@ -173,7 +174,8 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
-    registry, config, bound = plan.registry, plan.config, bind_plan(plan)
+    registry, config = plan.registry, plan.config
+    bound = bind(plan.kernels, plan.model, plan.placement)
     decode = plan.kernels.attention["decode"].caps
     report = progress and functools.partial(progress, "loading weights")
 

@@ -225,13 +225,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_binders(self, register: Register) -> None:
-        """Register binders, which apply the chosen implementations of ops in an engine's steps.
-        Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
-        Placement) and returns an `enginebay.compose.plan.Bound`.
-        """
-
-    @hookspec
     def register_tool_parsers(self, register: Register) -> None:
         """Register formats in which models write tool calls. Target: an
         `enginebay.contracts.output_format.OutputFormat`.
@@ -256,6 +249,12 @@ INTERFACE_VERSIONS = {
     if name.startswith("register_")
 }
 """Every kind of part, which is the name of its hook, with the version of its contract."""
+
+
+FORMER_HOOKS = {
+    "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+}
+"""Hooks of earlier versions: what a plugin that implements one should do today."""
 
 
 def hook_name(kind: str) -> str:
