@@ -16,16 +16,6 @@ def register_tunings(register: Register) -> None:
 
 
 @hookimpl
-def register_revisions(register: Register) -> None:
-    """Register tuned."""
-    register(
-        "tuned",
-        "enginebay.compose.kernel_configs:require_tuned",
-        summary="refuses kernels that are not tuned, with tuned = require",
-    )
-
-
-@hookimpl
 def register_commands(register: Register) -> None:
     """Register bench, tune and eval."""
     register(

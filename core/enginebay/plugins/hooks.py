@@ -219,12 +219,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_revisions(self, register: Register) -> None:
-        """Register changes to the plan of an engine, applied before the engine is made. Target: a
-        callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
-        """
-
-    @hookspec
     def register_tool_parsers(self, register: Register) -> None:
         """Register formats in which models write tool calls. Target: an
         `enginebay.contracts.output_format.OutputFormat`.
@@ -253,6 +247,7 @@ INTERFACE_VERSIONS = {
 
 FORMER_HOOKS = {
     "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_revisions": "register the part that the plan should use, such as a kernel",
 }
 """Hooks of earlier versions: what a plugin that implements one should do today."""
 
