@@ -10,7 +10,7 @@ def register_tunings(register: Register) -> None:
     """Register tables."""
     register(
         "tables",
-        "enginebay_bench.table_files:tables_of",
+        "enginebay.compose.tuned_files:tables_of",
         summary="tables of the fastest configurations, of the user and of packages",
     )
 

@@ -13,8 +13,8 @@ from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
 from enginebay.folders import cache_folder
+from enginebay.ops.tuned_tables import TunedConfigs, TunedMode, TunedTable, read_table
 from enginebay.plugins.registry import Entry, Registry
-from enginebay_bench.tables import TunedConfigs, TunedMode, TunedTable, read_table
 
 log = logging.getLogger("enginebay.compose")
 
