@@ -1,18 +1,8 @@
-"""Registers the commands bench, tune and eval, and the tables of tuned configurations."""
+"""Registers the commands bench, tune and eval."""
 
 from __future__ import annotations
 
 from enginebay.plugins.hooks import Register, hookimpl
-
-
-@hookimpl
-def register_tunings(register: Register) -> None:
-    """Register tables."""
-    register(
-        "tables",
-        "enginebay.compose.tuned_files:tables_of",
-        summary="tables of the fastest configurations, of the user and of packages",
-    )
 
 
 @hookimpl

@@ -9,7 +9,6 @@ import logging
 import re
 from pathlib import Path
 
-from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
 from enginebay.folders import cache_folder
@@ -93,8 +92,3 @@ def _shipped(package: str) -> list[Path]:
         for folder in folders
         for path in sorted((Path(folder) / PACKAGE_FOLDER).glob("*.json"))
     ]
-
-
-def tables_of(registry: Registry, config: EngineConfig) -> TunedConfigs:
-    """Return the tables that a configuration uses; this is the part `tables` of kind "tuning"."""
-    return load_tuned(registry, config.tuned, config.tuned_folder)

@@ -187,12 +187,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_tunings(self, register: Register) -> None:
-        """Register sources of tuned kernel configurations. Target: a callable that takes
-        (registry, configuration) and returns an `enginebay.ops.tuning.Tuning`.
-        """
-
-    @hookspec
     def register_proposers(self, register: Register) -> None:
         """Register proposers of draft tokens. Target: a subclass of
         `enginebay.contracts.proposer.Proposer` whose constructor takes the options, if the part has
@@ -247,6 +241,7 @@ INTERFACE_VERSIONS = {
 
 FORMER_HOOKS = {
     "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_tunings": "ship tables of tuned configurations in the folder `tuned` of the package",
     "register_revisions": "register the part that the plan should use, such as a kernel",
 }
 """Hooks of earlier versions: what a plugin that implements one should do today."""
