@@ -44,6 +44,10 @@ class Op(Generic[SignatureT]):
     calls, and an implementation that declares the capability sharded = False cannot be used on
     several devices.
 
+    adapters: for an op that applies adapters, a function that takes an
+    `enginebay.compose.plan.Plan` and returns it with `adapters` and with the model that calls the
+    op; it is called for configurations with adapters.
+
     oracle: a function of the op's arguments as NumPy arrays that returns float64 results; without
     it the reference runs in float64. cost: a function of the op's arguments, as arrays or shapes,
     that returns the `enginebay_bench.cost.Cost` of the call; without it the cost is reading the
@@ -67,6 +71,7 @@ class Op(Generic[SignatureT]):
     kit: str | None = None
     bench: str | None = None
     partition: str | None = None
+    adapters: str | None = None
 
     @functools.cached_property
     def takes_batch(self) -> bool:

@@ -211,12 +211,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_tunings(self, register: Register) -> None:
-        """Register sources of tuned kernel configurations. Target: a callable that takes
-        (registry, configuration) and returns an `enginebay.ops.tuning.Tuning`.
-        """
-
-    @hookspec
     def register_proposers(self, register: Register) -> None:
         """Register proposers of draft tokens. Target: a subclass of
         `enginebay.contracts.proposer.Proposer` whose constructor takes the options, if the part has
@@ -240,19 +234,6 @@ class Hooks:
         """Register engines. Target: a callable that takes
         (`enginebay.contracts.executor.EngineParts`, options) and returns an
         `enginebay.contracts.engine.Engine`.
-        """
-
-    @hookspec
-    def register_revisions(self, register: Register) -> None:
-        """Register changes to the plan of an engine, applied before the engine is made. Target: a
-        callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
-        """
-
-    @hookspec
-    def register_binders(self, register: Register) -> None:
-        """Register binders, which apply the chosen implementations of ops in an engine's steps.
-        Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
-        Placement) and returns an `enginebay.compose.plan.Bound`.
         """
 
     @hookspec
@@ -280,6 +261,14 @@ INTERFACE_VERSIONS = {
     if name.startswith("register_")
 }
 """Every kind of part, which is the name of its hook, with the version of its contract."""
+
+
+FORMER_HOOKS = {
+    "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_tunings": "ship tables of tuned configurations in the folder `tuned` of the package",
+    "register_revisions": "register the part that the plan should use, such as a kernel",
+}
+"""Hooks of earlier versions: what a plugin that implements one should do today."""
 
 
 def hook_name(kind: str) -> str:
