@@ -306,7 +306,7 @@ class FrozenSampling:
     @property
     def penalises(self) -> bool:
         """Whether the request has a penalty that is not neutral."""
-        return any(getattr(self.params, name) != neutral for name, neutral in _PENALTIES)
+        return True in [getattr(self.params, name) != neutral for name, neutral in _PENALTIES]
 
     @property
     def is_greedy(self) -> bool:

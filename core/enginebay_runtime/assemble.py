@@ -4,13 +4,20 @@ entries.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from enginebay.contracts.cache import Lease, Ledger
-from enginebay.contracts.commands import KnownTokens, RowUpdate, Step, WriteRows
+from enginebay.contracts.commands import (
+    DecodeInputs,
+    KnownTokens,
+    PrefillInputs,
+    RowUpdate,
+    Step,
+    VerifyInputs,
+    WriteRows,
+)
 from enginebay.contracts.engine import RowPlan
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import InternalError
@@ -97,7 +104,13 @@ def prefill_command(
     sampled = [row for row in rows if row.samples]
     return Step(
         key,
-        (token_ids, ints, floats, *(targets,) * key.full_vocab, *(embeds,) * key.embeds),
+        PrefillInputs(
+            token_ids,
+            ints,
+            floats,
+            targets=targets if key.full_vocab else None,
+            embeds=embeds if key.embeds else None,
+        ),
         places,
         sent.changes([row.lease for row in rows], bucket.pages_per_seq),
         returns_logprobs=bool(table.returns_logprobs[[row.row for row in sampled]].any()),
@@ -188,16 +201,9 @@ def decode_command(
         raise InternalError(
             f"{num_steps} steps of a decode that returns full-vocabulary log-probabilities"
         )
-    row_ids = np.full(key.bucket.seqs, table.max_num_reqs, np.int32)
-    row_ids[places] = own = np.asarray([row.row for row in rows], np.int32)
-    return Step(
-        key,
-        (row_ids, np.asarray(num_steps, np.int32)),
-        places,
-        sent.changes([row.lease for row in rows], key.bucket.pages_per_seq),
-        returns_logprobs=bool(table.returns_logprobs[own].any()),
-        returns_all=key.full_vocab,
-    )
+    row_ids = _padded_ids(rows, key, places, table)
+    inputs = DecodeInputs(row_ids, np.asarray(num_steps, np.int32))
+    return _rows_command(rows, key, inputs, places, table, sent)
 
 
 def verify_command(
@@ -205,8 +211,35 @@ def verify_command(
 ) -> Step:
     """The Step that verifies the drafts of `rows`, at most `most` per row."""
     places = np.arange(len(rows), dtype=np.int32)
-    step = decode_command(rows, key, places, 1, table, sent)
     draft_ids = np.full((key.bucket.seqs, most), -1, np.int32)
     for place, row in enumerate(rows):
         draft_ids[place, : len(row.draft_token_ids)] = row.draft_token_ids
-    return dataclasses.replace(step, inputs=(step.inputs[0], draft_ids))
+    inputs = VerifyInputs(_padded_ids(rows, key, places, table), draft_ids)
+    return _rows_command(rows, key, inputs, places, table, sent)
+
+
+def _padded_ids(
+    rows: Sequence[RowPlan], key: StepKey, places: np.ndarray, table: RowTable
+) -> np.ndarray:
+    """int32 [S]: the row at each place of the bucket, R where there is none."""
+    row_ids = np.full(key.bucket.seqs, table.max_num_reqs, np.int32)
+    row_ids[places] = [row.row for row in rows]
+    return row_ids
+
+
+def _rows_command(
+    rows: Sequence[RowPlan],
+    key: StepKey,
+    inputs: DecodeInputs | VerifyInputs,
+    places: np.ndarray,
+    table: RowTable,
+    sent: SentTables,
+) -> Step:
+    return Step(
+        key,
+        inputs,
+        places,
+        sent.changes([row.lease for row in rows], key.bucket.pages_per_seq),
+        returns_logprobs=bool(table.returns_logprobs[inputs.row_ids[places]].any()),
+        returns_all=key.full_vocab,
+    )

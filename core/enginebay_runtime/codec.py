@@ -23,7 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.contracts.cache_shape import CacheShape
-from enginebay.contracts.commands import COMMANDS, ExecutorCommand, KnownTokens, RowUpdate
+from enginebay.contracts.commands import (
+    COMMANDS,
+    DecodeInputs,
+    ExecutorCommand,
+    KnownTokens,
+    PrefillInputs,
+    RowUpdate,
+    VerifyInputs,
+)
 from enginebay.contracts.engine import GroupState, RowState
 from enginebay.contracts.processor import RowValues
 from enginebay.contracts.step_key import StepKey
@@ -31,7 +39,7 @@ from enginebay.errors import InputError
 from enginebay.ops.spec import Bucket
 
 MAGIC = b"EBcm"
-VERSION = 2
+VERSION = 3
 HEAD = struct.Struct("<4sHI")
 RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
@@ -42,6 +50,9 @@ RECORDS: Mapping[str, Any] = {
         CacheShape,
         KnownTokens,
         RowUpdate,
+        PrefillInputs,
+        DecodeInputs,
+        VerifyInputs,
         RowValues,
         RowState,
         GroupState,
@@ -141,7 +152,10 @@ def _value(plain: Any, hint: Any, arrays: _Arrays) -> Any:
     """The value of a field with the type `hint`. ValueError when `plain` has another type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return None if plain is None else _value(plain, args[0], arrays)
+        if plain is None and type(None) in args:
+            return None
+        records = tuple(kind.__name__ for kind in args if dataclasses.is_dataclass(kind))
+        return _record(plain, records, arrays) if records else _value(plain, args[0], arrays)
     if hint is np.ndarray and isinstance(plain, list) and plain:
         return arrays.take(plain[0], plain[1:])
     if origin in (Mapping, dict) and isinstance(plain, dict):

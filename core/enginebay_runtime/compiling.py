@@ -1,4 +1,4 @@
-"""StepCompiler: compiles the programs of a runner's steps."""
+"""StepCompiler: compiles the programs of an executor's steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInputs
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.ops import prefill_columns as columns
@@ -21,9 +22,9 @@ from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
 from enginebay_runtime.step import Sampled, StepState, compact_decode_step, decode_step
-from enginebay_runtime.tables import max_changes, on_tables
+from enginebay_runtime.tables import max_changes
 from enginebay_runtime.verify import verify_step
-from enginebay_runtime.view import RunnerView
+from enginebay_runtime.view import ExecutorView
 
 STEPS: dict[Kind, Callable[..., Any]] = {
     "forward": forward_step,
@@ -52,11 +53,10 @@ class Prefill:
         weights: Weights,
         state: StepState,
         changes: Any,
-        token_ids: np.ndarray,
-        ints: np.ndarray,
-        *more: Any,
+        inputs: PrefillInputs,
     ) -> tuple[StepState, Sampled]:
-        state, last, sampled = self.forward(weights, state, changes, token_ids, ints, *more)
+        state, last, sampled = self.forward(weights, state, changes, inputs)
+        ints = inputs.ints
         sampling = np.flatnonzero(ints[:, columns.SAMPLES])
         if not len(sampling):
             return state, sampled
@@ -77,27 +77,21 @@ class Prefill:
 
 
 class StepCompiler:
-    """Lowers and compiles steps, and stores the programs where the runner looks them up.
+    """Lowers and compiles steps, and stores the programs where the executor looks them up.
 
-    It copies what it needs of the runner when it is made: the program, the layouts, the shapes of
-    weights and state. Later changes of the runner, such as the ops of an override or dropped
+    It copies what it needs of the executor when it is made: the program, the layouts, the shapes of
+    weights and state. Later changes of the executor, such as the ops of an override or dropped
     arrays, do not affect it. So it may be used on another thread.
     """
 
-    def __init__(self, runner: RunnerView, programs: CompiledPrograms) -> None:
-        """`programs`: the runner's compiled programs, which this adds to."""
-        self._program, self._placement = runner.program, runner.placement
-        self._layouts = dict(runner.layouts)
-        self._max_steps, self._options = runner.max_steps, runner.compile_options
-        self._dump_folder, self._compilations = runner.dump_folder, runner.compilations
-        self._held = jax.tree.map(_describe, (runner.weights, runner.state))
+    def __init__(self, executor: ExecutorView, programs: CompiledPrograms) -> None:
+        """`programs`: the executor's compiled programs, which this adds to."""
+        self._program, self._placement = executor.program, executor.placement
+        self._layouts = dict(executor.layouts)
+        self._max_steps, self._options = executor.max_steps, executor.compile_options
+        self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
+        self._held = jax.tree.map(_describe, (executor.model_weights, executor.state))
         self._programs = programs
-
-    def make(self, key: StepKey) -> Any:
-        """Lower, compile and store the program of a step."""
-        for part in self._missing([key]):
-            self._keep(part, self._compile(part, self._lower(part)))
-        return self._joined(key)
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
         """Compile the programs of these steps, two at a time, and call `report` after each; see
@@ -105,35 +99,38 @@ class StepCompiler:
         """
         waiting = collections.deque(keys)
 
-        def keep(part: StepKey, compiled: Any) -> None:
-            self._keep(part, compiled)
+        def keep_and_join(part: StepKey, compiled: Any) -> None:
+            self.keep(part, compiled)
             join()
 
         def join() -> None:
-            while waiting and not self._missing([waiting[0]]):
-                self._joined(waiting[0])
+            while waiting and not self.missing([waiting[0]]):
+                self.joined(waiting[0])
                 report(waiting.popleft())
 
         join()
-        compile_ahead(self._missing(keys), self._lower, self._compile, keep)
+        compile_ahead(self.missing(keys), self.lower, self.compile, keep_and_join)
 
     def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
         """Compile the program of a step, unless it was compiled meanwhile."""
         if program_name(key, self._layouts) not in self._programs:
-            self.make(key)
+            for part in self.missing([key]):
+                self.keep(part, self.compile(part, self.lower(part)))
+            self.joined(key)
             release_memory()
             report(key)
 
-    def _missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
+    def missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
         """The parts of steps that are not compiled."""
         parts = dict.fromkeys(part for key in keys for part in parts_of(key))
         return [part for part in parts if program_name(part, self._layouts) not in self._programs]
 
-    def _keep(self, part: StepKey, compiled: Any) -> None:
+    def keep(self, part: StepKey, compiled: Any) -> None:
+        """Store a compiled part where the executor looks it up."""
         self._programs[program_name(part, self._layouts)] = compiled
         self._compilations.add()
 
-    def _joined(self, key: StepKey) -> Any:
+    def joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
         forward, *samplers = (
             self._programs[program_name(part, self._layouts)] for part in parts_of(key)
@@ -145,14 +142,15 @@ class StepCompiler:
         self._programs[program_name(key, self._layouts)] = joined
         return joined
 
-    def _compile(self, key: StepKey, lowered: Any) -> Any:
+    def compile(self, key: StepKey, lowered: Any) -> Any:
+        """Compile a lowered part. Any thread may call this."""
         with self._compilations.timed():
             compiled = lowered.compile(compiler_options=self._options)
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
         return compiled
 
-    def _lower(self, key: StepKey) -> Any:
+    def lower(self, key: StepKey) -> Any:
         """The traced program of a key. Runs on the caller's thread only."""
         processors = tuple(
             (name, one)
@@ -169,14 +167,11 @@ class StepCompiler:
         )
         held, args = self._arguments(key)
         options: dict[str, Any] = {} if key.kind == "forward" else {"variant": key.variant}
-        sizes: tuple[Any, ...] = (key.bucket,)
         if key.kind in ("decode", "compact"):
-            sizes = (key.bucket, 1 if key.full_vocab else self._max_steps)
+            options["max_steps"] = 1 if key.full_vocab else self._max_steps
         step: Callable[..., Any] = functools.partial(
-            STEPS[key.kind], program, self._layouts, *sizes, **options
+            STEPS[key.kind], program=program, layouts=self._layouts, bucket=key.bucket, **options
         )
-        if key.kind != "sample":
-            step = on_tables(step, key.kind, self._layouts, key.bucket)
         # A partial object has no name; profiles and compile logs show this one.
         step.__name__ = f"enginebay_{key.kind}"
         outputs = None
@@ -195,17 +190,20 @@ class StepCompiler:
         bucket, kind, info = key.bucket, key.kind, self._program.model.info
         num, state = bucket.seqs, self._held[1]
 
-        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        def ints(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
 
         changes = {g: ints(max_changes(bucket), 3) for g in self._layouts}
         if kind == "forward":
-            floats = jax.ShapeDtypeStruct((num, columns.NUM_FLOAT_COLUMNS), jnp.float32)
-            targets = (ints(bucket.tokens),) if key.full_vocab else ()
-            plan = ints(num, columns.NUM_INT_COLUMNS)
             width = (bucket.tokens, info.hidden_size)
-            embeds = (jax.ShapeDtypeStruct(width, jnp.float32),) if key.embeds else ()
-            return state, (changes, ints(bucket.tokens), plan, floats, *targets, *embeds)
+            inputs = PrefillInputs(
+                ints(bucket.tokens),
+                ints(num, columns.NUM_INT_COLUMNS),
+                jax.ShapeDtypeStruct((num, columns.NUM_FLOAT_COLUMNS), jnp.float32),
+                targets=ints(bucket.tokens) if key.full_vocab else None,
+                embeds=jax.ShapeDtypeStruct(width, jnp.float32) if key.embeds else None,
+            )
+            return state, (changes, inputs)
         if kind == "sample":
             last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
             program = dataclasses.replace(
@@ -220,8 +218,10 @@ class StepCompiler:
             )
             own = ints(bucket.tokens)
             return (state.rows, state.processor_state), (*given, own, own)
-        drafts = (num, self._program.drafts_a_step(bucket)) if kind == "verify" else ()
-        return state, (changes, ints(num), ints(*drafts))
+        if kind == "verify":
+            drafts = ints(num, self._program.drafts_a_step(bucket))
+            return state, (changes, VerifyInputs(ints(num), drafts))
+        return state, (changes, DecodeInputs(ints(num), ints()))
 
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -24,6 +24,7 @@ from enginebay.contracts.commands import (
     SetAdapter,
     SetParts,
     SetWeights,
+    Step,
     Take,
     WriteRows,
     values_of,
@@ -191,21 +192,25 @@ class StepEngine(Engine):
         """Grow the arrays to what the ledger, the leases and the demand need, and make the moves
         that the ledger has ordered.
         """
-        self._grow(self.sizes.wanted(self._shapes, leases, demand, self.ledger))
+        shapes = self.sizes.wanted(self._shapes, leases, demand, self.ledger)
+        if shapes != self._shapes:
+            self._grow(shapes)
         moves = self.ledger.take_moves()
         if moves:
             self.host.run(moves, self.executor)
 
     def step(self, plan: StepPlan) -> Pending:
         self._catch_up([row.lease for row in plan.rows], plan.demand)
-        return self._decode(plan) if plan.is_decode else self._prefill(plan)
+        command = self._decode(plan) if plan.is_decode else self._prefill(plan)
+        return self.executor.run(command)
 
-    def _prefill(self, plan: StepPlan) -> Pending:
+    def _prefill(self, plan: StepPlan) -> Step:
+        """The command of a prefill. What it needs in its rows is written to them here."""
         rows, table = plan.rows, self.rows
-        no_prefix = all(row.num_computed == 0 for row in rows)
-        num_tokens = sum(row.num_tokens for row in rows)
+        no_prefix = max([row.num_computed for row in rows]) == 0
+        num_tokens = sum([row.num_tokens for row in rows])
         bucket = self.geometry.prefill_bucket(len(rows), num_tokens, no_prefix=no_prefix)
-        full_vocab = any(row.returns_prompt for row in rows) or wants_all(
+        full_vocab = True in [row.returns_prompt for row in rows] or wants_all(
             [row for row in rows if row.samples], table
         )
         # Rows that do not sample count too: FULL records their history.
@@ -214,16 +219,17 @@ class StepEngine(Engine):
             "prefill",
             bucket,
             full_vocab=full_vocab,
-            pools=any(row.pools for row in rows),
-            embeds=any(takes_embeds(row, table) for row in rows),
+            pools=True in [row.pools for row in rows],
+            embeds=True in [takes_embeds(row, table) for row in rows],
             adapts=bool(table.adapters[own].any()),
         )
         key = self.executor.choose(key, needs_of(table, own))
         self.executor.run(prefill_writes(rows, table))
         width = self.parts.model.info.hidden_size
-        return self.executor.run(prefill_command(rows, key, table, self._sent, width))
+        return prefill_command(rows, key, table, self._sent, width)
 
-    def _decode(self, plan: StepPlan) -> Pending:
+    def _decode(self, plan: StepPlan) -> Step:
+        """The command of a decode or of a verify step. New fields are written to its rows here."""
         rows, table, steps = plan.rows, self.rows, plan.num_steps
         if plan.verifies:
             key = self.geometry.verify_key(len(rows))
@@ -235,14 +241,14 @@ class StepEngine(Engine):
         if full_vocab or adapts:
             key = dataclasses.replace(key, full_vocab=full_vocab, adapts=adapts)
         key = self.executor.choose(key, needs_of(table, own))
-        updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.update)
+        updates = tuple([RowUpdate(row.row, row.update) for row in rows if row.update])
         if updates:
             self.executor.run(WriteRows(updates=updates))
         if plan.verifies:
             most = self.parts.config.draft_passes * key.bucket.max_q_len - 1
-            return self.executor.run(verify_command(rows, key, most, table, self._sent))
+            return verify_command(rows, key, most, table, self._sent)
         places = own if key.bucket.rows_are_pages else np.arange(len(rows), dtype=np.int32)
-        return self.executor.run(decode_command(rows, key, places, steps, table, self._sent))
+        return decode_command(rows, key, places, steps, table, self._sent)
 
     def warmup(self, progress: Report | None = None) -> int:
         keys = self._whole_steps()

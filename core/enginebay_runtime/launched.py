@@ -23,7 +23,7 @@ class LaunchedStep(Pending):
     def __init__(self, sampled: Sampled, step: Step) -> None:
         self._sampled, self.bucket = sampled, step.program.bucket
         self._places, self._spans = step.places, step.spans
-        if all(device.platform == "cpu" for device in sampled.tokens.devices()):
+        if {device.platform for device in sampled.tokens.devices()} == {"cpu"}:
             return
         returned = (
             sampled.logprobs if step.returns_logprobs else None,

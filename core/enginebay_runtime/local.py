@@ -1,13 +1,20 @@
-"""LocalExecutor: runs commands in this process."""
+"""LocalExecutor: owns the weights and the step state on the device, and runs commands in this
+process.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import jax
 
+from enginebay.config import EngineConfig
+from enginebay.contracts.cache import CacheLayout
+from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.commands import (
     CopyPages,
     Drop,
@@ -16,6 +23,7 @@ from enginebay.contracts.commands import (
     Make,
     PageIn,
     PageOut,
+    PrefillInputs,
     Put,
     SetAdapter,
     SetParts,
@@ -26,92 +34,325 @@ from enginebay.contracts.commands import (
 )
 from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.executor import EngineParts, Executor, Report
-from enginebay.contracts.model import Weights
+from enginebay.contracts.model import ModelInfo, Weights
 from enginebay.contracts.step_key import StepKey, StepNeeds
+from enginebay.errors import CompilationError, InternalError, explain
+from enginebay.folders import make_writable
+from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import ShadowReport
+from enginebay.waits import waiting
 from enginebay.weights import merge_weights
 from enginebay_runtime.background import Background
+from enginebay_runtime.compiling import StepCompiler
+from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
+from enginebay_runtime.programs import ProgramName, cost, covering, covers, parts_of, program_name
 from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.rowio import put_row, take_row
-from enginebay_runtime.runner import Runner
+from enginebay_runtime.rowwriter import RowWriter
+from enginebay_runtime.scoping import Scoping
+from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.slots import SlotWriter
 from enginebay_runtime.step import Program, StepState
+from enginebay_runtime.tables import ResidentTables, max_changes
 
 Result = TypeVar("Result")
 
 
 class LocalExecutor(Executor):
-    """Runs commands in this process."""
+    """Runs commands in this process. Owns weights and step state on the device. Not thread-safe:
+    one thread runs commands.
+    """
 
     def __init__(self, parts: EngineParts) -> None:
-        self._parts, self._undo = parts, list[Callable[[], None]]()
+        config = parts.config
+        assert config.max_model_len is not None, "the composition root resolves max_model_len"
+        self.parts, self.program, self.title = parts, Program.of(parts), parts.title
+        self.model_weights: Weights = {}
+        self.placement = parts.placement
+        self.num_rows, self.max_model_len = config.max_num_seqs, config.max_model_len
+        self.max_steps = config.decode_steps
+        self.compile_options = dict(parts.platform.compile_options())
+        self.dump_folder = (
+            None if config.dump_step is None else make_writable(config.dump_step, "dump_step")
+        )
+        self.layouts: dict[str, CacheLayout] = {}
+        self.shapes: Mapping[str, CacheShape] = {}
         self.compilations = Compilations()
-        self.runner = runner = Runner(parts, self.compilations)
-        self.mover = mover = PageMover(runner)
-        self.slots = slots = SlotWriter(runner)
-        maker = CacheMaker(runner)
+        self.shadow = None if parts.shadow is None else Shadow(parts.shadow)
+        self.tables = ResidentTables(self.num_rows, self.placement.replicated)
+        self._state: StepState | None = None
+        self._programs: dict[ProgramName, Any] = {}
+        self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
+        """Results of `choose` for the current layouts and program."""
+        self._scoping = Scoping(has_greedy=self.program.has_greedy)
+        self._background = Background()
+        self._undo = list[Callable[[], None]]()
+        self._writer = writer = RowWriter(self)
+        self._mover = mover = PageMover(self)
+        self._slots = SlotWriter(self)
+        maker = CacheMaker(self, writer)
         self._run: Mapping[type[Any], Callable[[Any], Any]] = {
-            Step: runner.launch,
-            WriteRows: runner.writer.write,
+            WriteRows: writer.write,
             CopyPages: mover.copy,
             PageOut: mover.page_out,
             PageIn: mover.page_in,
             Make: maker.make,
             Grow: maker.grow,
             Drop: maker.drop,
-            Take: functools.partial(take_row, runner),
-            Put: functools.partial(put_row, runner),
+            Take: functools.partial(take_row, self, writer),
+            Put: functools.partial(put_row, self, writer),
             SetParts: self._set_parts,
             SetWeights: self._set_weights,
-            SetAdapter: slots.write,
+            SetAdapter: self._slots.write,
         }
+        """What runs each command except Step."""
 
     def run(self, command: ExecutorCommand[Result]) -> Result:
-        return cast("Result", self._run[type(command)](command))
+        if not isinstance(command, Step):
+            return cast("Result", self._run[type(command)](command))
+        key, few = command.program, command.tables
+        num = max_changes(key.bucket)
+        program = self._programs.get(program_name(key, self.layouts))
+        if program is None:
+            program = self._compiled(key)
+        if few:
+            many = {g: entries for g, entries in few.items() if len(entries) > num}
+            if many:
+                tables = self.tables.write(self.state.tables, many)
+                self._state = replace(self.state, tables=tables)
+                few = {g: entries for g, entries in few.items() if g not in many}
+            self.tables.note(few)
+        if self.shadow is not None and _can_be_watched(command):
+            self.shadow.watch(self, command, self._pages_of(command))
+        self._state, sampled = program(
+            self.model_weights, self.state, self.tables.padded(few, num), command.inputs
+        )
+        return cast("Result", LaunchedStep(sampled, command))
 
-    def swap(self, parts: EngineParts) -> Callable[[], None]:
-        return self.runner.swap(Program.of(parts), parts.title)
+    def set_layouts(self, shapes: Mapping[str, CacheShape]) -> None:
+        """Record the cache's sizes; all entries of the page tables become 0."""
+        self.shapes, self.layouts = shapes, dict(self.parts.layouts(shapes))
+        self.tables.forget({g: s.page_size for g, s in shapes.items()}, self.max_model_len)
+        self._chosen.clear()
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's facts."""
+        return self.program.model.info
+
+    @property
+    def state(self) -> StepState:
+        """The step state. InternalError after the arrays were dropped."""
+        if self._state is None:
+            raise InternalError("a step without arrays: they were dropped and not made again")
+        return self._state
+
+    @state.setter
+    def state(self, state: StepState | None) -> None:
+        self._state = state
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the arrays are allocated."""
+        return self._state is not None
+
+    @property
+    def programs(self) -> list[StepKey]:
+        """Keys of the compiled steps, for caches of any size; inside an override() block, only of
+        its steps.
+        """
+        return [key for key, _ in list(self._programs) if key.kind not in ("forward", "sample")]
+
+    def close(self) -> None:
+        """Free weights, cache and programs."""
+        self._state, self.model_weights = None, {}
+        self._programs.clear()
+        self._chosen.clear()
+        self._mover.forget()
 
     def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
-        return self.runner.choose(key, need)
+        """The smallest compiled program that serves `need`, or else a program to compile. While
+        programs are compiled in the background, it may be a compiled one for a larger bucket.
+        """
+        found = self._chosen.get((key, need))
+        if found is not None:
+            return found
+        base, is_done = key, self._background.is_done
+        if not is_done:
+            adapts = self.parts.adapters is not None
+            smallest = replace(key, full_vocab=False, pools=False, embeds=False, adapts=adapts)
+            base = replace(key, bucket=self._at_hand(smallest).bucket)
+        for serves in self._scoping.serving(base, need):
+            if program_name(serves, self.layouts) in self._programs:
+                if is_done:
+                    self._chosen[key, need] = serves
+                return serves
+        return self._scoping.to_compile(base, need)
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        # Until then no shadow runs: the implementation that it compares with is not in use.
+        before = self.program, self.title, self._programs, self.shadow
+        self.shadow = None
+        self.program, self.title = Program.of(parts), parts.title
+        self._programs = {}
+        self._chosen.clear()
+
+        def swap_back() -> None:
+            self.program, self.title, self._programs, self.shadow = before
+            self._chosen.clear()
+
+        return swap_back
 
     def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
         if copies:
-            self.mover.compile()
-        return self.runner.compile_all(keys, progress) + copies + self.slots.compile()
+            self._mover.compile()
+        return self.compile_steps(keys, progress) + copies + self._slots.compile()
+
+    def compile_steps(self, keys: Sequence[StepKey], progress: Report | None = None) -> int:
+        """Compile the missing programs, two at a time. Returns the number of all programs,
+        including those that write rows.
+
+        When `progress` raises, the programs that are being compiled finish first, and the others
+        are not compiled.
+        """
+        num_writers = self._writer.compile_all()
+        was_running = self._background.stop()
+        keys = _warmed(keys, self.parts.config)
+        missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
+        try:
+            StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
+        finally:
+            if was_running:  # to compile the rest; without a swap of ops there is none
+                self._background.start()
+        return len({part for key in keys for part in parts_of(key)}) + num_writers
 
     def compile_first(
         self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
     ) -> Background:
         if copies:
-            self.mover.compile()
-        self.slots.compile()
-        return self.runner.compile_first(keys, progress)
+            self._mover.compile()
+        self._slots.compile()
+        return self.compile_first_steps(keys, progress)
+
+    def compile_first_steps(
+        self, keys: Sequence[StepKey], progress: Report | None = None
+    ) -> Background:
+        """Compile the fewest programs that together serve every step, and those that write rows.
+        Returns a Background that compiles the others after its start().
+
+        Until the others are compiled, `choose` finds a larger program for each step. `progress`
+        counts all programs; for the others it is called on their thread.
+        """
+        self._writer.compile_all()
+        self._background.stop()
+        keys = _warmed(keys, self.parts.config)
+        first = set(covering(keys))
+        missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
+        report = _counted(progress, len(missing))
+        compiler = StepCompiler(self, self._programs)
+        compiler.make_all([key for key in missing if key in first], report)
+        others = [key for key in missing if key not in first]
+        others.sort(key=lambda key: (*cost(key), key.full_vocab))
+        jobs = [functools.partial(compiler.make_missing, key, report) for key in others]
+        self._background = Background(jobs, "enginebay-compile")
+        return self._background
+
+    def _at_hand(self, key: StepKey) -> StepKey:
+        """The smallest compiled program that serves a step, while others are compiled in the
+        background. `key` itself when it is compiled, or when none serves.
+        """
+
+        def is_warm(one: StepKey) -> bool:
+            # Whether all programs of this size are compiled that warmup() would compile.
+            wanted = _warmed([one], self.parts.config)
+            return all(program_name(each, self.layouts) in self._programs for each in wanted)
+
+        if is_warm(key):
+            return key
+        others = (other for other in self.programs if covers(other, key) and is_warm(other))
+        return min(others, key=cost, default=key)
+
+    def _compiled(self, key: StepKey) -> Any:
+        """Compile the program of a step now."""
+        if self.compilations.forbidden:
+            raise CompilationError(
+                explain(
+                    f"program not compiled: {key}",
+                    "programs that warmup() compiled",
+                    "Call warmup() first, or set forbid_compiling = false.",
+                )
+            )
+        compiler = StepCompiler(self, self._programs)
+        with waiting(f"compiling {key}, for {self.title}"):
+            for part in compiler.missing([key]):
+                compiler.keep(part, compiler.compile(part, compiler.lower(part)))
+            return compiler.joined(key)
+
+    def _pages_of(self, step: Step) -> Mapping[str, Any]:
+        """The pages of a step's rows, int32 [S, P] by group."""
+        inputs = step.inputs
+        if isinstance(inputs, PrefillInputs):
+            row_ids = inputs.ints[:, columns.ROW]
+        else:
+            row_ids = inputs.row_ids
+        return self.tables.of_rows(row_ids, step.program.bucket.pages_per_seq)
 
     def wait(self) -> None:
-        jax.block_until_ready(self.runner.state)
+        jax.block_until_ready(self.state)
 
     def weights(self) -> Weights:
-        return self.runner.weights
+        return self.model_weights
 
     def arrays(self) -> StepState:
-        return self.runner.state
+        return self.state
 
     @property
     def shadow_report(self) -> ShadowReport | None:
-        shadow = self.runner.shadow
-        return None if shadow is None else shadow.report()
-
-    def close(self) -> None:
-        self.runner.close()
-        self.mover.forget()
+        return None if self.shadow is None else self.shadow.report()
 
     def _set_parts(self, command: SetParts) -> None:
         if command.names:
-            self._undo.append(self.swap(self._parts.changed(command.names)))
+            self._undo.append(self.swap(self.parts.changed(command.names)))
         else:
             self._undo.pop()()
 
     def _set_weights(self, command: SetWeights) -> None:
-        self.runner.weights = merge_weights(self.runner.weights, command.weights)
+        self.model_weights = merge_weights(self.model_weights, command.weights)
+
+
+def _can_be_watched(step: Step) -> bool:
+    """Whether a shadow can repeat a step: its tokens are in the step's inputs or in the rows."""
+    if isinstance(step.inputs, PrefillInputs):
+        samples = step.inputs.ints[:, columns.SAMPLES]
+        return not (step.program.embeds or (samples == columns.DECODES).any())
+    return step.program.kind != "verify"
+
+
+def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
+    """The keys, and the keys of the same steps with the additional results and with the adapters
+    that the configuration enables.
+    """
+    every = list(keys)
+    if config.full_vocab_logprobs:
+        every += [replace(key, full_vocab=True) for key in every if key.kind != "verify"]
+    if config.embeddings:
+        every += [replace(key, pools=True) for key in every if key.kind == "prefill"]
+    if config.prompt_embeds:
+        every += [replace(key, embeds=True) for key in every if key.kind == "prefill"]
+    if config.lora_slots:
+        every += [replace(key, adapts=True) for key in every]
+    return list(dict.fromkeys(every))
+
+
+def _counted(progress: Report | None, total: int) -> Callable[[StepKey], None]:
+    """A function that calls `progress` with the program's number, the total, and the program's
+    name.
+    """
+    done = itertools.count(1)
+
+    def report(key: StepKey) -> None:
+        if progress:
+            progress(next(done), total, str(key))
+
+    return report

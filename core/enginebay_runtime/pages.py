@@ -13,7 +13,7 @@ import numpy as np
 
 from enginebay.contracts.commands import CopyPages, PageIn, PageOut
 from enginebay.errors import CompilationError
-from enginebay_runtime.view import RunnerView
+from enginebay_runtime.view import ExecutorView
 
 Layers = Sequence[Mapping[str, jax.Array]]
 Cache = Mapping[str, Layers]
@@ -50,8 +50,8 @@ class PageMover:
     and with each other.
     """
 
-    def __init__(self, runner: RunnerView) -> None:
-        self._runner = runner
+    def __init__(self, executor: ExecutorView) -> None:
+        self._executor = executor
         self._programs: dict[tuple[Any, ...], Any] = {}
 
     def compile(self) -> None:
@@ -59,16 +59,16 @@ class PageMover:
         self._copier()
 
     def _copier(self) -> Any:
-        cache = self._runner.state.cache
+        cache = self._executor.state.cache
         pages = dict.fromkeys(cache, jax.ShapeDtypeStruct((2,), jnp.int32))
         return self._compiled((COPY,), copy_page, (cache, pages), returns=cache)
 
     def _reader(self, group: str, num: int) -> Any:
-        layers, pages = self._runner.state.cache[group], jax.ShapeDtypeStruct((num,), jnp.int32)
+        layers, pages = self._executor.state.cache[group], jax.ShapeDtypeStruct((num,), jnp.int32)
         return self._compiled((READ, group, num), read_group, (layers, pages))
 
     def _writer(self, group: str, num: int) -> Any:
-        layers, pages = self._runner.state.cache[group], jax.ShapeDtypeStruct((num,), jnp.int32)
+        layers, pages = self._executor.state.cache[group], jax.ShapeDtypeStruct((num,), jnp.int32)
         values = jax.tree.map(lambda a: jax.ShapeDtypeStruct((num, *a.shape[1:]), a.dtype), layers)
         name = (WRITE, group, num)
         return self._compiled(name, write_group, (layers, pages, values), returns=layers)
@@ -79,21 +79,21 @@ class PageMover:
         """The program of a function for the current cache; compiled once. `returns`: the first
         argument, if the function returns it changed; it is then donated.
         """
-        runner = self._runner
-        key = (*name, *runner.layouts.values())
+        executor = self._executor
+        key = (*name, *executor.layouts.values())
         if key in self._programs:
             return self._programs[key]
         described = (jax.tree.map(_describe, arguments[0]), *arguments[1:])
         outputs = None
-        if runner.placement.mesh is not None and returns is not None:
+        if executor.placement.mesh is not None and returns is not None:
             # Donated arrays are reused only when they are returned with the same sharding.
             outputs = jax.tree.map(lambda a: a.sharding, returns)
         donated = () if returns is None else (0,)
         program = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-        with runner.compilations.timed():
-            compiled = program.lower(*described).compile(compiler_options=runner.compile_options)
+        with executor.compilations.timed():
+            compiled = program.lower(*described).compile(compiler_options=executor.compile_options)
         self._programs[key] = compiled
-        runner.compilations.add()
+        executor.compilations.add()
         return compiled
 
     def forget(self) -> None:
@@ -104,27 +104,30 @@ class PageMover:
         """Launch copies. Each launch copies one page in every group; a group without further pages
         copies page 0 onto itself.
         """
-        runner = self._runner
+        executor = self._executor
         # Programs that read and write pages may be compiled: tools move pages in any number.
-        if runner.compilations.forbidden and (COPY, *runner.layouts.values()) not in self._programs:
+        if (
+            executor.compilations.forbidden
+            and (COPY, *executor.layouts.values()) not in self._programs
+        ):
             raise CompilationError(
                 "program not compiled: copy of a page",
                 "programs that warmup() compiled",
                 "Call warmup() first, or set forbid_compiling = false.",
             )
         program = self._copier()
-        lists = [command.pages.get(group, ()) for group in runner.layouts]
+        lists = [command.pages.get(group, ()) for group in executor.layouts]
         for pairs in itertools.zip_longest(*lists, fillvalue=(0, 0)):
-            state = runner.state
-            pages = dict(zip(runner.layouts, np.asarray(pairs, np.int32), strict=True))
+            state = executor.state
+            pages = dict(zip(executor.layouts, np.asarray(pairs, np.int32), strict=True))
             cache = program(state.cache, pages)
-            runner.state = dataclasses.replace(state, cache=cache)
+            executor.state = dataclasses.replace(state, cache=cache)
 
     def page_out(self, command: PageOut) -> Mapping[str, jax.Array]:
         """The pages' content by "group/layer/array". The copy to the host is under way."""
         found: dict[str, jax.Array] = {}
         for group, pages in command.pages.items():
-            read = self._reader(group, len(pages))(self._runner.state.cache[group], pages)
+            read = self._reader(group, len(pages))(self._executor.state.cache[group], pages)
             for number, layer in enumerate(read):
                 for name, array in layer.items():
                     array.copy_to_host_async()
@@ -133,16 +136,16 @@ class PageMover:
 
     def page_in(self, command: PageIn) -> None:
         """Write the result of a page_out to pages."""
-        runner = self._runner
+        executor = self._executor
         for group, pages in command.pages.items():
-            layers = runner.state.cache[group]
+            layers = executor.state.cache[group]
             values = tuple(
                 {name: np.asarray(command.arrays[f"{group}/{number}/{name}"]) for name in layer}
                 for number, layer in enumerate(layers)
             )
             written = self._writer(group, len(pages))(layers, pages, values)
-            cache = {**runner.state.cache, group: written}
-            runner.state = dataclasses.replace(runner.state, cache=cache)
+            cache = {**executor.state.cache, group: written}
+            executor.state = dataclasses.replace(executor.state, cache=cache)
 
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from enginebay.contracts.commands import PrefillInputs
 from enginebay.contracts.executor import Layouts
 from enginebay.contracts.model import Weights
 from enginebay.contracts.processor import ProcessorState
@@ -18,89 +20,85 @@ from enginebay_runtime import device
 from enginebay_runtime.device import ADVANCED, DeviceRows
 from enginebay_runtime.full_vocab import FullVocab, prompt_logprobs
 from enginebay_runtime.step import Program, Sampled, StepState, batches_of, put_fields, take_fields
+from enginebay_runtime.tables import pages_of_rows, with_changes
 
 
 def prefill_step(
+    weights: Weights,
+    state: StepState,
+    inputs: PrefillInputs,
+    pages: Mapping[str, jax.Array],
+    *,
     program: Program,
     layouts: Layouts,
     bucket: Bucket,
-    weights: Weights,
-    state: StepState,
-    token_ids: jax.Array,
-    ints: jax.Array,
-    floats: jax.Array,
-    tables: Mapping[str, jax.Array],
-    *more: jax.Array,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here:
-    `forward_step`, then `sample_step`.
+    `forward_step`, then `sample_step`. `pages`: the pages of the rows, int32 [S, P] by group.
 
     Returns one token per row, -1 where none was sampled.
     """
-    state, last, sampled = forward_step(
-        program, layouts, bucket, weights, state, token_ids, ints, floats, tables, *more
-    )
+    made: dict[str, Any] = {"program": program, "layouts": layouts, "bucket": bucket}
+    state, last, sampled = forward_step(weights, state, {}, inputs, pages=pages, **made)
+    ints = inputs.ints
     row_ids, places = ints[:, columns.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
     places = jnp.where(ints[:, columns.SAMPLES] != 0, places, bucket.seqs)
     (rows, processor_state), sampled = sample_step(
-        program,
-        layouts,
-        bucket,
-        weights=weights,
-        state=(state.rows, state.processor_state),
-        last=last,
-        sampled=sampled,
-        row_ids=row_ids,
-        places=places,
+        weights,
+        (state.rows, state.processor_state),
+        last,
+        sampled,
+        row_ids,
+        places,
         variant=variant,
+        **made,
     )
     return dataclasses.replace(state, rows=rows, processor_state=processor_state), sampled
 
 
 def forward_step(
+    weights: Weights,
+    state: StepState,
+    changes: Mapping[str, jax.Array],
+    inputs: PrefillInputs,
+    *,
     program: Program,
     layouts: Layouts,
     bucket: Bucket,
-    weights: Weights,
-    state: StepState,
-    token_ids: jax.Array,
-    ints: jax.Array,
-    floats: jax.Array,
-    tables: Mapping[str, jax.Array],
-    *more: jax.Array,
+    pages: Mapping[str, jax.Array] | None = None,
 ) -> tuple[StepState, jax.Array, Sampled]:
     """Run the model over chunks of prompts. Rows whose prompt ends here are not yet sampled.
 
-    token_ids int32 [T], written to the rows' history; ints int32 [S, NUM_INT_COLUMNS] and floats
-    f32 [S, NUM_FLOAT_COLUMNS], see `columns`, padding rows with row id R and lengths 0; tables
-    int32 [S, P] per group. Rows that decode (`columns.DECODES`) use their own last token and
-    length. `more`: with full_vocab targets int32 [T] (see `prompt_logprobs`); with takes_embeds f32
-    [T, hidden_size], for positions whose token id is past the vocabulary. Returns the state, the
-    hidden values of each row's last token [S, width], and results with token -1 for each row.
+    changes: changed entries of the page tables, see `tables.with_changes`. `pages`: the pages of
+    the rows, int32 [S, P] by group, of a state without tables. The tokens are written to the rows'
+    history. Returns the state, the hidden values of each row's last token [S, width], and results
+    with token -1 for each row.
     """
-    ops = program.make_ops(bucket, layouts)
+    ints, token_ids = inputs.ints, inputs.token_ids
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
+    tables = with_changes(state.tables, changes)
+    if pages is None:
+        pages = pages_of_rows(tables, layouts, bucket, row_ids, kv_lens)
+    ops = program.make_ops(bucket, layouts)
     own, decodes = state.rows.take(row_ids, 0), ints[:, columns.SAMPLES] == columns.DECODES
     mixes = program.mixes and bucket.mode == "mixed"
     if mixes:  # the plan has an upper bound of the rows' lengths
         kv_lens = jnp.where(decodes, own.length, kv_lens)
-    batches = batches_of(ints[:, columns.Q_LEN], kv_lens, tables, layouts, bucket)
+    batches = batches_of(ints[:, columns.Q_LEN], kv_lens, pages, layouts, bucket)
     batch = next(iter(batches.values()))
     if mixes:
         token_ids = _with_own_tokens(token_ids, decodes, own, batch.seq_ids)
     adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
     in_step = ops.in_step(batches, adapters if program.adapts else None)
-    model, inputs, num_ids = program.model, (state.cache, batches), program.model.info.num_token_ids
-    if program.takes_embeds:
+    model, embeds, ids = program.model, None, token_ids
+    if inputs.embeds is not None:
         is_embed = token_ids >= model.info.vocab_size
-        ids = jnp.where(is_embed, 0, token_ids)
-        hidden, cache = model.hidden(weights, in_step, ids, *inputs, embeds=(is_embed, more[-1]))
-    else:
-        hidden, cache = model.hidden(weights, in_step, token_ids, *inputs)
+        ids, embeds = jnp.where(is_embed, 0, token_ids), (is_embed, inputs.embeds)
+    hidden, cache = model.hidden(weights, in_step, ids, state.cache, batches, embeds=embeds)
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=state.rows.length.shape[0])
     rows = state.rows.record(token_rows, batch.positions, token_ids)
-    planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0), adapters)
+    planned = device.rows_from_plan(ints, inputs.floats, rows.history(row_ids, 0), adapters)
     rows = rows.put(row_ids, own.where(decodes, planned) if mixes else planned)
     of_tokens = None if in_step.batch is None else in_step.batch.adapters
 
@@ -108,8 +106,10 @@ def forward_step(
         return model.logits(weights, ops.of_rows(adapters), hidden)
 
     sampled = program.nothing_sampled((bucket.seqs, 1))
-    if sampled.full_vocab is not None and len(more) > program.takes_embeds:
-        logprobs = prompt_logprobs(logits_of, hidden, more[0], num_ids, adapters=of_tokens)
+    if sampled.full_vocab is not None and inputs.targets is not None:
+        logprobs = prompt_logprobs(
+            logits_of, hidden, inputs.targets, model.info.num_token_ids, adapters=of_tokens
+        )
         full_vocab = FullVocab(sampled.full_vocab.rows, logprobs)
         sampled = dataclasses.replace(sampled, full_vocab=full_vocab)
     if program.returns_logits:
@@ -117,7 +117,7 @@ def forward_step(
     last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(model.info.hidden_dtype)
     if program.pools:
         sampled = dataclasses.replace(sampled, hidden=_pooled(hidden, last, batch.seq_ids))
-    return dataclasses.replace(state, cache=cache, rows=rows), last, sampled
+    return dataclasses.replace(state, cache=cache, rows=rows, tables=tables), last, sampled
 
 
 def _with_own_tokens(
@@ -145,9 +145,6 @@ SamplingRows = tuple[DeviceRows, Mapping[str, ProcessorState]]
 
 
 def sample_step(
-    program: Program,
-    layouts: Layouts,
-    bucket: Bucket,
     weights: Weights,
     state: SamplingRows,
     last: jax.Array,
@@ -155,6 +152,9 @@ def sample_step(
     row_ids: jax.Array,
     places: jax.Array,
     *,
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[SamplingRows, Sampled]:
     """Sample a token for each of N rows, after a `forward_step` of S rows that has returned `last`

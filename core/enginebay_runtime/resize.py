@@ -1,4 +1,4 @@
-"""CacheMaker: allocates, resizes and frees the cache and the rows of a runner."""
+"""CacheMaker: allocates, resizes and frees the cache and the rows of an executor."""
 
 from __future__ import annotations
 
@@ -13,58 +13,59 @@ from enginebay.contracts.commands import Drop, Grow, Make
 from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
-from enginebay_runtime.runner import Runner
+from enginebay_runtime.rowwriter import RowWriter
 from enginebay_runtime.step import StepState
+from enginebay_runtime.view import ExecutorView
 
 
 class CacheMaker:
-    """Allocates the arrays of a runner's step state."""
+    """Allocates the arrays of an executor's step state."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, executor: ExecutorView, writer: RowWriter) -> None:
+        self._executor, self._writer = executor, writer
 
     def make(self, command: Make) -> None:
         """Allocate an empty cache and rows that are all finished. The first time, also load the
         weights.
         """
-        runner = self._runner
-        if not runner.weights:
-            runner.weights = runner.parts.load_weights()
-        runner.set_layouts(command.shapes)
+        executor = self._executor
+        if not executor.model_weights:
+            executor.model_weights = executor.parts.load_weights()
+        executor.set_layouts(command.shapes)
 
         def empty(layout: CacheLayout) -> dict[str, jax.Array]:
-            where, shapes = runner.placement.cache(layout), layout.shapes()
+            where, shapes = executor.placement.cache(layout), layout.shapes()
             return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
 
         cache = {
-            group.name: tuple(empty(runner.layouts[group.name]) for _ in range(group.num_layers))
-            for group in runner.info.cache_groups
+            group.name: tuple(empty(executor.layouts[group.name]) for _ in range(group.num_layers))
+            for group in executor.info.cache_groups
         }
-        sizes = Sizes(runner.info.vocab_size, runner.max_model_len)
-        adapts = runner.parts.adapters is not None
-        rows = DeviceRows.empty(runner.num_rows, runner.max_model_len, adapts=adapts)
-        fields = empty_rows(runner.program.processors, runner.num_rows, sizes)
-        rows, fields = jax.device_put((rows, fields), runner.placement.replicated)
-        runner.state = StepState(cache, rows, fields, runner.tables.whole())
-        runner.writer.forget()
+        sizes = Sizes(executor.info.vocab_size, executor.max_model_len)
+        adapts = executor.parts.adapters is not None
+        rows = DeviceRows.empty(executor.num_rows, executor.max_model_len, adapts=adapts)
+        fields = empty_rows(executor.program.processors, executor.num_rows, sizes)
+        rows, fields = jax.device_put((rows, fields), executor.placement.replicated)
+        executor.state = StepState(cache, rows, fields, executor.tables.whole())
+        self._writer.forget()
 
     def grow(self, command: Grow) -> None:
         """Replace the cache's arrays by larger ones, one after the other, so that only one exists
         twice. All entries of the page tables become 0.
         """
-        runner = self._runner
-        state, old_shapes, old_layouts = runner.state, runner.shapes, runner.layouts
+        executor = self._executor
+        state, old_shapes, old_layouts = executor.state, executor.shapes, executor.layouts
         without_cache = dataclasses.replace(state, cache={})
         remaining = {g: [dict(layer) for layer in layers] for g, layers in state.cache.items()}
-        # Neither the runner nor this frame may hold the old layers while new ones are made.
-        runner.state = None
+        # Neither the executor nor this frame may hold the old layers while new ones are made.
+        executor.state = None
         del state
-        runner.set_layouts(command.shapes)
+        executor.set_layouts(command.shapes)
         cache = {}
         for group, layers in remaining.items():
             old = old_layouts[group]
             sizes = old_shapes[group], command.shapes[group]
-            where = runner.placement.cache(runner.layouts[group])
+            where = executor.placement.cache(executor.layouts[group])
             made = []
             while layers:
                 layer = layers.pop(0)
@@ -77,12 +78,12 @@ class CacheMaker:
                     }
                 )
             cache[group] = tuple(made)
-        tables = runner.tables.whole()
-        runner.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+        tables = executor.tables.whole()
+        executor.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
 
     def drop(self, _: Drop) -> None:
         """Free the cache and the rows; the weights stay."""
-        self._runner.state = None
+        self._executor.state = None
 
 
 def _offset_axis(layout: CacheLayout, array: str) -> int | None:

@@ -16,22 +16,22 @@ from enginebay.contracts.commands import KnownTokens, WriteRows
 from enginebay.contracts.processor import IS_USED, ProcessorState, RowValues
 from enginebay.errors import CompilationError, InternalError
 from enginebay_runtime import device
-from enginebay_runtime.view import RunnerView
+from enginebay_runtime.view import ExecutorView
 
 HISTORY = "history"
 """The program that writes a row's token history; the others are named after processors."""
 
 
 class RowWriter:
-    """Writes single rows of a runner's step state, each with a small compiled program that is
+    """Writes single rows of an executor's step state, each with a small compiled program that is
     launched like a step.
 
     Rows without processors cost nothing: fields are reset only when they were written and the row
     belongs to another request.
     """
 
-    def __init__(self, runner: RunnerView) -> None:
-        self._runner = runner
+    def __init__(self, executor: ExecutorView) -> None:
+        self._executor = executor
         self._programs: dict[str, Any] = {}
         self._used: dict[int, frozenset[str]] = {}
 
@@ -47,17 +47,17 @@ class RowWriter:
 
     def _write_known(self, known: KnownTokens) -> None:
         """Write the first tokens of a row to its history."""
-        padded = np.zeros(self._runner.max_model_len, np.int32)
+        padded = np.zeros(self._executor.max_model_len, np.int32)
         padded[: len(known.token_ids)] = known.token_ids
-        state = self._runner.state
+        state = self._executor.state
         rows = self._program(HISTORY)(state.rows, np.int32(known.row), padded)
-        self._runner.state = dataclasses.replace(state, rows=rows)
+        self._executor.state = dataclasses.replace(state, rows=rows)
 
     def write_all(self, row: int, values: Iterable[RowValues]) -> None:
         """Make a row use these processors with these fields, and no others."""
         used = frozenset(value.name for value in values)
         for name in self._used.get(row, frozenset()) - used:
-            processor_state = self._runner.state.processor_state[name]
+            processor_state = self._executor.state.processor_state[name]
             blank = {
                 n: np.zeros(a.shape[1:], a.dtype)
                 for n, a in processor_state.items()
@@ -73,7 +73,7 @@ class RowWriter:
 
     def read(self, row: int) -> tuple[RowValues, ...]:
         """The fields of the processors that a row uses, read to the host."""
-        processor_state = self._runner.state.processor_state
+        processor_state = self._executor.state.processor_state
         return tuple(
             RowValues(
                 name,
@@ -88,7 +88,7 @@ class RowWriter:
 
     def compile_all(self) -> int:
         """Compile every program. Returns their number."""
-        names = [HISTORY, *(name for name, _ in self._runner.program.processors)]
+        names = [HISTORY, *(name for name, _ in self._executor.program.processors)]
         for name in names:
             self._program(name, ahead=True)
         return len(names)
@@ -96,34 +96,34 @@ class RowWriter:
     def _write(
         self, name: str, row: int, values: Mapping[str, np.ndarray], *, is_used: bool
     ) -> None:
-        state = self._runner.state
+        state = self._executor.state
         if name not in state.processor_state:
             raise InternalError(
                 f"a row uses the logits processor {name!r}, which is none of the engine's"
             )
         whole = {**values, IS_USED: np.bool_(is_used)}
         processor_state = self._program(name)(state.processor_state[name], np.int32(row), whole)
-        self._runner.state = dataclasses.replace(
+        self._executor.state = dataclasses.replace(
             state, processor_state={**state.processor_state, name: processor_state}
         )
 
     def _program(self, name: str, *, ahead: bool = False) -> Any:
         found = self._programs.get(name)
         if found is None:
-            compilations = self._runner.compilations
+            compilations = self._executor.compilations
             if compilations.forbidden and not ahead:
                 given = f"program not compiled: {name} of a row"
                 fix = "Call warmup() first, or set forbid_compiling = false."
                 raise CompilationError(given, "programs that warmup() compiled", fix)
             with compilations.timed():
                 found = self._programs[name] = self._lower(name).compile(
-                    compiler_options=self._runner.compile_options
+                    compiler_options=self._executor.compile_options
                 )
             compilations.add()
         return found
 
     def _lower(self, name: str) -> Any:
-        state, row = self._runner.state, jax.ShapeDtypeStruct((), jnp.int32)
+        state, row = self._executor.state, jax.ShapeDtypeStruct((), jnp.int32)
         held: Any
         function: Callable[..., Any]
         if name == HISTORY:
@@ -132,7 +132,9 @@ class RowWriter:
         else:
             held, function = state.processor_state[name], write_fields
             values = {n: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for n, a in held.items()}
-        outputs = None if self._runner.placement.mesh is None else self._runner.placement.replicated
+        outputs = (
+            None if self._executor.placement.mesh is None else self._executor.placement.replicated
+        )
         write = jax.jit(function, donate_argnums=0, out_shardings=outputs)
         described = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), held

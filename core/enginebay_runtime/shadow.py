@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.contracts.commands import Step
+from enginebay.contracts.commands import PrefillInputs, Step
 from enginebay.contracts.executor import Layouts, OpsFactory, ShadowParts
 from enginebay.contracts.model import Model
 from enginebay.contracts.step_key import StepKey
@@ -40,7 +40,7 @@ from enginebay_runtime.shadow_steps import (
     compare_outputs,
     hidden_states,
 )
-from enginebay_runtime.view import RunnerView
+from enginebay_runtime.view import ExecutorView
 
 log = logging.getLogger("enginebay_runtime")
 
@@ -62,7 +62,7 @@ class _Phase:
 
 
 class Shadow:
-    """Compares a candidate with the chosen implementation. Belongs to the runner's thread."""
+    """Compares a candidate with the chosen implementation. Belongs to the executor's thread."""
 
     def __init__(self, parts: ShadowParts) -> None:
         self.parts = parts
@@ -73,7 +73,7 @@ class Shadow:
         self._num_failed = 0
         self._error: str | None = None
 
-    def watch(self, runner: RunnerView, step: Step, tables: Mapping[str, np.ndarray]) -> None:
+    def watch(self, executor: ExecutorView, step: Step, tables: Mapping[str, np.ndarray]) -> None:
         """Called before a step is launched, with the page tables of its rows, int32 [S, P] by
         group. The first step of each phase is sampled, and then every 1/share-th.
 
@@ -91,7 +91,7 @@ class Shadow:
         if key in self._failed:
             return
         try:
-            self._compare(runner, step, tables, phase)
+            self._compare(executor, step, tables, phase)
         except Exception as error:  # a candidate's error must not end the live step
             log.info("shadow %s failed on %s", self.parts.name, key, exc_info=True)
             self._failed.add(key)
@@ -120,23 +120,23 @@ class Shadow:
 
     def _compare(
         self,
-        runner: RunnerView,
+        executor: ExecutorView,
         step: Step,
         row_tables: Mapping[str, np.ndarray],
         phase: _Phase,
     ) -> None:
-        key, layouts, bucket = step.program, dict(runner.layouts), step.program.bucket
+        key, layouts, bucket = step.program, dict(executor.layouts), step.program.bucket
         forms = (
             ShadowCacheForm.of(layouts, bucket, compact=key.kind == "compact"),
             ShadowCacheForm.of(
                 layouts, bucket, compact=self.parts.compact_decode and bucket.mode == "decode"
             ),
         )
-        factories = (runner.program.make_ops, self.parts.ops)
+        factories = (executor.program.make_ops, self.parts.ops)
         tables = {group: jnp.asarray(table) for group, table in row_tables.items()}
-        run = functools.partial(self._run, runner, (key, tuple(layouts.items())))
-        given = (runner.weights, runner.state, _arrays(step), tables)
-        model = runner.program.model
+        run = functools.partial(self._run, executor, (key, tuple(layouts.items())))
+        given = (executor.model_weights, executor.state, _arrays(step), tables)
+        model = executor.program.model
         if self.parts.op != "attention":
             self._compare_op(run, model, factories, (layouts, forms[0]), given, phase)
             return
@@ -144,11 +144,11 @@ class Shadow:
         captured, q_lens, kv_lens = run("capture", capturing, given)[0]
         totals = [0.0, 0.0]
         for group, layers in captured.items():
-            spec = runner.info.attention[group]
+            spec = executor.info.attention[group]
             for layer, qkv in enumerate(layers):
                 outs = []
                 for side, (form, make_ops) in enumerate(zip(forms, factories, strict=True)):
-                    cache = runner.state.cache[group][layer]
+                    cache = executor.state.cache[group][layer]
                     copying = functools.partial(form.copy, layouts, group)
                     copy, _ = run(("copy", side, group), copying, (cache, tables[group]))
                     attending = functools.partial(attend_over_copy, make_ops, form, group, spec)
@@ -188,7 +188,7 @@ class Shadow:
 
     def _run(
         self,
-        runner: RunnerView,
+        executor: ExecutorView,
         key: Any,
         what: Any,
         function: Callable[..., Any],
@@ -201,7 +201,7 @@ class Shadow:
         program = self._programs.get((key, what))
         if program is None:
             lowered = jax.jit(function, donate_argnums=donated).lower(*args)
-            program = lowered.compile(compiler_options=runner.compile_options)
+            program = lowered.compile(compiler_options=executor.compile_options)
             self._programs[key, what] = program
         began_s = time.perf_counter()
         result = jax.block_until_ready(program(*args))
@@ -237,7 +237,10 @@ def _joined(old: LayerDifference, new: LayerDifference) -> LayerDifference:
 
 def _arrays(step: Step) -> tuple[jax.Array, ...]:
     """The host arrays of a step that `capture` needs."""
-    if step.program.kind != "prefill":
-        return (jnp.asarray(step.inputs[0]),)
-    token_ids, ints = step.inputs[:2]
-    return tuple(map(jnp.asarray, (token_ids, ints[:, columns.Q_LEN], ints[:, columns.KV_LEN])))
+    inputs = step.inputs
+    if not isinstance(inputs, PrefillInputs):
+        return (jnp.asarray(inputs.row_ids),)
+    ints = inputs.ints
+    return tuple(
+        map(jnp.asarray, (inputs.token_ids, ints[:, columns.Q_LEN], ints[:, columns.KV_LEN]))
+    )

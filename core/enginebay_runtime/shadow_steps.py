@@ -15,6 +15,7 @@ from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.executor import Layouts, OpsFactory
 from enginebay.contracts.model import Model, Weights
 from enginebay.errors import UnsupportedError
+from enginebay.ops.attention import NO_INPUTS, AttentionInputs
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.rotary import RopeSpec
@@ -22,8 +23,8 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_runtime.compacting import compact_rows
 from enginebay_runtime.step import StepState
 
-QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, Mapping[str, jax.Array | None]]
-"""q, k and v of a layer, and its sinks and slopes by name; k and v are None where the layer shares
+QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, AttentionInputs]
+"""q, k and v of a layer, and its further inputs by name; k and v are None where the layer shares
 the cache of another layer.
 """
 
@@ -112,17 +113,15 @@ def run_model(
         *,
         spec: AttnSpec,
         rope: RopeSpec | None = None,
-        sinks: jax.Array | None = None,
-        slopes: jax.Array | None = None,
+        inputs: AttentionInputs = NO_INPUTS,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         group = groups[spec]
         if rope is not None:  # both implementations receive the same rotated vectors
             q = rotate(q, batch.positions, spec=rope)
             k = None if k is None else rotate(k, batch.positions, spec=rope)
-        per_head = {"sinks": sinks, "slopes": slopes}
-        seen[group].append((q, k, v, per_head))
+        seen[group].append((q, k, v, inputs))
         copy = form.copy(layouts, group, cache, tables[group])
-        out, _, lse = attention_chosen(q, k, v, copy, batch, spec=spec, **per_head)
+        out, _, lse = attention_chosen(q, k, v, copy, batch, spec=spec, inputs=inputs)
         return out, cache, lse
 
     batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
@@ -199,7 +198,7 @@ def attend_over_copy(
     """
     batch = form.batch(group, q_lens, kv_lens)
     out, after, _ = make_ops(form.bucket, form.layouts).named("attention")(
-        *qkv[:3], copy, batch, spec=spec, **qkv[3]
+        *qkv[:3], copy, batch, spec=spec, inputs=qkv[3]
     )
     layout = form.layouts[group]
     assert isinstance(layout, KVLayout), "attention runs on groups of keys and values"

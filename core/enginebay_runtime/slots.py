@@ -12,7 +12,7 @@ import numpy as np
 from enginebay.contracts.adapters import ADAPTER_WEIGHTS
 from enginebay.contracts.commands import SetAdapter
 from enginebay.errors import CompilationError, InputError
-from enginebay_runtime.runner import Runner
+from enginebay_runtime.view import ExecutorView
 
 
 def write_slot(
@@ -25,22 +25,22 @@ def write_slot(
 class SlotWriter:
     """Writes adapters to slots, each with one launch that follows the launched steps."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, executor: ExecutorView) -> None:
+        self._executor = executor
         self._program: Any = None
 
     def _held(self) -> dict[str, jax.Array]:
-        weights: Mapping[str, Any] = self._runner.weights
+        weights: Mapping[str, Any] = self._executor.model_weights
         return {path: one for path, one in weights.items() if path.startswith(ADAPTER_WEIGHTS)}
 
     def compile(self) -> int:
         """Compile the program, unless it is compiled. Returns the number of programs: 0 for a model
         without adapters.
         """
-        held, runner = self._held(), self._runner
+        held, executor = self._held(), self._executor
         if held and self._program is None:
             outputs = None
-            if runner.placement.mesh is not None:
+            if executor.placement.mesh is not None:
                 # Donated arrays are reused only when they are returned with the same sharding.
                 outputs = {path: array.sharding for path, array in held.items()}
             writer = jax.jit(write_slot, donate_argnums=0, out_shardings=outputs)
@@ -51,15 +51,15 @@ class SlotWriter:
                 }
                 for start, sharding in ((0, lambda a: a.sharding), (1, lambda _: None))
             )
-            with runner.compilations.timed():
+            with executor.compilations.timed():
                 lowered = writer.lower(described, jax.ShapeDtypeStruct((), jnp.int32), values)
-                self._program = lowered.compile(compiler_options=runner.compile_options)
-            runner.compilations.add()
+                self._program = lowered.compile(compiler_options=executor.compile_options)
+            executor.compilations.add()
         return int(self._program is not None)
 
     def write(self, command: SetAdapter) -> None:
         """Write an adapter. InputError for a slot or an array that the weights have no room for."""
-        held, runner = self._held(), self._runner
+        held, executor = self._held(), self._executor
         num_slots = min((len(array) for array in held.values()), default=0)
         if not 0 <= command.slot < num_slots:
             raise InputError(
@@ -74,7 +74,7 @@ class SlotWriter:
                     f"an adapter weight of the model, {room or 'which it does not have'}",
                     "Make the adapter for this model, with a rank of at most max_lora_rank.",
                 )
-        if self._program is None and runner.compilations.forbidden:
+        if self._program is None and executor.compilations.forbidden:
             raise CompilationError(
                 "program not compiled: an adapter's slot",
                 "programs that warmup() compiled",
@@ -84,7 +84,7 @@ class SlotWriter:
         values = {path: np.zeros(a.shape[1:], a.dtype) for path, a in held.items()}
         for path, given in command.arrays.items():
             values[path][tuple(map(slice, given.shape))] = given
-        runner.weights = {
-            **runner.weights,
+        executor.model_weights = {
+            **executor.model_weights,
             **self._program(held, np.int32(command.slot), values),
         }

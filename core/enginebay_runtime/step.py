@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import tree_util
 
 from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.commands import DecodeInputs
 from enginebay.contracts.executor import EngineParts, Layouts, OpsFactory
 from enginebay.contracts.model import Model, ModelCache, Weights
 from enginebay.contracts.processor import Processors, ProcessorState
@@ -31,6 +32,7 @@ from enginebay_runtime.device import ADVANCED, DeviceRows
 from enginebay_runtime.full_vocab import FullVocab, log_softmax
 from enginebay_runtime.logprobs import Logprobs, logprobs_of
 from enginebay_runtime.processing import evolve, process
+from enginebay_runtime.tables import pages_of_rows, with_changes
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler applies them."""
@@ -271,24 +273,31 @@ def put_fields(
 
 
 def decode_step(
+    weights: Weights,
+    state: StepState,
+    changes: Mapping[str, jax.Array],
+    inputs: DecodeInputs,
+    *,
     program: Program,
     layouts: Layouts,
     bucket: Bucket,
     max_steps: int,
-    weights: Weights,
-    state: StepState,
-    row_ids: jax.Array,
-    num_steps: jax.Array,
-    tables: Mapping[str, jax.Array],
-    *,
+    pages: Mapping[str, jax.Array] | None = None,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Decode up to `num_steps` (traced, at most max_steps) tokens per row; ends early when all rows
     are finished.
 
-    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; otherwise
-    attention follows the page tables. Returns max_steps tokens per row, -1 past the row's end.
+    changes: changed entries of the page tables, see `tables.with_changes`. `pages`: the pages of
+    the rows, int32 [S, P] by group, of a cache that the state's tables do not describe. With
+    `bucket.rows_are_pages` row i must be page i; otherwise attention follows the pages. Returns
+    max_steps tokens per row, -1 past the row's end.
     """
+    row_ids, num_steps = inputs.row_ids, inputs.num_steps
+    tables = with_changes(state.tables, changes)
+    if pages is None:
+        num_tokens = length_after(state.rows, row_ids, num_steps)
+        pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
     ops = program.make_ops(bucket, layouts)
     ones = jnp.ones(bucket.seqs, jnp.int32)
 
@@ -299,7 +308,7 @@ def decode_step(
     def one(carry: _Carry) -> _Carry:
         step, cache, rows, processor_state, sampled = carry
         active, adapters = ~rows.finished, program.adapters_of(rows)
-        batches = batches_of(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
+        batches = batches_of(ones, jnp.where(active, rows.length, 0), pages, layouts, bucket)
         hidden, cache = program.model.hidden(
             weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
         )
@@ -324,42 +333,63 @@ def decode_step(
         cache,
         state.rows.put(row_ids, rows, ADVANCED),
         put_fields(program, state.processor_state, row_ids, processor_state),
+        tables,
     ), sampled
 
 
+def length_after(rows: DeviceRows, row_ids: jax.Array, num_new: jax.Array) -> jax.Array:
+    """int32 [S]: the largest number of tokens that each of these rows may have in the cache after
+    a step of `num_new` new tokens.
+    """
+    length = rows.length.at[row_ids].get(mode="fill", fill_value=0)
+    longest = rows.max_length.at[row_ids].get(mode="fill", fill_value=0)
+    return jnp.minimum(length - 1 + num_new, longest)
+
+
 def compact_decode_step(
+    weights: Weights,
+    state: StepState,
+    changes: Mapping[str, jax.Array],
+    inputs: DecodeInputs,
+    *,
     program: Program,
     layouts: Layouts,
     bucket: Bucket,
     max_steps: int,
-    weights: Weights,
-    state: StepState,
-    row_ids: jax.Array,
-    num_steps: jax.Array,
-    tables: Mapping[str, jax.Array],
-    *,
+    pages: Mapping[str, jax.Array] | None = None,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Copy the rows' keys and values to one page per row, run decode_step on the copy, and write
-    the keys and values of the new tokens back to the cache.
+    the keys and values of the new tokens back to the cache. Arguments as in decode_step.
 
     The copy is made once per call of max_steps tokens, and attention on it uses no page table. A
     recurrent state has one page per row already, so it is not copied.
     """
+    row_ids = inputs.row_ids
+    tables = with_changes(state.tables, changes)
+    if pages is None:
+        num_tokens = length_after(state.rows, row_ids, inputs.num_steps)
+        pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
     own = {g: layout for g, layout in layouts.items() if isinstance(layout, KVLayout)}
     copies = {
-        g: [compact_rows(layout, layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]]
+        g: [compact_rows(layout, layer, pages[g], bucket.max_kv_len) for layer in state.cache[g]]
         for g, layout in own.items()
     }
     small = {g: copies[g][0][0] for g in own}
     cache = {**state.cache, **{g: tuple(arrays for _, arrays in copies[g]) for g in own}}
     places = jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None]
-    inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
-    inside = StepState(cache, state.rows, state.processor_state)
-    rows = (row_ids, num_steps, {**tables, **dict.fromkeys(own, places)})
     done, sampled = decode_step(
-        program, {**layouts, **small}, inner, max_steps, weights, inside, *rows, variant=variant
+        weights,
+        StepState(cache, state.rows, state.processor_state),
+        {},
+        inputs,
+        program=program,
+        layouts={**layouts, **small},
+        bucket=dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1),
+        max_steps=max_steps,
+        pages={**pages, **dict.fromkeys(own, places)},
+        variant=variant,
     )
     after = _lengths(done.rows, row_ids)
     whole = {
@@ -369,7 +399,7 @@ def compact_decode_step(
                 big,
                 small[g],
                 part=part,
-                table=tables[g],
+                table=pages[g],
                 before=before,
                 after=after,
                 max_steps=max_steps,
@@ -378,7 +408,7 @@ def compact_decode_step(
         )
         for g, layout in own.items()
     }
-    return StepState({**done.cache, **whole}, done.rows, done.processor_state), sampled
+    return StepState({**done.cache, **whole}, done.rows, done.processor_state, tables), sampled
 
 
 def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +12,7 @@ import numpy as np
 
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.executor import Layouts
-from enginebay.contracts.model import Weights
-from enginebay.ops import prefill_columns as columns
 from enginebay.ops.spec import Bucket
-from enginebay_runtime.step import StepState
 
 Tables = Mapping[str, jax.Array]
 """By cache group, int32 [rows, pages]: the page of each page_size positions of a row."""
@@ -49,12 +45,10 @@ class ResidentTables:
         names = self._copies if groups is None else groups
         return {g: jax.device_put(self._copies[g].copy(), self._sharding) for g in names}
 
-    def write(self, state: StepState, changes: Mapping[str, np.ndarray]) -> StepState:
-        """Return the state after writing changed entries (row, column, page) int32 [n, 3] to its
-        tables.
-        """
+    def write(self, tables: Tables, changes: Mapping[str, np.ndarray]) -> Tables:
+        """Return `tables` after writing changed entries (row, column, page) int32 [n, 3]."""
         self.note(changes)
-        return dataclasses.replace(state, tables={**state.tables, **self.whole(changes)})
+        return {**tables, **self.whole(changes)}
 
     def note(self, changes: Mapping[str, np.ndarray]) -> None:
         """Write changed entries (row, column, page) int32 [n, 3] to the copy on the host."""
@@ -89,48 +83,30 @@ class ResidentTables:
         return jax.device_put(np.full((num, 3), self._num_rows, np.int32), self._sharding)
 
 
-def on_tables(
-    step: Callable[..., Any], kind: str, layouts: Layouts, bucket: Bucket
-) -> Callable[..., Any]:
-    """Return a function that runs `step` with the page tables of the state. `kind`: see StepKey.
-
-    The function is called with weights, state, the changed entries int32 [max_changes, 3] by group,
-    and the step's other arrays.
+def with_changes(tables: Tables, changes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the tables after writing changed entries (row, column, page) int32 [n, 3] by group;
+    an entry with a row past the end is ignored.
     """
-    at = 3 if kind == "forward" else 2
-
-    def run(
-        weights: Weights, state: StepState, changes: Mapping[str, jax.Array], *inputs: jax.Array
-    ) -> tuple[Any, ...]:
-        tables = {
-            g: table.at[changes[g][:, 0], changes[g][:, 1]].set(changes[g][:, 2], mode="drop")
-            for g, table in state.tables.items()
-        }
-        row_ids, num_tokens = _extent(kind, state, inputs)
-        its = {
-            g: _of_rows(table, row_ids, num_tokens, layouts[g].page_size, bucket.pages_per_seq)
-            for g, table in tables.items()
-        }
-        new, *others = step(weights, state, *inputs[:at], its, *inputs[at:])
-        return dataclasses.replace(new, tables=tables), *others
-
-    return run
+    return {
+        g: table.at[changes[g][:, 0], changes[g][:, 1]].set(changes[g][:, 2], mode="drop")
+        for g, table in tables.items()
+    }
 
 
-def _extent(
-    kind: str, state: StepState, inputs: tuple[jax.Array, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """The ids of a step's rows, int32 [S], and how many tokens of each may be in the cache after
-    it.
+def pages_of_rows(
+    tables: Tables,
+    layouts: Layouts,
+    bucket: Bucket,
+    row_ids: jax.Array,
+    num_tokens: jax.Array,
+) -> dict[str, jax.Array]:
+    """Return the pages of the first num_tokens [S] tokens of rows [S], int32 [S,
+    bucket.pages_per_seq] by group, with zeros after them.
     """
-    if kind == "forward":
-        ints = inputs[1]
-        return ints[:, columns.ROW], ints[:, columns.KV_LEN]
-    row_ids, what = inputs
-    num_new = 1 + (what >= 0).sum(axis=1) if kind == "verify" else what
-    length = state.rows.length.at[row_ids].get(mode="fill", fill_value=0)
-    longest = state.rows.max_length.at[row_ids].get(mode="fill", fill_value=0)
-    return row_ids, jnp.minimum(length - 1 + num_new, longest)
+    return {
+        g: _of_rows(table, row_ids, num_tokens, layouts[g].page_size, bucket.pages_per_seq)
+        for g, table in tables.items()
+    }
 
 
 def _of_rows(

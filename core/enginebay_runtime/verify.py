@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from enginebay.contracts.commands import VerifyInputs
 from enginebay.contracts.executor import Layouts
 from enginebay.contracts.model import ModelCache, Weights
 from enginebay.contracts.step_key import draft_rows
@@ -19,36 +20,40 @@ from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay.types import StepVariant
 from enginebay_runtime.device import ADVANCED, DeviceRows
-from enginebay_runtime.step import Program, Sampled, StepState
+from enginebay_runtime.step import Program, Sampled, StepState, length_after
+from enginebay_runtime.tables import pages_of_rows, with_changes
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
 """Number of passes done, their results so far, and whether all drafts so far were accepted."""
 
 
 def verify_step(
+    weights: Weights,
+    state: StepState,
+    changes: Mapping[str, jax.Array],
+    inputs: VerifyInputs,
+    *,
     program: Program,
     layouts: Layouts,
     bucket: Bucket,
-    weights: Weights,
-    state: StepState,
-    row_ids: jax.Array,
-    draft_ids: jax.Array,
-    tables: Mapping[str, jax.Array],
-    *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Verify drafts. Returns, for each row, the tokens that decoding would give while they equal
     the drafts, and one more token.
 
-    row_ids int32 [S], R on padding, which comes last. draft_ids int32 [S, P W - 1], at least one
-    per row, then -1, for up to P = program.draft_passes passes of the model, each of W =
-    bucket.max_q_len tokens per row. Returns P W tokens per row, -1 after the first that is no
-    draft, and past a row's end. The last token and the drafts go through the model together; a
-    token is sampled after each of them, with the key of its position, so drafts do not change the
-    output. Another pass follows when all drafts of all rows were accepted and the next token equals
-    the next draft. Rejected drafts leave values past a row's end in the cache, which later tokens
-    overwrite. Rows must have no penalties: these would count drafts as tokens.
+    changes: changed entries of the page tables, see `tables.with_changes`. The drafts are int32 [S,
+    P W - 1], for up to P = program.draft_passes passes of the model, each of W = bucket.max_q_len
+    tokens per row. Returns P W tokens per row, -1 after the first that is no draft, and past a
+    row's end. The last token and the drafts go through the model together; a token is sampled after
+    each of them, with the key of its position, so drafts do not change the output. Another pass
+    follows when all drafts of all rows were accepted and the next token equals the next draft.
+    Rejected drafts leave values past a row's end in the cache, which later tokens overwrite. Rows
+    must have no penalties: these would count drafts as tokens.
     """
+    row_ids, draft_ids = inputs.row_ids, inputs.draft_ids
+    tables = with_changes(state.tables, changes)
+    num_tokens = length_after(state.rows, row_ids, 1 + (draft_ids >= 0).sum(axis=1))
+    pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
     width, passes = bucket.max_q_len, program.draft_passes
     feed = _as_rows if program.drafts_are_rows else _as_chunks
     real = row_ids < state.rows.length.shape[0]
@@ -64,7 +69,7 @@ def verify_step(
         guessed = guesses[:, number]
         num_fed = jnp.where(real, 1 + (guessed[:, :-1] >= 0).sum(axis=1, dtype=jnp.int32), 0)
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
-        fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
+        fed = feed(tokens, num_fed, rows.length, pages, layouts, bucket)
         logits, cache = _run_model(program, layouts, weights, cache, fed, program.adapters_of(rows))
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
@@ -83,7 +88,8 @@ def verify_step(
     _, cache, rows, sampled, _ = (
         one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
     )
-    return StepState(cache, state.rows.put(row_ids, rows, ADVANCED), state.processor_state), sampled
+    rows = state.rows.put(row_ids, rows, ADVANCED)
+    return StepState(cache, rows, state.processor_state, tables), sampled
 
 
 class _Fed(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
-from enginebay.ops.caps import Caps, Env
+from enginebay.ops.caps import FEATURE_OF, Caps, Env
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tunable import candidates_of
 from enginebay_testing.attention_cases import AttentionCase
@@ -187,8 +187,7 @@ def spec_of(row: Combination) -> AttnSpec:
         scale=cast("float | None", row["scale"]),
         causal=bool(row["causal"]),
         softcap=cast("float | None", row["softcap"]),
-        sinks=bool(row["sinks"]),
-        alibi=bool(row["alibi"]),
+        inputs=tuple(name for name, feature in FEATURE_OF.items() if row[feature]),
         q_dtype=others[str(row.get("q_dtype", "same"))],
         kv_dtype=dtype,
         kv_storage=cast("str | None", row["storage"]),

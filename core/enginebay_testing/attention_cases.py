@@ -202,14 +202,14 @@ def _feature_cases() -> Iterator[AttentionCase]:
     features: dict[str, dict[str, Any]] = {
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},
-        "sinks": {"sinks": True, "return_lse": True},
-        "alibi": {"alibi": True, "return_lse": True},
+        "sinks": {"inputs": ("sinks",), "return_lse": True},
+        "alibi": {"inputs": ("slopes",), "return_lse": True},
         "lse": {"return_lse": True},
         "scale": {"scale": 0.3},
         "not_causal": {"causal": False},
         "kv_shared": {"kv_shared": True},
         "mla": {"heads": 1, "group": 4, "head_dim": 32, "v_head_dim": 24, "v_is_k_prefix": True},
-        "all": {"window": 20, "softcap": 5.0, "sinks": True, "return_lse": True},
+        "all": {"window": 20, "softcap": 5.0, "inputs": ("sinks",), "return_lse": True},
     }
     mixed, fresh = ((1, 9, 30), (40, 9, 64)), ((9, 30), (9, 30))
     for name, fields in features.items():

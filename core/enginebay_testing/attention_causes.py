@@ -55,12 +55,8 @@ def _attended(
     position = len(keys) - count + token - first
     at = head if query_head is None else query_head
     one = dataclasses.replace(spec, num_q_heads=1, num_kv_heads=1, scale=spec.softmax_scale)
-    per_head = {
-        "sinks": problem.sinks if spec.sinks else None,
-        "slopes": problem.slopes if spec.alibi else None,
-    }
     given: dict[str, Any] = {
-        n: None if x is None else np.asarray(x)[at : at + 1] for n, x in per_head.items()
+        name: np.asarray(problem.inputs[name])[at : at + 1] for name in spec.inputs
     }
     query = np.asarray(problem.q)[token : token + 1, head : head + 1]
     if kept is not None:
@@ -81,17 +77,14 @@ def _over_kept(
             continue
         if spec.window is not None and at <= position - spec.window:
             continue
-        alone = dataclasses.replace(spec, causal=False, window=None, sinks=False)
-        slopes = given["slopes"]
-        out, lse = oracle.attend(
-            query, keys[at : at + 1], values[at : at + 1], dataclasses.replace(alone, alibi=False)
-        )
-        away = 0.0 if slopes is None else float(slopes[0]) * (at - position)
+        alone = dataclasses.replace(spec, causal=False, window=None, inputs=())
+        out, lse = oracle.attend(query, keys[at : at + 1], values[at : at + 1], alone)
+        away = float(given["slopes"][0]) * (at - position) if "slopes" in given else 0.0
         outs.append(out[0, 0])
         masses.append(float(lse[0, 0]) + away)
     if not outs:
         return np.zeros(values.shape[-1])
-    if given["sinks"] is not None:
+    if "sinks" in given:
         outs.append(np.zeros_like(outs[0]))
         masses.append(float(given["sinks"][0]))
     weights = np.exp(np.array(masses) - max(masses))
@@ -111,10 +104,10 @@ def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple
         yield "scale (head_dim ** -0.5 in place of the given scale)", other(scale=None)
     if spec.softcap is not None:
         yield "soft cap (it is not applied)", other(softcap=None)
-    if spec.sinks:
-        yield "sinks (they are not counted)", other(sinks=False)
-    if spec.alibi:
-        yield "slopes (they are not added)", other(alibi=False)
+    for name, text in (("sinks", "they are not counted"), ("slopes", "they are not added")):
+        if name in spec.inputs:
+            others = tuple(one for one in spec.inputs if one != name)
+            yield f"{name} ({text})", other(inputs=others)
     if spec.window is not None:
         yield "mask (the window is not applied)", other(window=None)
         for more in (1, -1):
@@ -126,7 +119,7 @@ def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple
     for home in range(spec.num_kv_heads):
         if home != head // spec.group:
             yield f"heads (KV head {home} in place of {head // spec.group})", other(kv_head=home)
-    for number in (head - 1, head + 1) if spec.sinks or spec.alibi else ():
+    for number in (head - 1, head + 1) if spec.inputs else ():
         if 0 <= number < spec.num_q_heads:
             yield f"heads (the sinks or slopes of query head {number})", other(query_head=number)
     yield from _missing_keys(problem, token, head)

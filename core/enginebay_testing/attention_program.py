@@ -60,13 +60,11 @@ class AttentionProgram:
     def __call__(self, problem: AttentionInputs) -> AttentionResult:
         """Run a problem on a copy of its cache."""
         cache: Any = {name: np.asarray(array) for name, array in problem.cache.items()}
-        per_head = {"sinks": problem.sinks, "slopes": problem.slopes}
-        given = {name: array for name, array in per_head.items() if array is not None}
         k, v = (None, None) if self._shared or not self._writes else (problem.k, problem.v)
         if not self._shared and not self._writes:
             new = (np.asarray(array) for array in (problem.batch.slots, problem.k, problem.v))
             cache = write_places(self._layout, cache, *new)
-        arguments = (problem.q, k, v, cache, problem.batch, given)
+        arguments = (problem.q, k, v, cache, problem.batch, problem.inputs)
         out, after, lse = self._call(*arguments)
         out, after, lse = taken((out, dict(after), lse), arguments)
         return AttentionResult(out, after, lse, self._layout)

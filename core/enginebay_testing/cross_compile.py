@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.compose.binding import bind
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
 from enginebay.compose.resolve import pick
@@ -20,6 +21,7 @@ from enginebay.config_sections import PHASES, Choice
 from enginebay.contracts.cache import CacheLayout, KVLayout
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.cache_state import StateLayout
+from enginebay.contracts.commands import DecodeInputs, PrefillInputs
 from enginebay.contracts.engine import AttentionProblem
 from enginebay.contracts.model import Model, with_cache_dtypes
 from enginebay.contracts.placement import Placement, make_placement
@@ -29,7 +31,6 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
 from enginebay.plugins.registry import Registry
 from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
-from enginebay_runtime.binding import bind
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.prefill import forward_step
 from enginebay_runtime.step import Program, StepState, decode_step
@@ -68,12 +69,13 @@ class DecodeShape:
         return Bucket(self.rows, self.rows, pages, 1, self.max_model_len, "decode")
 
     @property
-    def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the inputs of a step of this shape, except weights, state and page tables."""
+    def inputs(self) -> PrefillInputs | DecodeInputs:
+        """Return the inputs of a step of this shape, as shapes in place of arrays."""
         if not self.prefill_tokens:
-            return _ints(self.rows), _ints()
-        floats = jax.ShapeDtypeStruct((self.rows, columns.NUM_FLOAT_COLUMNS), jnp.float32)
-        return _ints(self.prefill_tokens), _ints(self.rows, columns.NUM_INT_COLUMNS), floats
+            return DecodeInputs(_ints(self.rows), _ints())
+        floats: Any = jax.ShapeDtypeStruct((self.rows, columns.NUM_FLOAT_COLUMNS), jnp.float32)
+        ints = _ints(self.rows, columns.NUM_INT_COLUMNS)
+        return PrefillInputs(_ints(self.prefill_tokens), ints, floats)
 
     def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
         """Return the layout of each cache group."""
@@ -149,17 +151,21 @@ class _Step:
         on_mesh = self.placement.mesh is not None
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=where if on_mesh else None)
 
-    def __call__(self, weights: Any, state: StepState, *inputs: Any) -> Any:
+    def __call__(self, weights: Any, state: StepState, inputs: Any, pages: Any) -> Any:
         """Run the step; the returned state has the shape of the given one, so that donated arrays
-        are reused.
+        are reused. `pages`: the pages of the rows by cache group.
         """
-        layouts, bucket = dict(self.layouts), self.shape.bucket
+        made: dict[str, Any] = {
+            "program": self.program,
+            "layouts": dict(self.layouts),
+            "bucket": self.shape.bucket,
+            "pages": pages,
+        }
         if self.shape.prefill_tokens:
-            step: Any = functools.partial(forward_step, self.program, layouts, bucket)
+            after, *sampled = forward_step(weights, state, {}, inputs, **made)
         else:
             steps = self.shape.decode_steps
-            step = functools.partial(decode_step, self.program, layouts, bucket, steps)
-        after, *sampled = step(weights, state, *inputs)
+            after, *sampled = decode_step(weights, state, {}, inputs, max_steps=steps, **made)
         if self.placement.mesh is not None:
             after = jax.tree.map(
                 lambda array, before: jax.lax.with_sharding_constraint(array, before.sharding),
@@ -222,14 +228,14 @@ def compile_decode_step(
     tables = dict.fromkeys(pages, _ints(shape.rows, shape.bucket.pages_per_seq))
     tables |= dict.fromkeys(places, _ints(shape.rows, 1))
     held = (step.weights(), step.state())
-    arguments = (*held, *shape.inputs, tables)
+    arguments = (*held, shape.inputs, tables)
     report = compiler.compile(step, arguments, target=target, donated=(1,), num_devices=num_devices)
     return StepReport(
         report, kernels.names, _bytes(held[1].cache, num_devices), _bytes(held[0], num_devices)
     )
 
 
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+def _ints(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 

@@ -137,8 +137,7 @@ def with_other_neighbours(
         q=_mine_of(mine, problem.q, other.q),
         k=_mine_of(mine, problem.k, other.k),
         v=_mine_of(mine, problem.v, other.v),
-        sinks=problem.sinks,
-        slopes=problem.slopes,
+        inputs=problem.inputs,
     )
     return problem, mixed
 
@@ -236,8 +235,7 @@ def expected_of(problem: AttentionInputs) -> Expected:
     """Compute the expected results in float64."""
     case, spec = problem.case, problem.case.spec
     q = np.asarray(problem.q)
-    given = {"sinks": problem.sinks, "slopes": problem.slopes}
-    per_head = {name: x if x is None else np.asarray(x) for name, x in given.items()}
+    per_head = {name: np.asarray(array) for name, array in problem.inputs.items()}
     narrow = None if spec.q_dtype == "float32" else jnp.dtype(spec.q_dtype)
     compared = [
         compared_tokens(problem.token_rows == i, len(keys) * spec.num_q_heads)
@@ -269,7 +267,7 @@ def expected_of(problem: AttentionInputs) -> Expected:
             )
     largest = float(np.abs(rounding).max(initial=0.0))
     allowed_rms = None
-    if case.constant_v and not spec.sinks:
+    if case.constant_v and "sinks" not in spec.inputs:
         largest = 0.5 * oracle.EPS[spec.q_dtype] if narrow is not None else 0.0
     elif narrow is not None and tokens.size:
         factor = RMS_FACTOR + 6.0 / np.sqrt(exact.size)

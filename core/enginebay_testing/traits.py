@@ -21,8 +21,8 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
     on = (
         spec.window is not None,
         spec.softcap is not None,
-        spec.sinks,
-        spec.alibi,
+        "sinks" in spec.inputs,
+        "slopes" in spec.inputs,
         spec.return_lse,
         spec.kv_shared,
         spec.v_is_k_prefix,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, TypeAlias
 
@@ -73,14 +74,20 @@ def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Deci
     room = _room_beside(decoding, limits, free_tokens)
     prefill, room = fill_budget(kept if preempt else order, room)
     named = {name for name, _ in prefill}
-    next_up = next((one for one in line if one.request_id not in named), None)
-    hurry = bool(prefill) or any(row.num_left > 0 for row in kept)
+    next_up = None
+    for one in line:
+        if one.request_id not in named:
+            next_up = one
+            break
+    hurry = bool(prefill) or max([row.num_left for row in kept], default=0) > 0
     hurry = hurry or (
         next_up is not None and has_room(next_up, dataclasses.replace(room, budget=1))
     )
+    if not decoding:
+        return Decision(prefill, (), 1, preempt)
     steps = _wanted_steps(view, decoding, few_steps, hurry=hurry)
     steps = steps_that_fit(decoding, steps, room.tokens)
-    return Decision(prefill, tuple(row.request_id for row in decoding), steps, preempt)
+    return Decision(prefill, tuple([row.request_id for row in decoding]), steps, preempt)
 
 
 def everybody(view: SchedulerView) -> list[One]:
@@ -90,7 +97,7 @@ def everybody(view: SchedulerView) -> list[One]:
 
 def oldest_first(rows: Iterable[RunningView]) -> list[RunningView]:
     """Return running requests by arrival, so that the latest one is preempted first."""
-    return sorted(rows, key=lambda row: row.arrival_s)
+    return sorted(rows, key=operator.attrgetter("arrival_s"))
 
 
 def first_in_line(
@@ -240,13 +247,11 @@ def steps_that_fit(decoding: Sequence[RunningView], steps: int, spare: int) -> i
 def _wanted_steps(
     view: SchedulerView, decoding: Sequence[RunningView], few_steps: int, *, hurry: bool
 ) -> int:
-    if not decoding:
-        return 1
-    most = min(max_steps(view), max(row.max_new_left for row in decoding))
+    most = min(max_steps(view), max([row.max_new_left for row in decoding]))
     if hurry:
         return min(most, few_steps)
     return (
-        min(most, max(few_steps, min(row.max_new_left for row in decoding)))
+        min(most, max(few_steps, min([row.max_new_left for row in decoding])))
         if view.waiting
         else most
     )

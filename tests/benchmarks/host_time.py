@@ -35,10 +35,11 @@ import numpy as np
 
 from enginebay import LLM
 from enginebay.contracts.step_key import StepKey
-from enginebay.serving.messages import Ticket
+from enginebay.serving.running import Running
 from enginebay.types import SamplingParams
+from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.logprobs import Logprobs
-from enginebay_runtime.runner import Runner
+from enginebay_runtime.programs import program_name
 from enginebay_runtime.step import Sampled, StepState
 from enginebay_testing.driver import request_of
 
@@ -51,17 +52,17 @@ TARGET_ROWS, TARGET_S, TARGET_S_PER_ROW = 32, 1e-3, 15e-6
 class InstantPrograms:
     """Stands in for a runner's compiled programs, and adds up the time of their launches."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: LocalExecutor) -> None:
         self._runner = runner
         self._compile = runner._compiled
         self._programs: dict[Hashable, Any] = {}
         self.launch_s = 0.0
 
     def __call__(self, key: StepKey) -> Callable[..., Any]:
-        """What Runner calls for the program of a step."""
+        """What the executor calls for the program of a step."""
         if key.kind == "history":
             return self._compile(key)
-        name = self._runner._cache_key(key)
+        name = program_name(key, self._runner.layouts)
         if name not in self._programs:
             width = 1 if key.kind == "prefill" else self._runner.max_steps
             step = functools.partial(_pass_through, key, width, self._runner.info.vocab_size)
@@ -80,13 +81,13 @@ class InstantPrograms:
 
 
 def _pass_through(
-    key: StepKey, width: int, vocab_size: int, weights: Any, state: StepState, *inputs: Any
+    key: StepKey, width: int, vocab_size: int, weights: Any, state: StepState, _: Any, inputs: Any
 ) -> tuple[StepState, Sampled]:
     """The state as it came, and TOKEN for every row: as many as a decode asks for, one of a
     prefill.
     """
     shape = (key.bucket.seqs, width)
-    num_steps = 1 if key.kind == "prefill" else inputs[-1]
+    num_steps = 1 if key.kind == "prefill" else inputs.num_steps
     tokens = jnp.where(jnp.arange(width) < num_steps, jnp.full(shape, TOKEN, jnp.int32), -1)
     return state, Sampled(tokens, Logprobs.empty(shape, vocab_size))
 
@@ -106,7 +107,7 @@ class Host:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.loop = llm._loop
-        runner = llm.engine.executor.runner
+        runner = llm.engine.executor
         self.programs = InstantPrograms(runner)
         runner._compiled = self.programs
         self.num_arrays = len(jax.tree.leaves((runner.weights, runner.state)))
@@ -133,7 +134,7 @@ class Host:
         return times
 
     def _turns(
-        self, tickets: list[Ticket], num_turns: int, profile: cProfile.Profile | None
+        self, tickets: list[Running], num_turns: int, profile: cProfile.Profile | None
     ) -> HostTime:
         table = self.loop._requests
         while table.waiting or any(
@@ -164,7 +165,7 @@ class Host:
         return HostTime(*map(statistics.median, (walls, cpus, launches)))
 
 
-def _drain(ticket: Ticket) -> None:
+def _drain(ticket: Running) -> None:
     """Read what has come, as a request's reader does on a thread of its own."""
     with contextlib.suppress(queue.Empty):
         while True:

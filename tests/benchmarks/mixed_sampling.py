@@ -63,7 +63,7 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
     greedy = [_params(args, number) for number in range(args.rows)]
     drawn = [_params(args, number, temperature=0.9, top_p=0.95) for number in range(args.rows)]
     mixed = [_params(args, number, **_asked(number, vocab)) for number in range(args.rows)]
-    programs: dict[Any, Any] = llm.engine.executor.runner._programs
+    programs: dict[Any, Any] = llm.engine.executor._programs
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number in range(args.rounds + 1):  # one to compile
         for kind, params in zip(KINDS, (greedy, greedy, drawn, mixed), strict=True):
@@ -74,7 +74,7 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
             if kind == "greedy, all compiled" and number:
                 for key in [key for key in programs if key[0].variant is not StepVariant.FULL]:
                     del programs[key]
-                llm.engine.executor.runner._chosen.clear()
+                llm.engine.executor._chosen.clear()
             start = time.perf_counter()
             outputs = llm.generate(prompts, params)
             seconds = time.perf_counter() - start

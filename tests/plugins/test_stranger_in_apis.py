@@ -104,7 +104,7 @@ class Forwarding(Executor):
     @property
     def cache_dtypes(self) -> set[str]:
         """The dtypes of the arrays that the device holds."""
-        return dtypes(self._inner.runner.state)
+        return dtypes(self._inner.state)
 
 
 def dtypes(arrays: Any) -> set[str]:

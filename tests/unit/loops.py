@@ -21,8 +21,8 @@ from enginebay.contracts.engine import Engine, StepPlan
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.outputs import RequestOutput
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.messages import Ticket, TokenEvent
 from enginebay.serving.observer import Ending, Update
+from enginebay.serving.running import Running, TokenEvent
 from enginebay.types import Request
 from tests.brief import TINY
 from tests.fake_engine import NUM_SPECIAL, FakeEngine
@@ -120,7 +120,7 @@ def family(
     ]
 
 
-def events(ticket: Ticket) -> list[TokenEvent]:
+def events(ticket: Running) -> list[TokenEvent]:
     """All events of a request. Each must arrive within DEADLOCK_S."""
     found = [ticket.get(DEADLOCK_S)]
     while found[-1].finish_reason is None:
@@ -128,14 +128,14 @@ def events(ticket: Ticket) -> list[TokenEvent]:
     return found
 
 
-def tokens(ticket: Ticket) -> list[int]:
+def tokens(ticket: Running) -> list[int]:
     """All tokens of a request, which must end without an error."""
     found = events(ticket)
     assert found[-1].error is None
     return [token for event in found for token in event.token_ids]
 
 
-def all_tokens(tickets: Sequence[Ticket]) -> list[list[int]]:
+def all_tokens(tickets: Sequence[Running]) -> list[list[int]]:
     """The tokens of several requests."""
     return [tokens(ticket) for ticket in tickets]
 

@@ -20,8 +20,9 @@ from enginebay.contracts.engine import StepPlan
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import EnginebayError, InternalError, RequestError, StoppedError
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.messages import LoopCall, Ticket
+from enginebay.serving.messages import LoopCall
 from enginebay.serving.observer import Ending
+from enginebay.serving.running import Running
 from tests.brief import BRIEF
 from tests.fakes import SIZES, compose_fake, expected_tokens
 from tests.unit.loops import Loops, events, request, running, seeing, tokens
@@ -71,7 +72,7 @@ def llm(faked: None) -> Iterator[LLM]:
         yield made
 
 
-def error_of(ticket: Ticket) -> EnginebayError | None:
+def error_of(ticket: Running) -> EnginebayError | None:
     return events(ticket)[-1].error
 
 
@@ -228,7 +229,7 @@ def test_an_engine_that_cannot_begin_anew_answers_everybody_and_says_why(
     start: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = start()
-    queued: list[Ticket] = []
+    queued: list[Running] = []
     call: Future[None] = Future()
 
     def leave(_: StepPlan) -> None:

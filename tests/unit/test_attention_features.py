@@ -29,7 +29,7 @@ from tests.parity.ops import plain_ops
 VOCAB, HEADS, SIZE, CAPACITY = 32, 4, 16, 16
 HIDDEN = HEADS * SIZE
 GROUPS = ("near", "far")
-SPEC = AttnSpec(HEADS, HEADS, SIZE, alibi=True, return_lse=True)
+SPEC = AttnSpec(HEADS, HEADS, SIZE, inputs=("slopes",), return_lse=True)
 SPECS = {"near": SPEC, "far": dataclasses.replace(SPEC, scale=0.1)}
 SLOPES = 2.0 ** -np.arange(1, 1 + HEADS, dtype=np.float32)
 
@@ -70,7 +70,7 @@ class TwoMemories(Model):
         for group, spec in SPECS.items():
             q, k, v = (ops[LINEAR](x, weights[f"{group}.{name}"]) for name in "qkv")
             out, arrays, lse = ops[ATTENTION](
-                *(q, k, v, cache[group][0], batches[group]), spec=spec, slopes=slopes
+                *(q, k, v, cache[group][0], batches[group]), spec=spec, inputs={"slopes": slopes}
             )
             assert lse is not None, "the spec has return_lse"
             outs.append(out)

@@ -34,8 +34,9 @@ STATE = RowState(
     INTS[0], 3, 5, {"full": GroupState(0, {"k": np.ones((1, 3, 2, 4), np.float32)})}, {}, "f"
 )
 FIELDS = RowValues("mask", {"words": np.asarray([1.5, 2], jnp.bfloat16)})
+DECODE = commands.DecodeInputs(INTS[0], np.asarray(3, np.int32))
 EXAMPLES: tuple[commands.ExecutorCommand[Any], ...] = (
-    Step(KEY, (INTS[0], np.asarray(3, np.int32)), INTS[1], {"full": INTS}, spans=((0, 2), (2, 1))),
+    Step(KEY, DECODE, INTS[1], {"full": INTS}, spans=((0, 2), (2, 1))),
     commands.WriteRows(
         (commands.KnownTokens(1, INTS[0]),),
         (commands.RowUpdate(0, ()),),
@@ -100,7 +101,7 @@ STEP = encode(EXAMPLES[0])
         STEP[:-1],
         STEP + b"x",
         b"PK" + STEP[2:],
-        changed(STEP, b"EBcm\x02", b"EBcm\x03"),
+        changed(STEP, b"EBcm\x03", b"EBcm\x04"),
         changed(STEP, b'["Step"', b'["Stop"'),
         changed(STEP, b'"Bucket"', b'"RowSte"'),
         changed(STEP, b'"decode"', b'"decide"'),

@@ -30,7 +30,7 @@ def generate(
     choices = SIZES | {"kernels": kernels, "layout": layout, "processors": (), "max_model_len": 256}
     with LLM(TINY, engine=chosen, **choices) as llm:
         outputs = llm.generate(prompts, PARAMS)
-        kinds = {key.kind for key in llm.engine.executor.runner.programs}
+        kinds = {key.kind for key in llm.engine.executor.programs}
         return [output.outputs[0].token_ids for output in outputs], kinds, llm.plan
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.messages import TokenEvent
+from enginebay.serving.running import TokenEvent
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import OPTIONS, Loops, composed, request, running

@@ -174,7 +174,7 @@ def history_after_a_hit(engine: StepEngine, params: SamplingParams, num_cached: 
     first.close()
     rows = engine.executor.arrays().rows
     others = dataclasses.replace(rows, token_ids=jax.device_put(np.asarray(rows.token_ids) + 1))
-    engine.executor.runner.state = dataclasses.replace(engine.executor.arrays(), rows=others)
+    engine.executor.state = dataclasses.replace(engine.executor.arrays(), rows=others)
     second = RequestDriver(engine, request_of(PROMPT, params))
     second.lease.num_cached = second.num_computed = num_cached
     assert second.row == first.row

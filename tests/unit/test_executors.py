@@ -83,7 +83,7 @@ def test_an_engine_steps_by_a_strangers_executor_that_has_no_device(name: str) -
     assert isinstance(make, Make)
     assert isinstance(write, WriteRows)
     assert isinstance(step, Step)
-    assert step.inputs[0][: len(prompt)].tolist() == prompt.tolist()
+    assert step.inputs.token_ids[: len(prompt)].tolist() == prompt.tolist()
     assert engine.warmup() == len(engine.geometry.all_steps())
     assert engine.shadow_report is None
     with pytest.raises(UnsupportedError, match="the weights and programs of a Listing"):
@@ -131,7 +131,7 @@ def test_the_executor_of_this_process_is_the_default() -> None:
     engine = make_engine(plan_of())
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.executor, LocalExecutor)
-    assert engine.executor.weights() is engine.executor.runner.weights
+    assert engine.executor.weights() is engine.executor.model_weights
 
 
 def test_an_executor_that_is_not_installed_is_refused_before_anything_is_made() -> None:

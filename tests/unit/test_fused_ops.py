@@ -1,4 +1,4 @@
-"""Fused ops: which implementation is taken, and what models and the binder make of it."""
+"""Fused ops: which implementation is taken, and what models and the bound ops make of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED, FusedPart, choose_fused
 from enginebay.compose.kernels import ChosenKernels
@@ -28,7 +29,6 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.plugins.hooks import Declaration
 from enginebay.plugins.registry import Entry, Registry, load_registry
-from enginebay_runtime.binding import OpsBinder
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write
@@ -181,7 +181,7 @@ def attend(
     sinks: np.ndarray | None = None,
 ) -> Any:
     """(out, k, v of the cache) of a decode step over two rows."""
-    attn = AttnSpec(4, 2, 16, kv_shared=shared, sinks=sinks is not None)
+    attn = AttnSpec(4, 2, 16, kv_shared=shared, inputs=() if sinks is None else ("sinks",))
     info = ModelInfo("x", 8, 8, 64, (), {"full": attn})
     placement = make_placement(
         jax.devices(), {"tensor": shards} if shards > 1 else {}, {"kv_heads": "tensor"}
@@ -209,7 +209,8 @@ def attend(
         lens = jnp.array([3, 9])
         batch = derive_batch(jnp.ones(2, jnp.int32), lens, jnp.arange(2)[:, None], 16, bucket)
         new = (None, None) if shared else (k, v)
-        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec, sinks=sinks)
+        given = {} if sinks is None else {"sinks": sinks}
+        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec, inputs=given)
 
     out, after, _ = step(q, k, v, history)
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))

@@ -209,5 +209,5 @@ def test_closing_frees_everything_when_pages_cannot_be_saved(
     engine.close()
     assert seen.is_closed
     assert "the device is gone" in caplog.text
-    assert not engine.executor.runner.has_state
+    assert not engine.executor.has_state
     engine.close()

@@ -47,6 +47,7 @@ CAPS = {
     "modes": "phase",
     "q_dtypes": "q_dtype",
     "kv_dtypes": "storage",
+    "inputs": "because they are inputs of one kernel, whose values no case can make up",
     "head_dim": "head_dim",
     "latent_dim": "latent",
     "group": "group",
@@ -126,8 +127,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "cache": "storage",
         "batch": "rows",
         "spec": "group",
-        "sinks": "sinks",
-        "slopes": "alibi",
+        "inputs": "sinks",
         "rope": "because a kernel never receives it: the call around the kernel rotates first",
     },
 }

@@ -32,6 +32,9 @@ MANY_METHODS: dict[str, str] = {
     "core/enginebay/serving/llm.py::LLM": (
         "the outside face: generate, stream and chat with their async twins; it hands over at once"
     ),
+    "core/enginebay_runtime/local.py::LocalExecutor": (
+        "the owner of the device: its arrays, the commands that change them, and their programs"
+    ),
     "core/enginebay_testing/scheduler_world.py::World": "a method for each event of the loop",
     "backends/apis/enginebay_dashinfer/engine.py::Engine": (
         "the documented face; hands over at once"

@@ -288,7 +288,7 @@ def test_rows_have_the_tokens_of_transformers(
                 outputs = llm.generate(tiny.prompts(), params)
                 assert tokens_of(outputs) == [list(tokens[:num_new]) for tokens in goldens]
         assert bool(mixed(plans)) == ("mixed_steps" in more)
-        kinds = {key.kind for key in llm.engine.executor.runner.programs}
+        kinds = {key.kind for key in llm.engine.executor.programs}
         assert ("compact" in kinds) == (more is COMPACT)
         llm.engine.ledger.check()
         if engine != "vinference":  # whose slots have not grown to their full length

@@ -17,7 +17,8 @@ from enginebay.contracts.engine import StepPlan
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import InternalError, StoppedError
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.messages import Abort, Inbox, LoopCall, Stop, Submit, Ticket, TokenEvent
+from enginebay.serving.messages import Abort, Inbox, LoopCall, Stop, Submit
+from enginebay.serving.running import Running, TokenEvent
 from tests.fakes import compose_fake, expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import (
@@ -279,7 +280,7 @@ def test_a_step_that_fails_while_the_loop_is_closed_fails_nobody_else(
 
 
 def test_who_still_waits_in_the_inbox_of_a_broken_engine_is_told() -> None:
-    inbox, ticket, answer = Inbox(), Ticket(request("late")), Future[Any]()
+    inbox, ticket, answer = Inbox(), Running(request("late")), Future[Any]()
     inbox.put(Submit([ticket]), Abort("late"), LoopCall(lambda: 1, answer))
     inbox.close("the engine broke down")
     with pytest.raises(StoppedError, match="the engine broke down"):

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay.compose.composition import Composed
 from enginebay.errors import InternalError, StoppedError
-from enginebay.serving.messages import Ticket
+from enginebay.serving.running import Running
 from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
@@ -78,7 +78,7 @@ def test_an_engine_that_cannot_begin_anew_tells_everybody(
     start: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = start()
-    late: list[Ticket] = []
+    late: list[Running] = []
 
     def out_of_memory() -> None:
         late.extend(loop.submit([request("late")]))

@@ -10,8 +10,7 @@ import pytest
 from enginebay.compose.composition import Composed
 from enginebay.contracts.engine import StepPlan
 from enginebay.errors import InternalError
-from enginebay.serving.messages import Ticket
-from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running
 from tests.fake_engine import NUM_SPECIAL
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool
@@ -115,7 +114,7 @@ def test_without_overlap_each_step_is_read_before_the_next(start: Loops) -> None
 @pytest.mark.parametrize("max_tokens", [1, 4])
 def test_a_request_counts_its_tokens_to_its_length_and_no_further(max_tokens: int) -> None:
     """A loop whose count is wrong, or other than the device's, launches nothing and waits."""
-    state = RequestTable().add(Ticket(request("counted", max_tokens=max_tokens)))
+    state = Running(request("counted", max_tokens=max_tokens))
     for left in range(max_tokens, 0, -1):
         assert state.finish_reason() is None
         assert (state.num_new_left, state.max_steps(3)) == (left, min(left, 3))

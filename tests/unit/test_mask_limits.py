@@ -17,19 +17,19 @@ from enginebay.compose.composition import Composed
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Structure
-from enginebay.serving.messages import Ticket
-from enginebay.text.worker.process import LimitedWorker
-from enginebay.types import Request
-from enginebay_models.tokenizer import load_tokenizer
-from enginebay_samplers.guides.guarded import GuardedLibrary
-from enginebay_samplers.guides.guide import Guides
-from enginebay_samplers.guides.mask_messages import (
+from enginebay.serving.running import Running
+from enginebay.text.guides.guarded import GuardedLibrary
+from enginebay.text.guides.guide import Guides
+from enginebay.text.guides.mask_messages import (
     Mask,
     pack_answers,
     pack_orders,
     unpack_answers,
     unpack_orders,
 )
+from enginebay.text.worker.process import LimitedWorker
+from enginebay.types import Request
+from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import DEMO
 from tests.fakes import VOCAB_SIZE, expected_tokens
 from tests.pool import EnginePool
@@ -77,7 +77,7 @@ def guided(
     return request(name, max_tokens=max_tokens, grammar=grammar)
 
 
-def outcome(ticket: Ticket) -> tuple[list[int], str | None, Exception | None]:
+def outcome(ticket: Running) -> tuple[list[int], str | None, Exception | None]:
     found = events(ticket)
     token_ids = [token_id for event in found for token_id in event.token_ids]
     return token_ids, found[-1].finish_reason, found[-1].error

@@ -39,6 +39,6 @@ def test_mpt_has_slopes_for_any_number_of_heads_and_shards_that_divide_them() ->
     usual = {"vocab_size": 32, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 1}
     assert mpt.build(usual, dtype="float32").info == mpt.build(MPT, dtype="float32").info
     info = mpt.build(MPT | {"max_seq_len": 99}, dtype="float32").info
-    assert (info.max_model_len, info.attention["full"].alibi) == (99, True)
+    assert (info.max_model_len, info.attention["full"].inputs) == (99, ("slopes",))
     with pytest.raises(ConfigError, match="2 shards for 3 heads"):
         mpt.build(MPT, dtype="float32", num_shards=2)

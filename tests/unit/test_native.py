@@ -261,9 +261,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "window_over_pages": {"window": 20},
     "window_longer_than_any": {"window": 1000},
     "softcap": {"softcap": 3.0},
-    "sinks": {"sinks": True},
+    "sinks": {"inputs": ("sinks",)},
     "scale": {"scale": 2.0},
-    "all": {"window": 17, "softcap": 5.0, "sinks": True},
+    "all": {"window": 17, "softcap": 5.0, "inputs": ("sinks",)},
 }
 
 
@@ -298,7 +298,7 @@ def attend(
 ) -> tuple[bytes, bytes]:
     """Bits of the output and of the log-sum-exp, of rows that take part."""
     step = jax.jit(functools.partial(attention, spec=problem.case.spec, layout=problem.layout))
-    out, _, lse = step(problem.q, None, None, cache, batch, sinks=problem.sinks)
+    out, _, lse = step(problem.q, None, None, cache, batch, **problem.inputs)
     live = problem.token_rows >= 0
     return np.asarray(out)[live].tobytes(), np.asarray(lse)[live].tobytes()
 
@@ -307,7 +307,9 @@ def attend(
 def test_bits_depend_neither_on_where_pages_lie_nor_on_how_wide_their_table_is(
     attention: Any, dtype: str
 ) -> None:
-    problem = make_problem(case("places", spec(4, 24, dtype, sinks=True, window=30)), HndLayout)
+    problem = make_problem(
+        case("places", spec(4, 24, dtype, inputs=("sinks",), window=30)), HndLayout
+    )
     batch, cache = in_numpy(problem.batch), written(problem)
     expected = attend(attention, problem, batch, cache)
     order = np.random.default_rng(0).permutation(problem.layout.num_pages)

@@ -114,7 +114,7 @@ def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_b
 
 @pytest.mark.usefixtures("small_start")
 @pytest.mark.parametrize(
-    ("warm_up", "compiles"), [("warmup", "compile_all"), ("begin_warmup", "compile_first")]
+    ("warm_up", "compiles"), [("warmup", "compile_steps"), ("begin_warmup", "compile_first_steps")]
 )
 def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
     monkeypatch: pytest.MonkeyPatch, warm_up: str, compiles: str
@@ -130,7 +130,7 @@ def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
         engine = llm.engine
         assert is_paged(engine)
         monkeypatch.setattr(PageMover, "compile", compile_nothing)
-        monkeypatch.setattr(type(engine.executor.runner), compiles, compile_nothing)
+        monkeypatch.setattr(type(engine.executor), compiles, compile_nothing)
         getattr(engine, warm_up)()
         assert compiled_for == [{NUM_PAGES}] * 2
         assert pages_of(llm) == {NUM_PAGES}

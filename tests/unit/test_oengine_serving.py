@@ -18,7 +18,7 @@ from enginebay.contracts.engine import StepPlan
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import InternalError, RequestError
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.messages import Ticket
+from enginebay.serving.running import Running
 from enginebay.types import Request
 from enginebay_oengine import SequenceBuffer
 from tests.fakes import expected_tokens
@@ -204,7 +204,7 @@ def test_a_step_that_nobody_needs_any_more_fails_nobody(start: Loops) -> None:
     """
     loop = start()
     fails = FailsOnce()
-    came: list[Ticket] = []
+    came: list[Running] = []
 
     def meanwhile() -> None:
         loop.abort("aborted")
@@ -291,7 +291,7 @@ def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> int:
     return num_early
 
 
-def ends_early(ticket: Ticket) -> bool:
+def ends_early(ticket: Running) -> bool:
     """Whether a request was aborted before its own end. Its last event may have been taken."""
     try:
         while (event := ticket.get_nowait()).finish_reason is None:

@@ -99,7 +99,7 @@ def test_steps_of_the_block_run_the_function_and_the_former_programs_come_back(
 
 
 def test_messages_about_waits_name_the_kernel_of_the_block(llm: LLM) -> None:
-    runner = llm.engine.executor.runner
+    runner = llm.engine.executor
     before = runner.title
     with llm.override(attention=plain_attention):
         assert "plain_attention" in runner.title
@@ -189,11 +189,11 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(llm: LLM) -> None:
 def test_what_cannot_serve_is_refused_and_nothing_changes(
     given: dict[str, object], error: type[Exception], message: str, llm: LLM
 ) -> None:
-    plan, program = llm.plan, llm.engine.executor.runner.program
+    plan, program = llm.plan, llm.engine.executor.program
     with pytest.raises(error, match=message), llm.override(**given):
         pytest.fail("the block was entered")
     assert llm.plan is plan
-    assert llm.engine.executor.runner.program is program
+    assert llm.engine.executor.program is program
 
 
 def test_one_without_the_layout_of_the_cache_is_refused(llm: LLM) -> None:

@@ -100,7 +100,7 @@ def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
 
 def variants(llm: LLM) -> set[str]:
     """Of the programs that are compiled so far."""
-    return {key.variant.name.lower() for key in llm.engine.executor.runner.programs}
+    return {key.variant.name.lower() for key in llm.engine.executor.programs}
 
 
 @pytest.mark.long

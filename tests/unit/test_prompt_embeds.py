@@ -108,7 +108,7 @@ def test_commands_carry_embeddings_as_bytes(llm: LLM, table: np.ndarray) -> None
     again = decode(encode(step))
     assert isinstance(again, Step)
     assert again.program == step.program
-    np.testing.assert_array_equal(again.inputs[-1][:8], table[PROMPT[:8]] * 2)
+    np.testing.assert_array_equal(again.inputs.embeds[:8], table[PROMPT[:8]] * 2)
 
 
 class Recording(Proposer):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.contracts.commands import Drop, PageIn, PageOut, SetParts, Step
+from enginebay.contracts.commands import DecodeInputs, Drop, PageIn, PageOut, SetParts, Step
 from enginebay.errors import InputError, UnsupportedError
 from enginebay_paged import sizing
 from enginebay_runtime.codec import decode
@@ -85,12 +85,12 @@ def test_more_changes_than_a_step_takes_are_written_before_it(llm: LLM) -> None:
     engine = engine_of(llm)
 
     def write() -> None:
-        runner = engine.executor.runner
+        runner = engine.executor
         key = next(key for key in runner.programs if key.kind == "decode" and not key.full_vocab)
         num = max_changes(key.bucket) + 8
         entries = np.stack([np.arange(num) % 4, np.arange(num) // 4, np.arange(num) + 1], axis=1)
         free = np.full(key.bucket.seqs, engine.rows.max_num_reqs, np.int32)
-        inputs = free, np.asarray(1, np.int32)
+        inputs = DecodeInputs(free, np.asarray(1, np.int32))
         step = Step(key, inputs, np.zeros(0, np.int32), {"full": entries.astype(np.int32)})
         engine.executor.run(step)
         table = np.asarray(runner.state.tables["full"])
@@ -139,7 +139,7 @@ def test_a_recorded_run_is_replayed_bit_by_bit(llm: LLM, tmp_path: Path) -> None
         if kind == b"C" and isinstance(decode(data), Step)
     ]
     sampled = sum(
-        int((step.inputs[1][:, 3] != 0).sum())
+        int((step.inputs.ints[:, 3] != 0).sum())
         for step in prefills
         if step.program.kind == "prefill"
     )

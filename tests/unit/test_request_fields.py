@@ -95,7 +95,7 @@ def reference(references: dict[str, ReferenceModel]) -> ReferenceModel:
 
 
 def wide_programs(llm: LLM) -> set[str]:
-    return {str(key) for key in llm.engine.executor.runner.programs if key.full_vocab}
+    return {str(key) for key in llm.engine.executor.programs if key.full_vocab}
 
 
 def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None:  # holds G101

@@ -17,8 +17,8 @@ from enginebay.contracts.scheduler import (
     SchedulerView,
     WaitingView,
 )
-from enginebay.serving.messages import Ticket
-from enginebay.serving.request_table import RequestState, RequestTable
+from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running
 from enginebay.types import FrozenSampling, Request
 from enginebay_schedulers.fcfs import Fcfs
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
@@ -193,13 +193,13 @@ def test_short_prompts_wait_less_by_sjf_than_by_arrival() -> None:
 # What the loop tells them.
 
 
-def table_of_one() -> tuple[RequestTable, RequestState]:
+def table_of_one() -> tuple[RequestTable, Running]:
     sampling = FrozenSampling(4)
     one = Request(
         "a", np.asarray([5, 6], np.int32), sampling, (0, 1), 2.0, priority=3, tenant="ours"
     )
     table = RequestTable()
-    table.add(Ticket(one))
+    table.add(Running(one))
     return table, table.waiting["a"]
 
 
@@ -224,7 +224,7 @@ def test_views_carry_what_the_cache_has_of_all_tokens_to_prefill() -> None:
     table, tracked = table_of_one()
     seen: list[list[int]] = []
 
-    def num_cached(tracked: RequestState) -> int:
+    def num_cached(tracked: Running) -> int:
         seen.append(tracked.tokens_to_prefill.tolist())
         return 1
 

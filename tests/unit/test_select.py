@@ -131,12 +131,16 @@ def test_what_fits_has_no_reason_against_it() -> None:
         ({"context": lambda count: count <= 63}, {}, "a context of 64 tokens"),
         ({}, {"window": 8}, "features window"),
         ({}, {"softcap": 30.0}, "features softcap"),
-        ({}, {"sinks": True}, "features sinks"),
+        ({}, {"inputs": ("sinks",)}, "features sinks"),
         ({}, {"return_lse": True}, "features lse"),
         ({}, {"kv_shared": True}, "features kv_share"),
         ({}, {"v_head_dim": 32, "v_is_k_prefix": True}, "features mla"),
         ({}, {"deterministic": True}, "features deterministic"),
-        ({"features": frozenset({"window"})}, {"window": 8, "sinks": True}, "features sinks"),
+        (
+            {"features": frozenset({"window"})},
+            {"window": 8, "inputs": ("sinks",)},
+            "features sinks",
+        ),
     ],
 )
 def test_each_limit_gives_its_reason(caps: dict, spec: dict, reason: str) -> None:

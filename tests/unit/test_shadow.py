@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.shadow_report import ShadowReport
 from enginebay_runtime.shadow import Shadow
-from enginebay_runtime.shadowing import choose_shadow
 from tests.brief import BRIEF
 from tests.unit.serving import HOT, SIZES, with_
 
@@ -60,7 +60,7 @@ def run_beside(
     )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    runner = llm.engine.executor.runner
+    runner = llm.engine.executor
     runner.shadow = Shadow(chosen.parts(plan.kernels, plan.model.info, plan.placement))
     try:
         tokens, bits = bits_of_a_run(llm, prompts)
@@ -139,15 +139,15 @@ def test_a_shadow_rests_within_an_override(llm: LLM) -> None:
     )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    llm.engine.executor.runner.shadow = shadow = Shadow(
+    llm.engine.executor.shadow = shadow = Shadow(
         chosen.parts(plan.kernels, plan.model.info, plan.placement)
     )
     try:
         with llm.override(attention="xla"):
             assert llm.shadow_report() is None
-        assert llm.engine.executor.runner.shadow is shadow
+        assert llm.engine.executor.shadow is shadow
     finally:
-        llm.engine.executor.runner.shadow = None
+        llm.engine.executor.shadow = None
 
 
 def test_flags_and_sections_say_the_same() -> None:

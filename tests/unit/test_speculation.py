@@ -168,7 +168,7 @@ def test_drafts_that_are_no_tokens_fail_the_request_and_nothing_else(made: Chang
 def test_more_rows_than_are_verified_together_decode_as_usual(
     made: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginebay.serving.launching.MAX_VERIFIED_ROWS", 1)
+    monkeypatch.setattr("enginebay.serving.planning.MAX_VERIFIED_ROWS", 1)
     prompts = random_prompts(90, (6, 7), seed=5)
     outputs = run(made, prompts, greedy(9), Oracle())
     drafted = [output.metrics.num_draft_tokens for output in outputs if output.metrics]

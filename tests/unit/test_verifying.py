@@ -189,18 +189,18 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(
 ) -> None:
     for llm in (pages.llm, slots.llm):
         caps = llm.plan.kernels.attention["decode"].caps
-        assert llm.engine.executor.runner.program.drafts_are_rows == caps.splits_rows
+        assert llm.engine.executor.program.drafts_are_rows == caps.splits_rows
         assert caps.splits_rows == (llm.plan.kernels.names["attention.decode"] == "native")
-    assert not slots.llm.engine.executor.runner.program.drafts_are_rows
+    assert not slots.llm.engine.executor.program.drafts_are_rows
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
     """Rows that request full-vocabulary log-probabilities are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
     with LLM(LEAST, engine="oengine", sampler="greedy", full_vocab_logprobs=True, **sizes) as llm:
-        runner = llm.engine.executor.runner
+        runner = llm.engine.executor
         keys = [key for key in llm.engine.geometry.all_steps() if key.kind in ("decode", "verify")]
-        llm.run_on_engine(lambda: runner.compile_all(keys))
+        llm.run_on_engine(lambda: runner.compile_steps(keys))
         compiled = sorted((key.kind, key.full_vocab) for key in runner.programs)
     assert compiled == [("decode", False), ("decode", True), ("verify", False)]
 

@@ -33,7 +33,7 @@ from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
 from enginebay_esurge import opening
 from enginebay_native import compiling
-from enginebay_runtime import runner
+from enginebay_runtime import local
 from enginebay_vinference import state_steps
 from tests.unit.serving import DEADLOCK_S
 
@@ -134,7 +134,7 @@ def test_each_wait_of_an_engine_says_what_for(
         yield
         said.append("end")
 
-    for module in (composition, llm, opening, state_steps, runner):
+    for module in (composition, llm, opening, state_steps, local):
         monkeypatch.setattr(module, "waiting", noted)
     plan, title = fake_llm.plan, make_title(fake_llm.plan)
 
@@ -154,14 +154,16 @@ def test_each_wait_of_an_engine_says_what_for(
         ),
     )
     opening.load_engine(plan, waits.log, logging.DEBUG, compiles=True)
-    monkeypatch.setattr(runner, "StepCompiler", lambda *_: SimpleNamespace(make=done))
+    monkeypatch.setattr(
+        local, "StepCompiler", lambda *_: SimpleNamespace(missing=lambda _: [], joined=done)
+    )
     owner: Any = SimpleNamespace(
         _programs={},
-        _cache_key=str,
+        layouts={},
         compilations=Compilations(),
         title=title,
     )
-    runner.Runner._compiled(owner, "a step")  # type: ignore[arg-type]
+    local.LocalExecutor._compiled(owner, "a step")  # type: ignore[arg-type]
     owner = SimpleNamespace(
         engine=SimpleNamespace(parts=SimpleNamespace(title=title), compilations=Compilations()),
         steps=lambda *_: None,

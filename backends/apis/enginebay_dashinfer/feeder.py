@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from enginebay.serving.events import Event, Inbound, LoopWakers, RequestEnded
-from enginebay.serving.messages import Wake
+from enginebay.serving.running import Wake
 from enginebay_dashinfer.result_queue import ResultQueue
 
 

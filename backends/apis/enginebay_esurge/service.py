@@ -12,8 +12,8 @@ from enginebay.compose.override_block import overridden
 from enginebay.contracts.engine import Engine, LaterCompilation
 from enginebay.errors import EnginebayError
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.messages import TakeEvent, Ticket
 from enginebay.serving.observer import Observers
+from enginebay.serving.running import Running, TakeEvent
 from enginebay.types import Request
 from enginebay_esurge.errors import BusyError, NotRunningError
 
@@ -109,7 +109,7 @@ class Service:
             self.stop()
             self.parts.engine.save_pages()
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> list[Ticket]:
+    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> list[Running]:
         """Queue all requests or none; their events are passed to `takes`. NotRunningError unless
         running.
         """

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from enginebay.contracts.text import Message, Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.serving.assemble import CompletionReader
-from enginebay.serving.messages import TokenEvent
+from enginebay.serving.running import TokenEvent
 from enginebay.types import FinishReason, Request, SamplingParams
 from enginebay_shared.params import with_length
 from enginebay_vinference.errors import PromptTypeError

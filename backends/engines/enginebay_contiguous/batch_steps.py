@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.commands import DecodeInputs
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.ops.spec import Bucket
@@ -97,16 +98,17 @@ class BatchSteps:
         rest = iter(layers)
         groups = self.program.model.info.groups
         cache = {g.name: tuple(next(rest) for _ in range(g.num_layers)) for g in groups}
+        row_ids: Any = jnp.arange(self.num_rows, dtype=jnp.int32)
         done, sampled = decode_step(
-            self.program,
-            self.layouts,
-            bucket,
+            weights,
+            StepState(cache, rows),
+            {},
+            DecodeInputs(row_ids, jnp.int32(num_steps)),
+            program=self.program,
+            layouts=self.layouts,
+            bucket=bucket,
             max_steps=num_steps,
-            weights=weights,
-            state=StepState(cache, rows),
-            row_ids=jnp.arange(self.num_rows, dtype=jnp.int32),
-            num_steps=jnp.int32(num_steps),
-            tables=self._tables(),
+            pages=self._tables(),
         )
         return sampled.tokens, done.rows, self._layers(done.cache)
 

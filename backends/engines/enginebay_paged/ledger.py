@@ -79,12 +79,12 @@ class PageLedger(Ledger):
     def num_free_tokens(self) -> int:
         if not self._growing:
             return (self.num_rows - len(self._held)) * self.max_model_len
-        return self.page_size * min(self.groups[g].store.available() for g in self._growing)
+        return self.page_size * min([self.groups[g].store.available() for g in self._growing])
 
     @property
     def max_tokens(self) -> int:
         pools = [self.groups[name].store.pool for name in self._growing]
-        return min([self.max_model_len, *(pool.num_usable * self.page_size for pool in pools)])
+        return min([self.max_model_len, *[pool.num_usable * self.page_size for pool in pools]])
 
     def num_cached_tokens(self, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> int:
         return min(len(self._prefixes.find(token_ids, key)) * self.page_size, len(token_ids) - 1)

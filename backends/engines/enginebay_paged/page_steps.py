@@ -16,6 +16,7 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.commands import DecodeInputs, PrefillInputs
 from enginebay.contracts.engine import RowPlan
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
@@ -166,24 +167,22 @@ class PageSteps:
         self, weights: Weights, views: Views, rows: PageRows, part: PrefillPart
     ) -> PageResult:
         """Process chunks of prompts, and sample a token for each row whose prompt ends here."""
-        ints = jnp.asarray(part.ints)
+        given: Any = jax.tree.map(jnp.asarray, part)
         state, sampled = prefill_step(
-            self.program,
-            self.layouts,
-            part.bucket,
-            weights=weights,
-            state=StepState(views, rows),
-            token_ids=jnp.asarray(part.token_ids),
-            ints=ints,
-            floats=jnp.asarray(part.floats),
-            tables=dict.fromkeys(self.layouts, jnp.asarray(part.table)),
+            weights,
+            StepState(views, rows),
+            PrefillInputs(given.token_ids, given.ints, given.floats),
+            dict.fromkeys(self.layouts, given.table),
+            program=self.program,
+            layouts=self.layouts,
+            bucket=part.bucket,
         )
         return PageResult(
             views=state.cache,
             rows=state.rows,
-            row_ids=ints[:, columns.ROW],
+            row_ids=given.ints[:, columns.ROW],
             token_ids=sampled.tokens[:, 0],
-            num_computed=ints[:, columns.KV_LEN],
+            num_computed=given.ints[:, columns.KV_LEN],
         )
 
     def decode(
@@ -197,7 +196,8 @@ class PageSteps:
         """Sample a token for each row. `words` uint32 [2] are folded into the rows' keys for this
         step; None: rows use their own keys.
         """
-        row_ids, own = jnp.asarray(part.row_ids), rows.keys
+        row_ids: Any = jnp.asarray(part.row_ids)
+        own = rows.keys
         if words is not None:
             folded = own
             for word in words:
@@ -205,15 +205,15 @@ class PageSteps:
             rows = dataclasses.replace(rows, keys=folded)
         step = compact_decode_step if self.compact_decode else decode_step
         state, sampled = step(
-            self.program,
-            self.layouts,
-            part.bucket,
+            weights,
+            StepState(views, rows),
+            {},
+            DecodeInputs(row_ids, jnp.int32(1)),
+            program=self.program,
+            layouts=self.layouts,
+            bucket=part.bucket,
             max_steps=1,
-            weights=weights,
-            state=StepState(views, rows),
-            row_ids=row_ids,
-            num_steps=jnp.int32(1),
-            tables=dict.fromkeys(self.layouts, jnp.asarray(part.table)),
+            pages=dict.fromkeys(self.layouts, jnp.asarray(part.table)),
         )
         after = dataclasses.replace(state.rows, keys=own)
         return PageResult(

@@ -45,7 +45,12 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Number of free pages."""
-        return len(self._freed) + self.num_pages - self.reach
+        return len(self._freed) + self.num_pages - len(self._holders)
+
+    @property
+    def num_takeable(self) -> int:
+        """Number of pages without a holder: free pages, and cached pages, which can be evicted."""
+        return len(self._freed) + self.num_pages - len(self._holders) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -59,7 +64,7 @@ class PagePool:
 
     def holders(self, page: int) -> int:
         """Return the number of holders of a page."""
-        return self._holders[page] if page < self.reach else 0
+        return self._holders[page] if page < len(self._holders) else 0
 
     def all_holders(self) -> np.ndarray:
         """Return the number of holders of each page below `reach`, int32; -1 for cached pages."""
@@ -73,10 +78,11 @@ class PagePool:
             page = self._freed.pop()
             self._holders[page] = 1
             return page
-        if self.reach == self.num_pages:
+        page = len(self._holders)
+        if page == self.num_pages:
             raise InternalError("take() of a pool without a free page")
         self._holders.append(1)
-        return self.reach - 1
+        return page
 
     def share(self, page: int) -> None:
         """Add a holder to a used or cached page."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from enginebay.errors import InternalError
 from enginebay_paged.host_tier import HostTier
@@ -30,13 +30,13 @@ class PageStore:
         self.host = host
         self._clock = clock
 
-    def available(self, besides: Iterable[int] = ()) -> int:
+    def available(self, besides: Collection[int] = ()) -> int:
         """Return the number of pages that can be taken, after sharing the cached pages among
         `besides`.
         """
         index = self.index
-        woken = sum(map(index.is_resting, besides)) if index is not None else 0
-        return self.pool.num_free + self.pool.num_cached - woken
+        woken = sum(map(index.is_resting, besides)) if besides and index is not None else 0
+        return self.pool.num_takeable - woken
 
     def expire(self) -> None:
         """Free the pages that have rested for the index's ttl_s."""

@@ -196,7 +196,7 @@ class AttentionCall:
             one_token=one_token,
             no_prefix=new is not None,
             unroll_heads=1,
-            is_wide=spec.return_lse or spec.sinks,
+            is_wide=spec.return_lse or "sinks" in spec.inputs,
             storage=self.layout.storage,
             is_interpreted=self.is_interpreted,
         )

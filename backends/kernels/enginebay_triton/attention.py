@@ -190,7 +190,7 @@ def _problem(spec: AttnSpec, bucket: Bucket) -> dict[str, Any]:
         "SOFTCAP": float(spec.softcap or 0.0),
         "WINDOW": spec.window or 0,
         "CAUSAL": spec.causal,
-        "HAS_SINKS": spec.sinks,
+        "HAS_SINKS": "sinks" in spec.inputs,
         "IS_DECODE": bucket.mode == "decode",
         "NUM_TOKENS": bucket.tokens,
         "NUM_ROWS": bucket.seqs,

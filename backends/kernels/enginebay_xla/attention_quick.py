@@ -15,6 +15,7 @@ import numpy as np
 from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.contracts.cache import KVLayout
 from enginebay.ops.batches import derive_batch
+from enginebay.ops.caps import FEATURE_OF, LAYER
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 PADDING_ROWS, PADDING_TOKENS, SPARE_PAGES = 1, 3, 2
@@ -78,7 +79,10 @@ def _case(
         run,
         _inputs(spec, layout, bucket, q_lens, kv_lens, rows),
         exact=frozenset({"k", "v"}),
-        serves=lambda impl: impl.caps.why_not(setting.env, spec, bucket, layout) is None,
+        serves=lambda impl: (
+            FEATURE_OF.keys() >= set(spec.inputs)  # the reference knows no others
+            and impl.caps.why_not(setting.env, spec, bucket, layout) is None
+        ),
         place=place,
     )
 
@@ -117,9 +121,9 @@ def _inputs(
     if bucket.rows_are_pages:
         table[:, 0] = np.arange(bucket.seqs)
     per_head = {}
-    if spec.sinks:
+    if "sinks" in spec.inputs:
         per_head["sinks"] = rng.normal(size=spec.num_q_heads).astype(np.float32)
-    if spec.alibi:
+    if "slopes" in spec.inputs:
         per_head["slopes"] = rng.uniform(0.1, 0.5, spec.num_q_heads).astype(np.float32)
     wide, narrow = jnp.dtype(spec.q_dtype), jnp.dtype(spec.kv_dtype)
     arrays = (q.astype(wide), new.astype(narrow), old.astype(narrow))
@@ -145,6 +149,8 @@ def _step(
     if k is not None and v is not None and "fused_write" not in impl.caps.features:
         cache, k, v = layout.write(cache, batch.slots, k, v), None, None
     config = impl.default_config(setting.env, spec, bucket, layout)
+    if LAYER in impl.caps.inputs:
+        per_head = {**per_head, LAYER: 0}
     out, after, lse = impl(
         q, k, v, cache, batch, spec=spec, layout=layout, config=config, **per_head
     )

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays
-from enginebay.contracts.model import Embeddings, ModelCache, TensorSource
+from enginebay.contracts.model import TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
-from enginebay.ops.linear import EMBEDDING, LINEAR
+from enginebay.ops.caps import LAYER
+from enginebay.ops.linear import LINEAR
 from enginebay.ops.norm import ADD_RMS_NORM, RMS_NORM
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
@@ -109,7 +110,9 @@ class Attention(nnx.Module):
     `name` is the prefix of its tensors, such as "model.layers.0.self_attn".
     """
 
-    def __init__(self, name: str, config: AttentionLayerConfig) -> None:
+    def __init__(self, name: str, config: AttentionLayerConfig, layer: int) -> None:
+        """`layer`: its number, which kernels may ask for."""
+        self.layer = layer
         spec, hidden = config.spec, config.hidden_size
         heads = (spec.num_kv_heads, spec.group, spec.head_dim)
         fused = (spec.num_kv_heads, spec.group + 2, spec.head_dim)
@@ -145,7 +148,9 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
-        mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
+        mixed, cache, _ = ops[ATTENTION](
+            *(q, k, v, cache, batch), spec=spec, rope=self.config.rope, inputs={LAYER: self.layer}
+        )
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
         return ops[LINEAR](mixed, self.out.get_value(), value_of(self.out_bias)), cache
 
@@ -235,7 +240,8 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """The embedding `table` [vocab, hidden], layers, final norm and head.
+    """The weights of a decoder: the embedding `table` [vocab, hidden], layers, final norm and head.
+    NnxModel runs them.
 
     With `tied` the embedding is also the head. Hidden states have the dtype of the computation,
     whatever the dtype of the weights. `embed_scale` multiplies embeddings. `logit_cap` c replaces a
@@ -263,42 +269,6 @@ class Decoder(nnx.Module):
             if tied
             else parameter(("vocab", None), table, tensors.whole(tensors.HEAD, table), 1)
         )
-
-    def __call__(
-        self,
-        token_ids: jax.Array,
-        cache: ModelCache,
-        batches: Batches,
-        ops: Ops,
-        embeds: Embeddings | None = None,
-    ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        """Return (normed hidden states [T, hidden], the cache per group and layer).
-
-        token_ids is int32 [T]. `embed_scale` does not apply to `embeds`.
-        """
-        x = ops[EMBEDDING](self.embed.get_value(), token_ids).astype(self.dtype)
-        if self.embed_scale is not None:
-            x = x * jnp.asarray(self.embed_scale, x.dtype)
-        if embeds is not None:
-            x = jnp.where(embeds[0][:, None], embeds[1].astype(x.dtype), x)
-        branch: jax.Array | None = None
-        done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
-        for layer in self.layers:
-            group = layer.attention.config.cache_group
-            x, branch, arrays = layer(
-                x, branch, cache[group][len(done[group])], batches[group], ops
-            )
-            done[group].append(arrays)
-        hidden, _ = self.norm.of_sum(x, branch, ops)
-        return hidden, {group: tuple(layers) for group, layers in done.items()}
-
-    def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
-        """Return f32 logits [S, vocab] of hidden [S, hidden]."""
-        head = self.embed if self.lm_head is None else self.lm_head
-        logits = ops[LINEAR](hidden, head.get_value(), out_dtype=jnp.float32)
-        if self.logit_cap is not None:
-            logits = self.logit_cap * jnp.tanh(logits / self.logit_cap)
-        return logits
 
 
 def value_of(param: nnx.Param | None) -> jax.Array | None:

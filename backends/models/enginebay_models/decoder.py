@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays, CacheGroup
@@ -23,6 +24,7 @@ from enginebay.contracts.model import (
 )
 from enginebay.errors import ConfigError, explain
 from enginebay.ops.bound import Ops
+from enginebay.ops.linear import EMBEDDING, LINEAR
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import WeightSpec
@@ -192,7 +194,7 @@ def _layer(
         mixer = variant.mixer.make(name)
     else:
         assert attention is not None, "each kind of attention has a configuration"
-        mixer = Attention(f"{name}.self_attn", attention)
+        mixer = Attention(f"{name}.self_attn", attention, index)
     return DecoderLayer(
         mixer,
         variant.mlp(
@@ -209,7 +211,7 @@ def _layer(
 
 
 class NnxModel(Model):
-    """A Model of a flax.nnx module that has the methods of Decoder.
+    """A Model that runs a Decoder, which is a flax.nnx module.
 
     The parameters of the module have the metadata `spec` and `source`. NnxModel splits the module
     into its graph and its weights once. Each trace merges the graph with the flat weights, so a
@@ -250,10 +252,29 @@ class NnxModel(Model):
         batches: Batches,
         embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        return self._module(weights)(token_ids, cache, batches, ops, embeds)
+        module = self._module(weights)
+        x = ops[EMBEDDING](module.embed.get_value(), token_ids).astype(module.dtype)
+        if module.embed_scale is not None:  # not of `embeds`
+            x = x * jnp.asarray(module.embed_scale, x.dtype)
+        if embeds is not None:
+            x = jnp.where(embeds[0][:, None], embeds[1].astype(x.dtype), x)
+        branch: jax.Array | None = None
+        done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
+        for layer in module.layers:
+            group = layer.attention.config.cache_group
+            arrays = cache[group][len(done[group])]
+            x, branch, arrays = layer(x, branch, arrays, batches[group], ops)
+            done[group].append(arrays)
+        hidden, _ = module.norm.of_sum(x, branch, ops)
+        return hidden, {group: tuple(layers) for group, layers in done.items()}
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
-        return self._module(weights).logits(hidden, ops)
+        module = self._module(weights)
+        head = module.embed if module.lm_head is None else module.lm_head
+        logits = ops[LINEAR](hidden, head.get_value(), out_dtype=jnp.float32)
+        if module.logit_cap is not None:
+            logits = module.logit_cap * jnp.tanh(logits / module.logit_cap)
+        return logits
 
     def _module(self, weights: Weights) -> Any:
         state = jax.tree.unflatten(self._structure, [weights[name] for name in self._specs])

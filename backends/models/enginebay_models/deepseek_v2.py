@@ -89,7 +89,7 @@ class DeepseekV2Family(ModelFamily):
                 RmsNorm(f"{name}.{one}_layernorm", decoder.hidden_size, decoder.norm_eps)
                 for one in ("input", "post_attention")
             )
-            latent = LatentAttention(f"{name}.self_attn", attention)
+            latent = LatentAttention(f"{name}.self_attn", attention, index)
             return DecoderLayer(latent, mlp(index, f"{name}.mlp"), before, between)
 
         module = Decoder(

@@ -14,6 +14,7 @@ from enginebay.contracts.cache import CacheArrays
 from enginebay.contracts.model import TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
+from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.rope import ROPE
 from enginebay.ops.rotary import RopeSpec
@@ -61,7 +62,8 @@ class LatentAttention(nnx.Module):
     Loading reorders queries and keys alike, so scores are the same.
     """
 
-    def __init__(self, name: str, config: LatentConfig) -> None:
+    def __init__(self, name: str, config: LatentConfig, layer: int) -> None:
+        self.layer = layer
         spec, hidden, turning = config.spec, config.hidden_size, config.rope.rotary_dim
         heads, rank = spec.num_q_heads, spec.v_dim
         width = config.plain_dim + turning
@@ -117,7 +119,9 @@ class LatentAttention(nnx.Module):
         absorbed = _by_head("thp,hpr->thr", q[..., :plain], up[:, :plain])
         q = jnp.concatenate([absorbed, q_turned], axis=-1)
         k = jnp.concatenate([latent, k_turned], axis=-1)
-        mixed, cache, _ = ops[ATTENTION](q, k, latent, cache, batch, spec=spec)
+        mixed, cache, _ = ops[ATTENTION](
+            q, k, latent, cache, batch, spec=spec, inputs={LAYER: self.layer}
+        )
         values = _by_head("thr,hvr->thv", mixed, up[:, plain:])
         out = ops[LINEAR](values[:, :, None], self.out.get_value(), value_of(self.out_bias))
         return out, cache

@@ -16,6 +16,7 @@ from enginebay.contracts.model import Model, ModelFamily, ModelInfo, TensorSourc
 from enginebay.errors import ConfigError, explain
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
+from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
@@ -87,7 +88,8 @@ class LayerNorm(nnx.Module):
 class MptAttention(nnx.Module):
     """Multi-head attention; `name` is the prefix of its tensors: "model.layers.0.attn"."""
 
-    def __init__(self, name: str, config: MptConfig) -> None:
+    def __init__(self, name: str, config: MptConfig, layer: int) -> None:
+        self.layer = layer
         spec, hidden = config.spec, config.hidden_size
         heads, size = spec.num_q_heads, spec.head_dim
         wide, tall = (heads, 3, size, hidden), (hidden, heads, 1, size)
@@ -107,8 +109,8 @@ class MptAttention(nnx.Module):
         if clip is not None:
             qkv = jnp.clip(qkv, -clip, clip)
         q, k, v = (qkv[:, :, part] for part in range(3))
-        slopes = jnp.asarray(slopes_of(spec.num_q_heads))
-        mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, slopes=slopes)
+        inputs = {LAYER: self.layer, "slopes": jnp.asarray(slopes_of(spec.num_q_heads))}
+        mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, inputs=inputs)
         return ops[LINEAR](mixed[:, :, None], self.out.get_value()), cache
 
 
@@ -189,7 +191,7 @@ class MptFamily(ModelFamily):
             name = f"model.layers.{index}"
             before, between = (LayerNorm(f"{name}.norm_{one}", hidden, eps) for one in (1, 2))
             return DecoderLayer(
-                MptAttention(f"{name}.attn", attention),
+                MptAttention(f"{name}.attn", attention, index),
                 PlainMlp(f"{name}.ffn", hidden),
                 before,
                 between,
@@ -243,7 +245,13 @@ def _read_attention(config: Mapping[str, Any], hidden: int, heads: int, dtype: s
         for name in ("softmax_scale", "clip_qkv")
     )
     spec = AttnSpec(
-        heads, heads, hidden // heads, scale=scale, alibi=True, q_dtype=dtype, kv_dtype=dtype
+        heads,
+        heads,
+        hidden // heads,
+        scale=scale,
+        inputs=("slopes",),
+        q_dtype=dtype,
+        kv_dtype=dtype,
     )
     return MptConfig(hidden, spec, clip)
 

@@ -20,7 +20,6 @@ from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.regular_files import read_regular
 from enginebay.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from enginebay_models.checkpoint import MAX_JSON_BYTES, read_json
-from enginebay_models.gil_free import decode_released, encode_released
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Classes that use tokenizer.json unchanged; other classes may change it.
@@ -214,7 +213,10 @@ class PlainTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text. Other threads run meanwhile."""
-        return encode_released(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        # `encode` would hold the GIL for the whole text.
+        [found] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
+        return ids
 
     def decode(
         self,
@@ -230,7 +232,11 @@ class PlainTokenizer:
                 skip_special_tokens=skip_special_tokens,
                 clean_up_tokenization_spaces=True,
             )
-        return decode_released(self._tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
+        # `decode` would hold the GIL for the whole text.
+        ids = [list(token_ids)]
+        [text] = self._tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+        found: str = text
+        return found
 
     @cached_property
     def full(self) -> HuggingFaceTokenizer:

@@ -39,9 +39,9 @@ class ChosenProcessors:
         RequestError for a processor that the engine does not have, for wrong options, and for a
         request that a processor refuses.
         """
-        missing = next((name for name in wanted if name not in self.entries), None)
-        if missing is not None:
-            raise self._missing(missing)
+        missing = [name for name in wanted if name not in self.entries]
+        if missing:
+            raise self._missing(missing[0])
         made = []
         for name, processor in self.processors:
             if name in wanted:
@@ -64,15 +64,13 @@ class ChosenProcessors:
 
     def reads_tokens(self, values: tuple[RowValues, ...]) -> bool:
         """Return whether one of these processors reads the row's tokens."""
-        return any(processor.reads_tokens for processor in self._used(values))
+        used = {value.name for value in values}
+        return True in [one.reads_tokens for name, one in self.processors if name in used]
 
     def changes_best(self, values: tuple[RowValues, ...]) -> bool:
         """Return whether one of these processors may change which token has the highest logit."""
-        return any(not processor.keeps_argmax for processor in self._used(values))
-
-    def _used(self, values: tuple[RowValues, ...]) -> list[LogitsProcessor]:
         used = {value.name for value in values}
-        return [processor for name, processor in self.processors if name in used]
+        return False in [one.keeps_argmax for name, one in self.processors if name in used]
 
 
 def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcessors:

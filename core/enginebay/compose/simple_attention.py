@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.errors import InputError
-from enginebay.ops.caps import Caps, Env
+from enginebay.ops.caps import FEATURE_OF, Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 
-SimpleFunction = Callable[[jax.Array, jax.Array, jax.Array, AttnBatch, AttnSpec], jax.Array]
-"""(q, k_pages, v_pages, batch, spec) -> out; see SimpleAttention."""
+SimpleFunction = Callable[..., jax.Array]
+"""(q, k_pages, v_pages, batch, spec, *, inputs) -> out; see SimpleAttention."""
 
 ARGUMENTS = ("q", "k_pages", "v_pages", "batch", "spec")
 SIMPLE_FORM = f"({', '.join(ARGUMENTS)}) -> out"
@@ -34,11 +34,17 @@ class SimpleAttention:
     P] and batch.slots [T] point into these pages. Pages without tokens are 0. The function returns
     out [T, Hq, D] of any float dtype; its values for padding tokens are ignored. The pages are
     copied in every layer of every step, so this form is for experiments and not for speed.
+
+    Keyword-only arguments of the function without a default are inputs that the model passes, such as "layer", the
+    number of the layer, or an array that the model's AttnSpec names; arrays are not split over
+    devices, except "sinks" and "slopes".
     """
 
     function: SimpleFunction
     name: str
     layouts: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    """Names of the function's keyword-only arguments without a default."""
     version: str = "0"
     priority: int = 0
 
@@ -47,7 +53,9 @@ class SimpleAttention:
         """The same for every function: every platform, the layouts in `layouts` and all FEATURES.
         Only a check can find out which of these features the function supports.
         """
-        return Caps(layouts=self.layouts, features=FEATURES)
+        known = {FEATURE_OF[name] for name in self.inputs if name in FEATURE_OF}
+        others = {name: () for name in self.inputs if name not in FEATURE_OF}
+        return Caps(layouts=self.layouts, features=FEATURES | known, inputs=others)
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
         """Return None: there is nothing to tune."""
@@ -64,7 +72,7 @@ class SimpleAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: None = None,
-        sinks: jax.Array | None = None,
+        **inputs: Any,
     ) -> tuple[jax.Array, CacheArrays, None]:
         """Return (out [T, Hq, D] in q's dtype, the cache unchanged, None). See AttentionImpl;
         kv_write has run before.
@@ -80,9 +88,8 @@ class SimpleAttention:
         row, page = jnp.minimum(batch.seq_ids, bucket.seqs - 1), batch.positions // size
         slots = (row * bucket.pages_per_seq + page) * size + batch.positions % size
         local = dataclasses.replace(batch, page_table=local_table, slots=jnp.where(real, slots, -1))
-        out = self.function(
-            q, jnp.where(held, k_pages, 0), jnp.where(held, v_pages, 0), local, spec
-        )
+        k_pages, v_pages = jnp.where(held, k_pages, 0), jnp.where(held, v_pages, 0)
+        out = self.function(q, k_pages, v_pages, local, spec, **inputs)
         shape = getattr(out, "shape", None)
         if shape != q.shape:
             given = f"{type(out).__name__}{'' if shape is None else list(shape)} from {self.name}"
@@ -105,11 +112,15 @@ def adapt_attention(given: Any, name: str, layouts: Sequence[str]) -> Any:
         named = given.__name__ if isinstance(given, type) else type(given).__name__
         raise InputError(f"{name} is {what} {named}", allowed, "Pass an object or a function.")
     try:
-        inspect.signature(given).bind(*ARGUMENTS)
+        parameters = inspect.signature(given).parameters.values()
+        inputs = tuple(
+            p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+        )
+        inspect.signature(given).bind(*ARGUMENTS, **dict.fromkeys(inputs))
     except TypeError as error:
         raise InputError(
             f"{name}{inspect.signature(given)}: {error}", allowed, "Give it these five arguments."
         ) from None
     except ValueError:  # the signature is unknown: the check will find errors
-        pass
-    return SimpleAttention(given, name, tuple(layouts))
+        inputs = ()
+    return SimpleAttention(given, name, tuple(layouts), inputs=inputs)

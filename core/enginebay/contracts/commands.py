@@ -8,6 +8,7 @@ An engine makes commands, and an executor runs them in order. They need no pickl
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
@@ -46,19 +47,64 @@ class RowUpdate:
     values: tuple[RowValues, ...]
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["token_ids", "ints", "floats", "targets", "embeds"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefillInputs:
+    """Arrays of a prefill of up to T tokens and S rows.
+
+    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS], see
+    `enginebay.ops.prefill_columns`, padding rows with row id R and lengths 0. Rows that decode
+    (`prefill_columns.DECODES`) use their own last token and length. targets: None unless the step
+    returns full-vocabulary log-probabilities; int32 [T], the token after each, -1 for a token
+    whose next one is not asked for. embeds: None unless the step takes embeddings; f32 [T,
+    hidden_size], for positions whose token id is past the vocabulary.
+    """
+
+    token_ids: np.ndarray
+    ints: np.ndarray
+    floats: np.ndarray
+    targets: np.ndarray | None = None
+    embeds: np.ndarray | None = None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["row_ids", "num_steps"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """Arrays of a decode: row_ids int32 [S], R on padding, and num_steps, an int32."""
+
+    row_ids: np.ndarray
+    num_steps: np.ndarray
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["row_ids", "draft_ids"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True, slots=True)
+class VerifyInputs:
+    """Arrays of a verify step: row_ids int32 [S], R on padding, which comes last; draft_ids int32
+    [S, drafts], at least one draft for each row, then -1.
+    """
+
+    row_ids: np.ndarray
+    draft_ids: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step(ExecutorCommand[Pending]):
     """Run one compiled step.
 
-    `inputs` are the program's arrays. Of a prefill: token_ids, ints, floats and, with
-    full-vocabulary log-probabilities, targets (see `prefill_step`). Of a decode: row_ids and
-    num_steps. Of a verify step: row_ids and draft_ids. `places` int32 [n] is the position of each
-    row of the plan in the bucket; results are returned in the plan's order. `spans` is the (start,
-    count) of each row's targets.
+    `places` int32 [n] is the position of each row of the plan in the bucket; results are returned
+    in the plan's order. `spans` is the (start, count) of each row's targets.
     """
 
     program: StepKey
-    inputs: tuple[np.ndarray, ...]
+    inputs: PrefillInputs | DecodeInputs | VerifyInputs
     places: np.ndarray
     tables: Mapping[str, np.ndarray]
     """By cache group, int32 [n, 3]: changed entries of the page table, as row, column, page."""

@@ -132,7 +132,7 @@ class StopChecker:
     def __init__(self, stop: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
         self._stop = tuple(stop)
         self._include = include_stop_str_in_output
-        self._longest = max((len(text) for text in self._stop), default=0)
+        self._longest = max(map(len, self._stop), default=0)
         self._held = ""
         self._met: str | None = None
 
@@ -148,8 +148,10 @@ class StopChecker:
 
     def push(self, text: str, *, counts: bool = True) -> str:
         """Add text, and return the held and new text that can be shown; "" after a stop text."""
-        if self.stopped:
+        if self._met is not None:
             return ""
+        if not self._stop:
+            return text
         before, text = len(self._held), self._held + text
         # Stop texts that end in the held text were found by an earlier push, or did not count.
         ends = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
@@ -11,15 +12,23 @@ from enginebay.ops.op import CLOSE, Op
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
 
+AttentionInputs = Mapping[str, jax.Array | int]
+NO_INPUTS: AttentionInputs = {}
+
+INPUT_AXES: Mapping[str, tuple[str | None, ...]] = {"sinks": ("heads",), "slopes": ("heads",)}
+"""The axes of inputs that enginebay knows, as in `Caps.inputs`."""
+
 
 class AttentionOp(Protocol):
     """Attention as a model calls it. Implementation, layout, sharding and phase are chosen already.
 
     rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
     the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
-    another layer (spec.kv_shared). sinks: f32 [Hq] for a spec with `sinks`, one additional score
-    per query head that takes part in the softmax but has no value. slopes: f32 [Hq] for a spec with
-    `alibi`.
+    another layer (spec.kv_shared). inputs: all that `spec.inputs` names, and "layer", the number of
+    the layer, an int (a traced int32 in shadow mode). "sinks": f32 [Hq], one additional score per
+    query head that takes part in the softmax but has no value. "slopes": f32 [Hq]; slope * (j - p)
+    is added to the scaled and capped score of query p and key j (ALiBi). A kernel receives each
+    input that it declares as a keyword.
 
     The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
     With it a model can merge the attention over two caches.
@@ -35,8 +44,7 @@ class AttentionOp(Protocol):
         *,
         spec: AttnSpec,
         rope: RopeSpec | None = None,
-        sinks: jax.Array | None = None,
-        slopes: jax.Array | None = None,
+        inputs: AttentionInputs = NO_INPUTS,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
 
 

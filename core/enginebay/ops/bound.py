@@ -23,9 +23,9 @@ class AttentionImpl(Protocol):
     A call writes k and v [T, Hkv, D] of the new tokens into the cache at batch.slots. Then every
     token of q [T, Hq, D] attends to the first kv_lens positions of its row, under the spec's mask.
     Rows are independent. The output is 0 for padding tokens and for tokens without a visible key.
-    The call returns the updated cache, which is updated in place when it is donated. `sinks` and
-    `slopes` f32 [Hq] are passed only if the spec has them, so an implementation without these
-    features does not need the arguments.
+    The call returns the updated cache, which is updated in place when it is donated. Inputs such as
+    `sinks` and `slopes` f32 [Hq] are passed only if the spec names them, so an implementation needs
+    only the arguments that it declares (`Caps.features`, `Caps.inputs`).
     """
 
     name: str

@@ -5,7 +5,7 @@ run a problem.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from enginebay.contracts.cache import KVLayout
@@ -21,6 +21,13 @@ class Env:
     platform: str
     arch: str = ""
     device_kind: str = ""
+
+
+FEATURE_OF = {"sinks": "sinks", "slopes": "alibi"}
+"""The feature by which a kernel declares an input that enginebay knows."""
+
+LAYER = "layer"
+"""The input that each layer passes: its number, an int."""
 
 
 def always(_: object) -> bool:
@@ -46,15 +53,24 @@ class Caps:
     """The capabilities of an attention implementation. Sets list the allowed values; predicates
     return whether a value is allowed.
 
-    platforms: names of platforms; empty means any platform, also one that a plugin adds.
-    layouts: the cache layouts, in order of preference. kv_dtypes: dtypes of keys and values, and
-    storages of quantised caches (`KVLayout.storage`). features: any of window, softcap, sinks,
-    alibi, lse, kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
-    Without the feature fused_write, the op kv_write runs first and the implementation receives
-    k = v = None. compact_decode: a decode call should first copy the cache of its rows into one
-    page per row (`Bucket.rows_are_pages`), and run all its steps on this copy. ragged_decode: the
-    cost of a decode step depends on the lengths of its rows, not on the longest length of the
-    bucket; engines then use one bucket of context lengths, and more buckets of row counts.
+    platforms: names of platforms; empty means any platform, also one that a plugin adds. layouts:
+    the cache layouts, in order of preference. modes: the kinds of steps. q_dtypes: dtypes of
+    queries. kv_dtypes: dtypes of keys and values, and storages of quantised caches
+    (`KVLayout.storage`). features: any of window, softcap, sinks, alibi, lse, kv_share, mla,
+    deterministic, fused_write, shard_map, command_buffer, mixed_dtypes. Without the feature
+    fused_write, the op kv_write runs first and the implementation receives k = v = None. With mla,
+    values are the first columns of the keys.
+
+    arch: whether an architecture of the device is served. head_dim: whether heads of this width
+    are. latent_dim: checked in place of head_dim where values are a prefix of keys. group: whether
+    this number of query heads per KV head is served. page_size: whether pages of this many tokens
+    are. rows: whether a step with this number of rows is, with padding. context: whether a step
+    with this longest context is, in tokens.
+
+    compact_decode: a decode call should first copy the cache of its rows into one page per row
+    (`Bucket.rows_are_pages`), and run all its steps on this copy. ragged_decode: the cost of a
+    decode step depends on the lengths of its rows, not on the longest length of the bucket; engines
+    then use one bucket of context lengths, and more buckets of row counts.
     """
 
     platforms: frozenset[str] = frozenset()
@@ -63,16 +79,21 @@ class Caps:
     q_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
     kv_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
     features: frozenset[str] = frozenset()
+    inputs: Mapping[str, tuple[str | None, ...]] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Further arguments that a call takes by name, each with its axes: "heads" for an axis that is
+    split over devices as the query heads are, None for another one; () for a number. The model
+    passes them, and its AttnSpec names them, except "layer", the number of the layer. The features
+    sinks and alibi stand for the inputs sinks and slopes.
+    """
     arch: Callable[[str], bool] = always
     head_dim: Callable[[int], bool] = always
     latent_dim: Callable[[int], bool] = always
-    """Checked in place of head_dim where values are a prefix of keys."""
     group: Callable[[int], bool] = always
     page_size: Callable[[int], bool] = always
     rows: Callable[[int], bool] = always
-    """The number of rows of a step, with padding."""
     context: Callable[[int], bool] = always
-    """The longest context of a step, in tokens."""
     compact_decode: bool = False
     ragged_decode: bool = False
 
@@ -103,6 +124,8 @@ class Caps:
     def why_not(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> str | None:
         """Return all reasons why the implementation cannot run this problem, joined; or None."""
         needed = _needed_features(spec)
+        unknown = [one for one in spec.inputs if one not in FEATURE_OF | self.inputs]
+        lacking = self.inputs.keys() - {*spec.inputs, LAYER}
         tests = (
             (layout.name in self.layouts, f"layout {layout.name} (has {', '.join(self.layouts)})"),
             (bucket.mode in self.modes, f"mode {bucket.mode}"),
@@ -122,6 +145,7 @@ class Caps:
             (self.rows(bucket.seqs), f"{bucket.seqs} rows"),
             (self.context(bucket.max_kv_len), f"a context of {bucket.max_kv_len} tokens"),
             (needed <= self.features, f"features {', '.join(sorted(needed - self.features))}"),
+            (not unknown, f"inputs {', '.join(unknown)}"),
             (
                 layout.serves_v_prefix or not spec.v_is_k_prefix,
                 f"layout {layout.name} for values that are a prefix of keys",
@@ -130,6 +154,8 @@ class Caps:
         reasons = [self.why_not_here(env)] + [
             f"does not support {text}" for ok, text in tests if not ok
         ]
+        if lacking:
+            reasons.append(f"needs inputs {', '.join(sorted(lacking))}, which the model lacks")
         return "; ".join(r for r in reasons if r) or None
 
 
@@ -137,12 +163,11 @@ def _needed_features(spec: AttnSpec) -> frozenset[str]:
     wanted = {
         "window": spec.window is not None,
         "softcap": spec.softcap is not None,
-        "sinks": spec.sinks,
-        "alibi": spec.alibi,
         "lse": spec.return_lse,
         "kv_share": spec.kv_shared,
         "mla": spec.v_is_k_prefix,
         "deterministic": spec.deterministic,
         "mixed_dtypes": spec.q_dtype != spec.kv_dtype,
     }
+    wanted |= {feature: name in spec.inputs for name, feature in FEATURE_OF.items()}
     return frozenset(name for name, on in wanted.items() if on)

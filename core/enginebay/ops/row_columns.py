@@ -16,6 +16,15 @@ Column = TypeVar("Column", "np.ndarray", "jax.Array")
 FLOATS = tuple(name for name, one in ROW_VALUES.items() if one.dtype == "float32")
 INTS = tuple(name for name, one in ROW_VALUES.items() if one.dtype == "int32")
 
+_LIMITS = {
+    names: (
+        np.asarray([-np.inf if (low := ROW_VALUES[n].lowest) is None else low for n in names]),
+        np.asarray([np.inf if (high := ROW_VALUES[n].highest) is None else high for n in names]),
+    )
+    for names in (FLOATS, INTS)
+}
+"""The lowest and the highest values of each column, float64."""
+
 
 def neutral_columns(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Return f32 [num_rows, len(FLOATS)] and int32 [num_rows, len(INTS)] with neutral values."""
@@ -33,5 +42,5 @@ def by_name(floats: Column, ints: Column) -> dict[str, Column]:
 
 def write_row(floats: np.ndarray, ints: np.ndarray, params: SamplingParams) -> None:
     """Write a request's parameters into one row of each array, clipped to their limits."""
-    floats[:] = [ROW_VALUES[name].clip(getattr(params, name)) for name in FLOATS]
-    ints[:] = [ROW_VALUES[name].clip(getattr(params, name)) for name in INTS]
+    floats[:] = np.clip([float(getattr(params, name)) for name in FLOATS], *_LIMITS[FLOATS])
+    ints[:] = np.clip([float(getattr(params, name)) for name in INTS], *_LIMITS[INTS])

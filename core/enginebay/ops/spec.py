@@ -25,12 +25,12 @@ class AttnSpec:
 
     scale: factor on the scores; None means head_dim ** -0.5. window: with window w, position p
     attends to keys j with p - w < j <= p. softcap: with softcap c, a score s becomes c * tanh(s /
-    c). sinks: each query head has one additional score without a value. alibi: each query head has
-    a slope, and slope * (j - p) is added to the scaled and capped score of query p and key j.
-    kv_storage: how the cache quantises keys and values (`KVLayout.storage`); None: it does not.
-    kv_shared: the layer reads the cache of another layer. v_is_k_prefix: values are the first
-    `v_head_dim` columns of the keys; there is one KV head, which every shard holds whole.
-    return_lse: attention also returns the log-sum-exp of each query's scores.
+    c). inputs: names of further arguments of attention: "sinks", "slopes", or names that a kernel
+    declares in `Caps.inputs` (see `enginebay.ops.attention`). kv_storage: how the cache quantises
+    keys and values (`KVLayout.storage`); None: it does not. kv_shared: the layer reads the cache of
+    another layer. v_is_k_prefix: values are the first `v_head_dim` columns of the keys; there is
+    one KV head, which every shard holds whole. return_lse: attention also returns the log-sum-exp
+    of each query's scores.
     """
 
     num_q_heads: int
@@ -41,8 +41,7 @@ class AttnSpec:
     causal: bool = True
     window: int | None = None
     softcap: float | None = None
-    sinks: bool = False
-    alibi: bool = False
+    inputs: tuple[str, ...] = ()
     q_dtype: str = "float32"
     kv_dtype: str = "float32"
     kv_storage: str | None = None

@@ -3,7 +3,8 @@
 `llm` is the face; `prepare` turns prompts into checked requests, `events` and `reading` are their
 output. `loop` is the thread, `messages` the records that other threads exchange with it,
 `request_table` the state of each request, `admission` rows and cache leases of running requests,
-`steps` launching and reading engine steps, `observer` the interface for metrics.
+`planning` the plans of its steps, `steps` launching and reading them, `observer` the interface for
+metrics.
 """
 
 from __future__ import annotations

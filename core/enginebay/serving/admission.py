@@ -11,9 +11,10 @@ import numpy as np
 from enginebay.contracts.engine import Engine
 from enginebay.contracts.prefix_key import PrefixKey
 from enginebay.errors import RequestError
-from enginebay.serving.request_table import RequestState, RequestTable
+from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running
 
-PlannedChunk = tuple[RequestState, int]
+PlannedChunk = tuple[Running, int]
 """A request, and the number of its tokens to prefill now."""
 
 
@@ -26,7 +27,7 @@ class Admission:
         self.engine = engine
         self.requests = requests
 
-    def refusal(self, tracked: RequestState) -> RequestError | None:
+    def refusal(self, tracked: Running) -> RequestError | None:
         """The error for a request that would not fit even if it ran alone, or whose adapter was
         unloaded before it was queued; None for one that can run.
         """
@@ -78,7 +79,7 @@ class Admission:
             able.append((tracked, num_tokens))
         return able, held if is_open else []
 
-    def admit(self, tracked: RequestState, head: RequestState | None = None) -> bool:
+    def admit(self, tracked: Running, head: Running | None = None) -> bool:
         """Admit a waiting request; False when there is not enough free cache now.
 
         `head` is another completion of the same prompt, whose prompt is in the cache.
@@ -121,31 +122,31 @@ class Admission:
         self.requests.running[request.request_id] = tracked
         return True
 
-    def num_cached(self, tracked: RequestState) -> int:
+    def num_cached(self, tracked: Running) -> int:
         """How many of the first tokens that a waiting request prefills are in the cache now."""
         return self.engine.ledger.num_cached_tokens(tracked.tokens_to_prefill, self._key(tracked))
 
-    def _key(self, tracked: RequestState) -> PrefixKey:
+    def _key(self, tracked: Running) -> PrefixKey:
         request = tracked.request
         hashes = () if request.embeds is None else request.embeds.hashes
         version, salt = self.engine.weights_version, request.cache_salt
         return PrefixKey(version, salt, hashes, request.adapter)
 
-    def reserve(self, tracked: RequestState, num_tokens: int) -> bool:
+    def reserve(self, tracked: Running, num_tokens: int) -> bool:
         """Reserve cache for `num_tokens` tokens of a running request; False when there is not
         enough free cache now.
         """
         return self.engine.ledger.reserve(tracked.row_lease, num_tokens)
 
-    def chunk_end(self, tracked: RequestState) -> int:
+    def chunk_end(self, tracked: Running) -> int:
         """The last position up to which the next prefill chunk of a running request may reach."""
         ledger, parent = self.engine.ledger, tracked.request.parent_id
         others = self.requests.waiting.values() if ledger.states and parent else ()
-        is_forked = any(one.request.parent_id == parent for one in others)
+        is_forked = parent in [one.request.parent_id for one in others]
         fork_at = tracked.num_prompt - 1 if is_forked else None
         return ledger.chunk_end(tracked.row_lease, tracked.num_prefill, fork_at)
 
-    def set_computed(self, tracked: RequestState, num_tokens: int) -> None:
+    def set_computed(self, tracked: Running, num_tokens: int) -> None:
         """Record that launched steps have put the first `num_tokens` tokens of a running request
         into the cache.
         """
@@ -153,9 +154,7 @@ class Admission:
         table.num_computed_tokens[lease.row] = num_tokens
         self.engine.ledger.commit(lease, table.token_ids[lease.row, :num_tokens])
 
-    def append(
-        self, requests: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray
-    ) -> None:
+    def append(self, requests: Sequence[Running], tokens: np.ndarray, counts: np.ndarray) -> None:
         """Append the first counts[i] of tokens[i], int32 [requests, steps], to each request that
         has not ended.
 
@@ -173,7 +172,7 @@ class Admission:
         table.num_computed_tokens[rows] = num_computed = table.num_tokens[rows] - 1
         self.engine.ledger.commit_rows(leases, table.token_ids, num_computed)
 
-    def free(self, tracked: RequestState) -> None:
+    def free(self, tracked: Running) -> None:
         """Free a request's row and lease, if it has them."""
         if tracked.lease is not None:
             lease, tracked.lease = tracked.lease, None
@@ -183,7 +182,7 @@ class Admission:
             if adapters is not None and key:
                 adapters.release(key)
 
-    def choose_preempted(self, *, refused: bool) -> RequestState | None:
+    def choose_preempted(self, *, refused: bool) -> Running | None:
         """The request to preempt when no row can go on: the latest arrival, if several run. None
         when some row can go on.
 
@@ -197,7 +196,7 @@ class Admission:
             return None
         return running[-1]
 
-    def _can_continue(self, tracked: RequestState) -> bool:
+    def _can_continue(self, tracked: Running) -> bool:
         return tracked.num_computed < tracked.num_prefill or self.reserve(
             tracked, tracked.num_tokens
         )

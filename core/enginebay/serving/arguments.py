@@ -4,49 +4,49 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from enginebay.errors import KeywordError, nearest
-from enginebay.serving.priority import ChatTurn, Turn, Turns
 from enginebay.types import SamplingParams
 
-_KEYWORDS = {f"Unpack[{one.__name__}]": one for one in (Turn, Turns, ChatTurn)}
-Class = TypeVar("Class", bound=type)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def checks_keywords(cls: Class) -> Class:
-    """Make each public method of a class whose keywords are a Turn, Turns or ChatTurn refuse other
-    keywords with KeywordError.
+def check_keywords(method: Callable[..., Any], given: Mapping[str, object], fields: Any) -> None:
+    """KeywordError for a keyword of `given` that is not in `fields`, the TypedDict of the method's
+    further keywords.
     """
-    for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method) and not name.startswith("_"):
-            parameters = inspect.signature(method).parameters.values()
-            more = next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
-            fields = _KEYWORDS.get(str(more.annotation)) if more is not None else None
-            if fields is not None:
-                named = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
-                allowed = (*named, *fields.__annotations__, *_inherited(fields))
-                setattr(cls, name, _checked(f"{cls.__name__}.{name}", method, allowed))
-    return cls
+    if given and not given.keys() <= fields.__optional_keys__:
+        unknown = next(k for k in given if k not in fields.__optional_keys__)
+        raise _unknown(method.__qualname__, unknown, _known(method, fields))
 
 
-def _inherited(fields: Any) -> list[str]:
-    return sorted(fields.__required_keys__ | fields.__optional_keys__)
+def checks_keywords(fields: Any) -> Callable[[Method], Method]:
+    """Decorates a method with a required keyword, so that a wrong keyword is reported before a
+    missing one.
+    """
+
+    def decorate(method: Method) -> Method:
+        known = _known(method, fields)
+
+        @functools.wraps(method)
+        def call(*args: Any, **keywords: Any) -> Any:
+            if not known.issuperset(keywords):
+                unknown = next(k for k in keywords if k not in known)
+                raise _unknown(method.__qualname__, unknown, known)
+            return method(*args, **keywords)
+
+        return cast("Method", call)
+
+    return decorate
 
 
-def _checked(
-    title: str, method: Callable[..., Any], allowed: tuple[str, ...]
-) -> Callable[..., Any]:
-    known = frozenset(allowed)
-
-    @functools.wraps(method)
-    def call(*args: Any, **keywords: Any) -> Any:
-        if not known.issuperset(keywords):
-            raise _unknown(title, next(k for k in keywords if k not in known), known)
-        return method(*args, **keywords)
-
-    return call
+def _known(method: Callable[..., Any], fields: Any) -> frozenset[str]:
+    parameters = inspect.signature(method).parameters.values()
+    named = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
+    known: frozenset[str] = fields.__optional_keys__.union(named)
+    return known
 
 
 def _unknown(title: str, given: str, known: frozenset[str]) -> KeywordError:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from enginebay.contracts.engine import TokenLogprobs
 from enginebay.contracts.text import StopChecker, Tokenizer
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
-from enginebay.serving.messages import TokenEvent
 from enginebay.serving.prepare import Prepared
+from enginebay.serving.running import TokenEvent
 from enginebay.text.stopping import SequenceChecker
 from enginebay.types import FinishReason, Request
 
@@ -51,16 +52,8 @@ class CompletionReader:
         self._fed: Fed = (0, 0, None, None)
         self._read: Fed = self._fed
         self._hidden = frozenset(sampling.stop_token_ids)
-        self._abort = abort
-        self._detokenizer = tokenizer.decoder(
-            skip_special_tokens=sampling.params.skip_special_tokens, after=_text_before(request)
-        )
-        self._sequences = SequenceChecker(sampling.params.stop_words_ids, sampling.min_tokens)
-        self._num_early, self._is_early = sampling.min_tokens, False
-        self._stops = StopChecker(
-            sampling.params.stop,
-            include_stop_str_in_output=sampling.params.include_stop_str_in_output,
-        )
+        self._tokenizer, self._abort = tokenizer, abort
+        self._has_begun = self._is_early = False
 
     @property
     def done(self) -> bool:
@@ -71,24 +64,46 @@ class CompletionReader:
         """Add an event without an error. Returns whether there is something to read: the event adds
         text or tokens, or it ends the completion.
         """
-        if self.done:
+        if self.finish_reason is not None:
             return False
         self.progress = event.metrics
-        delta, token_ids = self._take(event)
-        if not self.done and event.finish_reason is not None:
+        params = self.request.sampling.params
+        if not self._has_begun:
+            self._begin()
+        if params.stop or params.stop_words_ids:
+            delta, token_ids = self._take(event)
+        else:  # nothing but a stop token ends the text
+            token_ids = list(event.token_ids)
+            shown = [token_id for token_id in token_ids if token_id not in self._hidden]
+            delta = self._decoder.push(shown) if shown else ""
+        if event.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = event.finish_reason
             self.metrics = event.metrics
             self.hidden = event.hidden
             delta += self._finish()
         self.text += delta
         self.token_ids += token_ids
-        self._take_logprobs(event, len(token_ids))
+        if self.logprobs is not None and event.logprobs is not None:
+            self._take_logprobs(event.logprobs, len(token_ids))
         if (found := event.prompt_logprobs) is not None:  # the prompt's first token has none
             self.prompt_logprobs = [None, *_best_first(found.token_ids, found.values)]
-        has_news = bool(delta or token_ids or self.done)
+        has_news = bool(delta or token_ids or self.finish_reason)
         if has_news:  # one assignment, because another thread may read() at the same time
             self._fed = (len(self.text), len(self.token_ids), self.finish_reason, self.metrics)
         return has_news
+
+    def _begin(self) -> None:
+        """Make what turns the tokens into text, on the delivery thread."""
+        self._has_begun = True
+        params = self.request.sampling.params
+        self._decoder = self._tokenizer.decoder(
+            skip_special_tokens=params.skip_special_tokens, after=_text_before(self.request)
+        )
+        self._sequences = SequenceChecker(params.stop_words_ids, params.min_tokens)
+        self._num_early = params.min_tokens
+        self._stops = StopChecker(
+            params.stop, include_stop_str_in_output=params.include_stop_str_in_output
+        )
 
     def read(self) -> StreamChunk | None:
         """Return one chunk with all that is new since the last call, or None. One thread at a time
@@ -113,11 +128,11 @@ class CompletionReader:
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
         """Text and tokens of an event, cut at the first stop text or stop sequence."""
         if self._num_early <= 0 and not self.request.sampling.params.stop_words_ids:
-            before = copy.copy(self._detokenizer), copy.copy(self._stops)
+            before = copy.copy(self._decoder), copy.copy(self._stops)
             delta = self._text_of(event.token_ids)
             if not self._stops.stopped:
                 return delta, list(event.token_ids)
-            self._detokenizer, self._stops = before  # again, token by token, to find where it ends
+            self._decoder, self._stops = before  # again, token by token, to find where it ends
         delta = ""
         taken: list[int] = []
         for token_id in event.token_ids:
@@ -131,25 +146,24 @@ class CompletionReader:
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens add. A stop token ends the text and adds none itself."""
+        decoder = self._decoder
         if token_ids and self._num_early <= 0:
             self._is_early = False
             shown = [token_id for token_id in token_ids if token_id not in self._hidden]
-            return self._stops.push(self._detokenizer.push(shown)) if shown else ""
+            return self._stops.push(decoder.push(shown)) if shown else ""
         text = ""
         for token_id in token_ids:
             self._is_early, self._num_early = self._num_early > 0, self._num_early - 1
             if token_id not in self._hidden:
-                text += self._stops.push(
-                    self._detokenizer.push([token_id]), counts=not self._is_early
-                )
+                text += self._stops.push(decoder.push([token_id]), counts=not self._is_early)
         return text
 
-    def _take_logprobs(self, event: TokenEvent, num_tokens: int) -> None:
-        """Add the log-probabilities of the event's first `num_tokens` tokens, if requested."""
-        if self.logprobs is not None and event.logprobs is not None:
-            ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
-            self.logprobs += _best_first(ids, values, by_id=self.request.sampling.returns_all)
-            self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
+    def _take_logprobs(self, logprobs: TokenLogprobs, num_tokens: int) -> None:
+        """Add the log-probabilities of an event's first `num_tokens` tokens."""
+        assert self.logprobs is not None, "the request asked for log-probabilities"
+        ids, values = logprobs.token_ids[:num_tokens], logprobs.values[:num_tokens]
+        self.logprobs += _best_first(ids, values, by_id=self.request.sampling.returns_all)
+        self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
 
     def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
         """A stop text was found: abort the completion in the loop, and set its final metrics."""
@@ -163,11 +177,15 @@ class CompletionReader:
 
     def _finish(self) -> str:
         """The text that was held back."""
-        rest = self._text_of(self._sequences.flush())
-        rest += self._stops.push(self._detokenizer.flush(), counts=not self._is_early)
-        if self._stops.stopped:
+        decoder, stops = self._decoder, self._stops
+        rest = self._text_of(self._sequences.flush()) if self._sequences.holds else ""
+        text = decoder.flush()
+        if not self.request.sampling.params.stop:
+            return rest + text
+        rest += stops.push(text, counts=not self._is_early)
+        if stops.stopped:
             self.finish_reason = "stop"
-        return rest + self._stops.flush()
+        return rest + stops.flush()
 
     def completion(self) -> CompletionOutput:
         """Everything so far, as a CompletionOutput."""
@@ -226,7 +244,7 @@ def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> Reques
         finished=True,
         metrics=metrics,
         tokens_per_second=0.0 if metrics is None else metrics.tokens_per_second,
-        num_generated_tokens=sum(len(one.token_ids) for one in made),
+        num_generated_tokens=sum([len(one.token_ids) for one in made]),
         prompt_logprobs=readers[0].prompt_logprobs,
         hidden=readers[0].hidden,
     )

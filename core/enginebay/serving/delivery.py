@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from enginebay.plugins.blame import failure
-from enginebay.serving.messages import PutEvent, TakeEvent, TokenEvent, Wake
-from enginebay.types import Request
+from enginebay.serving.running import Running, TokenEvent, Wake
 
 log = logging.getLogger("enginebay.loop")
 
-Delivered = tuple[str, TakeEvent, TokenEvent]
-"""A request's id, the function that receives its events, and its next event."""
+Delivered = tuple[Running, TokenEvent]
+"""A request, and the next event for its `take`."""
 
 CATCH_UP_S = 1.0
 """The longest time that the engine thread waits for earlier events to be handed over, even if a
@@ -25,7 +24,8 @@ tokenizer hangs.
 
 
 class Delivery:
-    """Calls each request's function with its events, in the order in which they were put.
+    """Calls the `take` of each request with its events, in the order in which they were put. When
+    `take` raises, the request is aborted, and `take` is called once more, with an error event.
 
     The engine thread only puts events, so making text costs it no time. Text is made even when its
     reader is slow, so a stop text is found without delay. Events of one step are handed over
@@ -35,20 +35,12 @@ class Delivery:
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
-        self._due: list[Delivered] = []
+        self.due: list[Delivered] = []
+        """Events that were put since the last flush."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._overdue: threading.Lock | None = None
         self._thread = threading.Thread(target=self._run, name="enginebay-delivery", daemon=True)
         self._thread.start()
-
-    def outbox(self, request: Request, take: TakeEvent) -> PutEvent:
-        """The function that puts an event of a request. After flush(), the delivery thread calls
-        `take` with the event.
-
-        When `take` raises, the request is aborted, and `take` is called once more, with an error
-        event.
-        """
-        return lambda event: self._due.append((request.request_id, take, event))
 
     def join(self) -> None:
         """Wait until the thread has ended, after close()."""
@@ -59,9 +51,9 @@ class Delivery:
 
     def flush(self) -> None:
         """Hand over the events that were put since the last flush."""
-        if self._due:
-            due, self._due = self._due, []
-            self._jobs.put(functools.partial(self._hand_over, due))
+        if self.due:
+            self._jobs.put(functools.partial(self._hand_over, tuple(self.due)))
+            self.due.clear()
 
     def catch_up(self) -> None:
         """Wait until all events that were put so far have been handed over, at most CATCH_UP_S.
@@ -89,21 +81,23 @@ class Delivery:
             del job  # an idle thread keeps no request alive
 
     def _hand_over(self, due: Sequence[Delivered]) -> None:
-        wakes = {self._take(*one): None for one in due}
-        for wake in wakes:
+        wakes: dict[Wake, None] = {}
+        for running, event in due:
+            assert running.take is not None, "a request without `take` puts its events elsewhere"
+            try:
+                wake = running.take(event)
+            # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
+            except BaseException as error:
+                request_id = running.request.request_id
+                log.exception(
+                    "reading the events of request %s failed: the request is aborted", request_id
+                )
+                self._abort(request_id)
+                cause = failure(f"reading the tokens of request {request_id}", error)
+                wake = None
+                with contextlib.suppress(Exception):
+                    wake = running.take(TokenEvent((), "error", error=cause))
             if wake is not None:
-                wake()
-
-    def _take(self, request_id: str, take: TakeEvent, event: TokenEvent) -> Wake | None:
-        try:
-            return take(event)
-        # The thread's outer edge: whatever a tokenizer raises, the reader gets an error event.
-        except BaseException as error:
-            log.exception(
-                "reading the events of request %s failed: the request is aborted", request_id
-            )
-            self._abort(request_id)
-            cause = failure(f"reading the tokens of request {request_id}", error)
-            with contextlib.suppress(Exception):
-                return take(TokenEvent((), "error", error=cause))
-        return None
+                wakes[wake] = None
+        for wake in wakes:
+            wake()

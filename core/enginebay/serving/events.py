@@ -16,7 +16,7 @@ from typing import Protocol
 
 from enginebay.errors import EnginebayError
 from enginebay.outputs import RequestOutput, StreamChunk
-from enginebay.serving.messages import Wake
+from enginebay.serving.running import Wake
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

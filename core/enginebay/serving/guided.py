@@ -21,7 +21,7 @@ from enginebay.contracts.constraint import BITS, GUIDED, with_tokens
 from enginebay.contracts.processor import RowValues
 from enginebay.errors import EnginebayError, RequestError, StoppedError
 from enginebay.plugins.blame import failure
-from enginebay.serving.request_table import RequestState
+from enginebay.serving.running import Running
 from enginebay.types import FinishReason
 
 log = logging.getLogger("enginebay.loop")
@@ -33,7 +33,7 @@ are not launched; the others go on.
 """
 
 
-def must_wait(tracked: RequestState) -> bool:
+def must_wait(tracked: Running) -> bool:
     """Whether the row cannot be launched yet: its last token is unread, or its next mask is still
     being computed.
     """
@@ -42,7 +42,7 @@ def must_wait(tracked: RequestState) -> bool:
     )
 
 
-def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
+def next_mask(tracked: Running) -> tuple[RowValues, ...]:
     """The mask for the row's next step: tokens that continue the text, and the stop tokens where
     the text may end.
     """
@@ -56,7 +56,7 @@ def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
     )
 
 
-def advance(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | None:
+def advance(tracked: Running, token_ids: Iterable[int]) -> EnginebayError | None:
     """Advance the constraint by committed tokens, up to the first one that ends the text. Returns
     the error with which the request must end, or None.
     """
@@ -72,13 +72,13 @@ def advance(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError |
 
 
 def advance_all(
-    rows: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray
+    rows: Sequence[Running], tokens: np.ndarray, counts: np.ndarray
 ) -> dict[int, EnginebayError]:
     """Advance the constraints of all guided rows by the first counts[i] of tokens[i], int32 [rows,
     steps], so that their masks are computed together.
 
     All these rows are late until `collect_masks` has collected their masks. Returns the errors of
-    requests that must end, by the id() of their RequestState.
+    requests that must end, by the id() of their Running.
     """
     failures: dict[int, EnginebayError] = {}
     for row, tracked in enumerate(rows):
@@ -94,7 +94,7 @@ def advance_all(
     return failures
 
 
-def wait_for_mask(tracked: RequestState, until_s: float) -> EnginebayError | None:
+def wait_for_mask(tracked: Running, until_s: float) -> EnginebayError | None:
     """Wait for the mask after the last token until `until_s` of the monotonic clock; if it is not
     ready then, mark the request as late. Returns the error with which the request must end, or
     None.
@@ -112,14 +112,14 @@ def wait_for_mask(tracked: RequestState, until_s: float) -> EnginebayError | Non
 
 
 def collect_masks(
-    late: Sequence[RequestState], until_s: float
-) -> tuple[list[RequestState], list[tuple[RequestState, FinishReason, EnginebayError | None]]]:
+    late: Sequence[Running], until_s: float
+) -> tuple[list[Running], list[tuple[Running, FinishReason, EnginebayError | None]]]:
     """Wait for the masks of late requests until `until_s` of the monotonic clock. Returns the
     requests that are still late, and the requests that must end, each with its reason and error.
     Requests that have ended already are in neither list.
     """
-    still: list[RequestState] = []
-    ended: list[tuple[RequestState, FinishReason, EnginebayError | None]] = []
+    still: list[Running] = []
+    ended: list[tuple[Running, FinishReason, EnginebayError | None]] = []
     for tracked in late:
         if tracked.finished:
             continue
@@ -132,7 +132,7 @@ def collect_masks(
     return still, ended
 
 
-def _guarded(tracked: RequestState, function: Callable[[], None]) -> EnginebayError | None:
+def _guarded(tracked: Running, function: Callable[[], None]) -> EnginebayError | None:
     try:
         function()
     except (RequestError, StoppedError) as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.contracts.engine import Pending, StepPlan, TokenLogprobs
-from enginebay.serving.request_table import RequestState
+from enginebay.serving.running import Running
 
 
 @dataclasses.dataclass(slots=True)
@@ -20,16 +20,14 @@ class InFlight:
 
     pending: Pending
     plan: StepPlan
-    rows: list[RequestState]
+    rows: list[Running]
     launched_s: float = math.nan
 
     def take_prompts(self) -> list[int]:
-        """Pass log-probabilities and hidden states of prompts to the requests that asked for
-        them. Returns the rows whose hidden states have NaN or infinity.
+        """Of a prefill: pass log-probabilities and hidden states of prompts to the requests that
+        asked for them. Returns the rows whose hidden states have NaN or infinity.
         """
         failed: list[int] = []
-        if self.plan.is_decode:
-            return failed
         for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
             if tracked.finished:
                 continue
@@ -53,8 +51,6 @@ class InFlight:
             None if t.finished or not count else t.num_logprobs
             for t, count in zip(self.rows, counts, strict=True)
         ]
-        if all(num_best is None for num_best in asked):
-            return [None] * len(asked)
         logprobs = self.pending.read_logprobs()
 
         def of_row(row: int, num_best: int) -> TokenLogprobs:

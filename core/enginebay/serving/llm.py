@@ -21,7 +21,7 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.outputs import RequestOutput
 from enginebay.serving.abilities import Abilities
-from enginebay.serving.arguments import checks_keywords
+from enginebay.serving.arguments import check_keywords, checks_keywords
 from enginebay.serving.events import AsyncEvents, Events
 from enginebay.serving.loop import EngineLoop
 from enginebay.serving.prepare import Param, Params, Prepared, Preparer, check_streamable
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 
 
-@checks_keywords
 class LLM:
     """A model, loaded into an engine that runs on a thread of its own. Use it in a `with` block, or
     call close() at the end.
@@ -228,6 +227,7 @@ class LLM:
         Raises RequestError when any prompt or parameter is invalid; then no prompt is queued.
         Interrupting the call ends its requests.
         """
+        check_keywords(LLM.generate, turns, Turns)
         given = prompts_of(prompts, prompt_embeds)
         prepared = self._preparer.prepare(given, params, **turns)
         return self._run(prepared, progress)
@@ -250,6 +250,7 @@ class LLM:
         Raises RequestError for an engine without the capability hidden_states, and as generate()
         does.
         """
+        check_keywords(LLM.embed, turns, Turns)
         outputs = self._run(self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
@@ -259,10 +260,11 @@ class LLM:
         events, outputs = Events(), {}
         try:
             self._requests.submit(prepared, events, streams=False)
-            for event in events:
-                outputs[event.request_id] = output_in(event)
-                if progress is not None:
-                    progress("generating", len(outputs), len(prepared))
+            while len(outputs) < len(prepared):
+                for event in events.get():
+                    outputs[event.request_id] = output_in(event)
+                    if progress is not None:
+                        progress("generating", len(outputs), len(prepared))
             return [outputs[one.request_id] for one in prepared]
         finally:
             events.close()
@@ -275,6 +277,7 @@ class LLM:
         or dropping it ends the request. Raises RequestError as generate() does, and for best_of >
         n: the best completions are not known before all have ended.
         """
+        check_keywords(LLM.stream, turn, Turn)
         events = Events()
         self.submit(prompt, params, events=events, **turn)
         return Stream(events)
@@ -290,6 +293,7 @@ class LLM:
         add_generation_prompt=False the answer continues the last message. Raises RequestError for
         messages that the template cannot render.
         """
+        check_keywords(LLM.chat, options, ChatTurn)
         prompt, turn = self._rendered(messages, **options)
         return self.generate([prompt], params, **turn)[0]
 
@@ -297,6 +301,7 @@ class LLM:
         self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> Stream:
         """chat() as a stream: see stream()."""
+        check_keywords(LLM.chat_stream, options, ChatTurn)
         prompt, turn = self._rendered(messages, **options)
         return self.stream(prompt, params, **turn)
 
@@ -306,6 +311,7 @@ class LLM:
         chat.setdefault("max_prompt_tokens", self._preparer.max_model_len - 1)
         return self.tokenizer.apply_chat_template(messages, **chat), turn
 
+    @checks_keywords(Turn)
     def submit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
@@ -323,6 +329,7 @@ class LLM:
         [prepared] = self._preparer.prepare_one(prompt, params, **turn)
         return self._queue(prepared, events, request_id, streams=stream)
 
+    @checks_keywords(Turn)
     async def asubmit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
@@ -356,6 +363,7 @@ class LLM:
         self, prompts: Prompts, params: Params = None, **turns: Unpack[Turns]
     ) -> list[RequestOutput]:
         """generate() without blocking the asyncio event loop. Cancelling it ends the requests."""
+        check_keywords(LLM.agenerate, turns, Turns)
         return await self._arun(lambda: self._preparer.prepare(prompts, params, **turns))
 
     async def aembed(
@@ -367,6 +375,7 @@ class LLM:
         **turns: Unpack[Turns],
     ) -> list[np.ndarray]:
         """embed() without blocking the asyncio event loop. Cancelling it ends the requests."""
+        check_keywords(LLM.aembed, turns, Turns)
         outputs = await self._arun(lambda: self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
@@ -382,6 +391,7 @@ class LLM:
 
     def astream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> AsyncStream:
         """stream() for asyncio, of one completion; it is queued when the first chunk is awaited."""
+        check_keywords(LLM.astream, turn, Turn)
 
         async def begin(events: AsyncEvents) -> RequestHandle:
             chosen = as_sampling_params(params)
@@ -396,5 +406,6 @@ class LLM:
         self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
     ) -> RequestOutput:
         """chat() without blocking the asyncio event loop. Cancelling it ends the request."""
+        check_keywords(LLM.achat, options, ChatTurn)
         prompt, turn = await in_thread(lambda: self._rendered(messages, **options))
         return (await self.agenerate([prompt], params, **turn))[0]

@@ -28,12 +28,10 @@ from enginebay.serving.messages import (
     LoopMessage,
     Stop,
     Submit,
-    TakeEvent,
-    Ticket,
-    TokenEvent,
 )
 from enginebay.serving.observer import Observers
 from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running, TakeEvent, TokenEvent
 from enginebay.serving.steps import StepRunner
 from enginebay.types import Request
 
@@ -82,8 +80,8 @@ class EngineLoop:
         self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.observers = self._steps.observers
         self._inbox = Inbox()
-        self._submitted: Ticket | None = None  # the request that is being queued
-        self._unqueued: collections.deque[Ticket] = collections.deque()  # those after it
+        self._submitted: Running | None = None  # the request that is being queued
+        self._unqueued: collections.deque[Running] = collections.deque()  # those after it
         # Set inside call(). While it is True, messages are handled but no step is launched.
         self.is_paused = False
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
@@ -108,16 +106,16 @@ class EngineLoop:
 
     def submit(
         self, requests: Sequence[Request], takes: Sequence[TakeEvent] | None = None
-    ) -> list[Ticket]:
+    ) -> list[Running]:
         """Queue all requests or none. StoppedError after close().
 
         takes[i] is called with each event of requests[i], on the delivery thread (see Delivery), up
-        to the event with a finish reason. When `takes` is None, the events wait in the returned
-        tickets. RequestError when this is called on the engine's thread with `takes`.
+        to the event with a finish reason. When `takes` is None, `get` of the returned objects
+        reads the events. RequestError when this is called on the engine's thread with `takes`.
         """
         _check_process(self._process_id)
         if takes is None:
-            tickets = [Ticket(request) for request in requests]
+            made = [Running(request) for request in requests]
         elif threading.current_thread() is self._thread:
             raise RequestError(
                 "a request from the engine's own thread, which would wait for itself",
@@ -125,12 +123,11 @@ class EngineLoop:
                 "Submit it outside run_on_engine, observers and schedulers.",
             )
         else:
+            due = self._delivery.due
             each = zip(requests, takes, strict=True)
-            tickets = [
-                Ticket(request, self._delivery.outbox(request, take)) for request, take in each
-            ]
-        self._inbox.put(Submit(tickets))
-        return tickets
+            made = [Running(request, take, due) for request, take in each]
+        self._inbox.put(Submit(made))
+        return made
 
     def abort(self, request_id: str) -> None:
         """End a request with the finish reason "abort", and free its row and cache. Ended and
@@ -199,7 +196,8 @@ class EngineLoop:
             except BaseException as error:
                 log.exception("a step failed")
                 going = self._recover(error)
-            self._delivery.flush()
+            if self._delivery.due:
+                self._delivery.flush()
         # A running step returns arrays to the interpreter when it ends. If the interpreter has
         # ended by then, the process aborts.
         for step in self._steps.in_flight:
@@ -222,7 +220,7 @@ class EngineLoop:
         if self._steps.late:
             self._steps.collect_late()
         launched = False
-        if not self._requests.is_empty:
+        if self._requests.can_go_on:  # the others are only waiting to be read
             ledger = self.engine.ledger
             admission = self._steps.admission
             look_up = admission.num_cached if self.scheduler.needs_cached_tokens else None
@@ -258,20 +256,22 @@ class EngineLoop:
                 self._submitted = self._unqueued.popleft()
                 self._steps.add(self._submitted)
                 self._submitted = None
-                self._delivery.flush()
+                if self._delivery.due:
+                    self._delivery.flush()
                 continue
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # handling Stop has failed, and the other requests have ended since
             goes_on = self._handle(self._inbox.get())
-            self._delivery.flush()  # the next message may come much later
+            if self._delivery.due:
+                self._delivery.flush()  # the next message may come much later
             if not goes_on:
                 return False
         return True
 
     def _handle(self, message: LoopMessage) -> bool:
         match message:
-            case Submit(tickets):
-                self._unqueued.extend(tickets)
+            case Submit(requests):
+                self._unqueued.extend(requests)
             case Abort(request_id):
                 tracked = self._requests.find(request_id)
                 if tracked is not None:
@@ -293,19 +293,18 @@ class EngineLoop:
         """
         cause = failure("a step", error)
         try:
-            ticket, self._submitted = self._submitted, None
-            if ticket is not None:
-                tracked = self._requests.find(ticket.request.request_id)
-                if tracked is not None and tracked.ticket is ticket:
-                    self._requests.drop(tracked)
-                if not ticket.has_ended:
-                    ticket.put(TokenEvent((), "error", error=cause))
+            submitted, self._submitted = self._submitted, None
+            if submitted is not None:
+                if self._requests.find(submitted.request.request_id) is submitted:
+                    self._requests.drop(submitted)
+                if not submitted.has_ended:
+                    submitted.put(TokenEvent((), "error", error=cause))
                 return True
-            failed = self._steps.launcher.current_requests
+            failed = self._steps.planner.current_requests
             if failed is None:
                 failed = list(self._requests.running.values()) or self._requests.everything
             for tracked in failed:
-                if not tracked.ticket.has_ended:
+                if not tracked.has_ended:
                     self._steps.end(tracked, "error", cause)
             self._steps.restart()
         except BaseException as last:  # the engine is lost: answer all who wait
@@ -319,9 +318,9 @@ class EngineLoop:
         self._inbox.close(f"the engine broke down ({error_line(last)}): make a new one")
         for tracked in self._requests.everything:
             tracked.finished = True
-            tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))
-        for ticket in self._unqueued:
-            ticket.put(TokenEvent((), "error", error=cause))
+            tracked.put(TokenEvent((), "error", tracked.metrics, cause))
+        for tracked in self._unqueued:
+            tracked.put(TokenEvent((), "error", error=cause))
         self._unqueued.clear()
         self._requests.waiting.clear()
         self._requests.running.clear()

@@ -1,6 +1,4 @@
-"""Records that cross between threads: requests to the engine thread, tokens back, and control
-messages.
-"""
+"""Messages from other threads to the engine thread."""
 
 from __future__ import annotations
 
@@ -11,72 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-
-from enginebay.contracts.engine import TokenLogprobs
 from enginebay.errors import EnginebayError, StoppedError
-from enginebay.outputs import RequestMetrics
 from enginebay.plugins.blame import failure
-from enginebay.types import FinishReason, Request
-
-
-# Not frozen, for the same reason as a RowPlan.
-@dataclasses.dataclass(slots=True)
-class TokenEvent:
-    """New tokens of a request. The last event has a finish reason, and an error when the reason is
-    "error".
-
-    `logprobs`, for requests with log-probabilities, is [tokens or more, W]: W is the requested
-    number of best tokens plus one. `prompt_logprobs`, [prompt tokens - 1, W], comes once, with the
-    first token. `hidden`, f32 [hidden_size], comes with the last event of a request with a
-    `pooling`.
-
-    `metrics` belong to the engine thread until the last event: a reader that ends a request earlier
-    takes a copy.
-    """
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
-    metrics: RequestMetrics | None = None
-    error: EnginebayError | None = None
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: TokenLogprobs | None = None
-    hidden: np.ndarray | None = None
-
-
-PutEvent = Callable[[TokenEvent], None]
-Wake = Callable[[], None]
-TakeEvent = Callable[[TokenEvent], Wake | None]
-"""Receives the next event of a request. Returns the function that wakes the request's reader, or
-None when there is nothing new to read.
-"""
-
-
-class Ticket:
-    """The outbox of one request. Its events go to `put_event`, if there is one, and otherwise into
-    an unbounded queue that get() reads.
-    """
-
-    def __init__(self, request: Request, put_event: PutEvent | None = None) -> None:
-        self.request = request
-        self.is_delivered = put_event is not None
-        self.has_ended = False
-        self._events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        self._put_event: PutEvent = put_event or self._events.put
-
-    def put(self, event: TokenEvent) -> None:
-        """Add an event. Called by the engine thread."""
-        if event.finish_reason is not None:
-            self.has_ended = True
-        self._put_event(event)
-
-    def get(self, timeout_s: float | None = None) -> TokenEvent:
-        """The next event; queue.Empty when none came within `timeout_s` seconds."""
-        return self._events.get(timeout=timeout_s)
-
-    def get_nowait(self) -> TokenEvent:
-        """The next event; queue.Empty when there is none."""
-        return self._events.get_nowait()
+from enginebay.serving.running import Running, TokenEvent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +20,7 @@ class Submit:
     so the error of any of them does not wait for a step of the others.
     """
 
-    tickets: Sequence[Ticket]
+    requests: Sequence[Running]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,9 +113,9 @@ class Inbox:
         """Answer every request and call that is still in it with an error."""
         while not self._messages.empty():
             match self._messages.get():
-                case Submit(tickets):
-                    for ticket in tickets:
-                        ticket.put(TokenEvent((), "error", error=error))
+                case Submit(requests):
+                    for request in requests:
+                        request.put(TokenEvent((), "error", error=error))
                 case LoopCall(_, result):
                     if result.set_running_or_notify_cancel():
                         result.set_exception(error)

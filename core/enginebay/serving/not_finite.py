@@ -21,15 +21,13 @@ def not_finite(
     step: InFlight, tokens: np.ndarray, failed_hidden: Sequence[int], dtype: str
 ) -> dict[int, EnginebayError]:
     """Return the error of each request whose logits or pooled hidden states in a step have NaN or
-    infinity, by the id of its RequestState.
+    infinity, by the id of its Running.
 
     tokens int32 [rows, steps]; failed_hidden: rows of the second kind; `dtype` is that of the
     configuration.
     """
     found: dict[int, EnginebayError] = {}
     failed_logits = rows_not_finite(tokens)
-    if not failed_logits and not failed_hidden:  # as in nearly every step
-        return found
     kind = "verify" if step.plan.verifies else "decode" if step.plan.is_decode else "prefill"
     todo = "Look for broken weights with --verify-weights."
     if dtype == "float16":

@@ -20,7 +20,8 @@ from enginebay.ops.spec import Bucket
 from enginebay.outputs import RequestMetrics
 from enginebay.serving.in_flight import InFlight
 from enginebay.serving.not_finite import rows_not_finite
-from enginebay.serving.request_table import RequestState, RequestTable
+from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running
 from enginebay.types import FinishReason, Request
 
 log = logging.getLogger("enginebay.loop")
@@ -233,7 +234,7 @@ class Observers:
         )
         self._report(lambda observer: observer.executed(execution))
 
-    def ended(self, tracked: RequestState, reason: FinishReason) -> None:
+    def ended(self, tracked: Running, reason: FinishReason) -> None:
         """Report an Ending: a request has ended, and its metrics are final."""
         ending = Ending(tracked.request, reason, tracked.metrics)
         self._report(lambda observer: observer.ended(ending))

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from enginebay.contracts.constraint import Vocabulary
+from enginebay.contracts.constraint import Vocabulary, forms_of
 from enginebay.contracts.model import TokenInfo
 from enginebay.contracts.processor import RowFacts, Sizes
 from enginebay.contracts.text import ChatPrompt, Tokenizer
@@ -82,6 +82,7 @@ class Preparer:
         self.tokens = tokens
         self.vocab_size = vocab_size
         self.sizes = Sizes(vocab_size, max_model_len, abilities.padding_from)
+        self._num_token_ids = self.sizes.num_token_ids
         self.max_model_len = max_model_len
         self.max_cached: int | None = None
         """The largest number of tokens that the cache holds for one request
@@ -138,7 +139,8 @@ class Preparer:
         A max_tokens that comes from the checkpoint is reduced to the room after a prompt of
         `num_prompt` tokens.
         """
-        filled = self.abilities.defaults.applied_to(params)
+        missing = self.abilities.defaults.missing_in(params)
+        filled = params.model_copy(update=missing) if missing else params
         if filled.max_tokens is None or "max_tokens" in params.model_fields_set:
             return filled
         return filled.model_copy(
@@ -153,35 +155,40 @@ class Preparer:
         pooling: Pooling | None = None,
     ) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
-        embeds, check = None, functools.partial(self._check_ids, what="token id")
+        embeds = None
         if isinstance(prompt, Segments):
             check_embeds(params, self.abilities)
+            check = functools.partial(self._check_ids, what="token id")
             token_ids, embeds = prompt.resolve(self.abilities.hidden_size, self.vocab_size, check)
         else:
             if text is None:
                 self._check_room(len(prompt), params)
-            token_ids = (
-                encode_within(
-                    self.tokenizer, text, self.max_model_len, generates=params.max_tokens != 0
-                )
-                if text is not None
-                else [int(t) for t in prompt]
-            )
+                token_ids = [int(t) for t in prompt]
+            elif params.max_tokens == 0:
+                token_ids = encode_within(self.tokenizer, text, self.max_model_len, generates=False)
+            else:
+                most = self.max_model_len - 1
+                token_ids = self.tokenizer.encode(text, max_prompt_tokens=most)
             self._check_room(len(token_ids), params)
-            check(token_ids)
+            self._check_ids(token_ids, "token id")
         if pooling is None:
             params = self.with_defaults(params, len(token_ids))
             check_length(params)
         self._check(token_ids, params)
+        check_penalties(params, self.abilities)
+        check_logprobs(params, self.abilities)
         array = np.asarray(token_ids, np.int32)
-        sampling = self._freeze(params, array)
+        processors = self.abilities.processors.entries
+        wanted = requested_processors(params, self.tokenizer, processors)
+        sampling = self._freeze(params, array, wanted)
         # Only the first completion computes the prompt's log-probabilities.
         others = dataclasses.replace(sampling, num_prompt_logprobs=None)
-        grammar, adapter = self._guide.grammar(params), self.abilities.adapter(priority.lora)
+        grammar = self._guide.grammar(params) if forms_of(params) else None
+        adapter = self.abilities.adapter(priority.lora)
         request_id = f"request-{uuid.uuid4().hex}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
         now_s = time.monotonic()
-        requests = tuple(
+        requests = [
             Request(
                 request_id=f"{request_id}/{index}",
                 prompt_token_ids=array,
@@ -200,8 +207,8 @@ class Preparer:
                 begins_text=isinstance(prompt, ChatPrompt),
             )
             for index in range(params.best_of or params.n)
-        )
-        return Prepared(request_id, text, token_ids, requests, BestOf.of(params))
+        ]
+        return Prepared(request_id, text, token_ids, tuple(requests), BestOf.of(params))
 
     def _check_room(self, num_tokens: int, params: SamplingParams) -> None:
         """RequestError for a prompt of too many tokens. A request that generates nothing needs no
@@ -225,10 +232,10 @@ class Preparer:
             )
         self._check_room(len(token_ids), params)
         num_allowed = len(params.allowed_token_ids or ())
-        if num_allowed > self.sizes.num_token_ids:
+        if num_allowed > self._num_token_ids:
             raise RequestError(
                 f"allowed_token_ids = a list of {num_allowed} ids",
-                f"at most {self.sizes.num_token_ids}, the model's vocabulary",
+                f"at most {self._num_token_ids}, the model's vocabulary",
                 "Pass each id once.",
             )
         if self.abilities.greedy_only and params.temperature > 0:
@@ -237,21 +244,22 @@ class Preparer:
                 "temperature = 0",
                 "Pass --sampler standard to sample.",
             )
-        check_penalties(params, self.abilities)
-        check_logprobs(params, self.abilities)
 
     def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
-        size = self.sizes.num_token_ids
-        wrong = next((t for t in token_ids if not 0 <= t < size), None)
-        if wrong is not None:
+        size = self._num_token_ids
+        wrong = [t for t in token_ids if not 0 <= t < size]
+        if wrong:
             whose = "model's" if self.sizes.padding_from is None else "tokenizer's"
             raise RequestError(
-                f"{what} {wrong}",
+                f"{what} {wrong[0]}",
                 f"0 to {size - 1}, the {whose} vocabulary",
                 "Encode the text with llm.tokenizer.",
             )
 
-    def _freeze(self, params: SamplingParams, prompt: np.ndarray) -> FrozenSampling:
+    def _freeze(
+        self, params: SamplingParams, prompt: np.ndarray, wanted: Mapping[str, Mapping[str, Any]]
+    ) -> FrozenSampling:
+        """The sampling of a request. `wanted`: options of the logits processors that it uses."""
         eos = () if params.ignore_eos else self.tokens.eos_token_ids
         self._check_ids(params.stop_token_ids, "stop token id")
         self._check_ids(
@@ -267,7 +275,7 @@ class Preparer:
         room = self.max_model_len - len(prompt)
         facts = RowFacts(prompt, stop_ids, self.sizes)
         chosen = self.abilities.processors
-        used = chosen.rows(requested_processors(params, self.tokenizer, chosen.entries), facts)
+        used = chosen.rows(wanted, facts)
         if takes_best(params) and not chosen.changes_best(used):
             used = ()
         num_logprobs = self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs

@@ -78,10 +78,10 @@ def priorities_of(
     length than `num_prompts`.
     """
     texts = (("tenant", tenant), ("cache_salt", cache_salt), ("lora", lora))
-    tenants, salts, loras = (
+    tenants, salts, loras = [
         [_text(name, one) for one in one_per_prompt(num_prompts, given, f"{name}s")]
         for name, given in texts
-    )
+    ]
     priorities = map(_priority, one_per_prompt(num_prompts, priority, "priorities"))
     return [RequestPriority(*each) for each in zip(priorities, tenants, salts, loras, strict=True)]
 
@@ -99,7 +99,7 @@ def one_per_prompt(num_prompts: int, given: Any, what: str) -> list[Any]:
     """A list with one value per prompt, made from one value for all prompts or a list. RequestError
     for a list of another length; `what` is the name of the values in the message.
     """
-    if not is_list(given):
+    if given is None or isinstance(given, str) or not is_list(given):
         return [given] * num_prompts
     if len(given) != num_prompts:
         raise RequestError(

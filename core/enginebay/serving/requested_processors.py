@@ -25,20 +25,6 @@ def requested_processors(
     sampler applies penalties itself. RequestError for a processor that is requested both by a field
     of its own and in `processors`, and for bad_words without tokens.
     """
-    asked = _by_fields(params, tokenizer)
-    if PENALTIES not in available and not params.suppress_repetition_in_generation:
-        asked.pop(PENALTIES, None)
-    twice = sorted(asked.keys() & params.processors.keys())
-    if twice:
-        raise RequestError(
-            f"logits processor {twice[0]!r}, both by a field of its own and in processors",
-            "one of the two",
-            "Remove it from processors.",
-        )
-    return asked | params.processors
-
-
-def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mapping[str, Any]]:
     options: dict[str, dict[str, Any]] = {}
     used = set()
     for name, one in _APPLIED_BY.items():
@@ -53,7 +39,16 @@ def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mappin
         asked[GUIDED] = {}
     if params.bad_words:
         asked["bad_words"] = {"sequences": _sequences(params.bad_words, tokenizer)}
-    return asked
+    if PENALTIES not in available and not params.suppress_repetition_in_generation:
+        asked.pop(PENALTIES, None)
+    twice = sorted(asked.keys() & params.processors.keys())
+    if twice:
+        raise RequestError(
+            f"logits processor {twice[0]!r}, both by a field of its own and in processors",
+            "one of the two",
+            "Remove it from processors.",
+        )
+    return asked | params.processors
 
 
 def _sequences(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -12,16 +12,16 @@ from typing import Protocol
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, shown
 from enginebay.serving.assemble import CompletionReader, output_of
-from enginebay.serving.events import Event, EventReader, Inbound, LoopWakers, RequestEnded
-from enginebay.serving.messages import TakeEvent, Ticket, TokenEvent, Wake
+from enginebay.serving.events import Event, EventReader, LoopWakers, RequestEnded
 from enginebay.serving.prepare import Prepared
+from enginebay.serving.running import Running, TakeEvent, TokenEvent, Wake
 from enginebay.types import Request
 
 
 class RequestRunner(Protocol):
     """Runs requests: an EngineLoop, or a service that starts and stops one."""
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> Sequence[Ticket]:
+    def submit(self, requests: Sequence[Request], takes: Sequence[TakeEvent]) -> Sequence[Running]:
         """Queue all requests or none; the loop calls takes[i] with each event of requests[i]."""
 
     def abort(self, request_id: str) -> None:
@@ -71,17 +71,12 @@ class Submission:
             )
             for request in prepared.requests
         ]
-        self.tickets: Sequence[Ticket] = ()
-        self._inbound, self._wake = events.connect(requests.wakers)
+        self.running: Sequence[Running] = ()
+        self.inbound, self._wake = events.connect(requests.wakers)
         self._requests = requests
         self._streams = streams
         self._ended: RequestEnded | None = None
         self._num_left = len(self.readers)
-
-    @property
-    def inbound(self) -> Inbound:
-        """Receives the request's events."""
-        return self._inbound
 
     @property
     def handle(self) -> RequestHandle:
@@ -92,7 +87,7 @@ class Submission:
     @property
     def has_ended(self) -> bool:
         """Whether the loop has ended all its completions."""
-        return bool(self.tickets) and all(ticket.has_ended for ticket in self.tickets)
+        return bool(self.running) and all(running.has_ended for running in self.running)
 
     def abandon(self) -> None:
         """End the request, if it has not ended, and free its id at once. Any thread may call
@@ -109,7 +104,7 @@ class Submission:
 
     def take(self, reader: CompletionReader, event: TokenEvent) -> Wake | None:
         """Receive an event of a completion from the loop. Returns what wakes the reader."""
-        if reader.done or not self._num_left:
+        if reader.finish_reason is not None or not self._num_left:
             return None
         request_id = self.prepared.request_id
         if event.error is not None:
@@ -119,7 +114,7 @@ class Submission:
             self._ended = RequestEnded(request_id, error=event.error)
         elif not reader.feed(event):
             return None
-        elif reader.done:
+        elif reader.finish_reason is not None:
             self._num_left -= 1
             if not self._num_left:
                 self._ended = RequestEnded(request_id, output_of(self.prepared, self.readers))
@@ -127,7 +122,7 @@ class Submission:
             self._requests.forget(self)
         elif not self._streams:
             return None
-        self._inbound.put(self)
+        self.inbound.put(self)
         return self._wake()
 
     def read(self) -> list[Event]:
@@ -137,8 +132,10 @@ class Submission:
         ended = self._ended  # before the chunks: after the end no chunk has news
         if ended is not None:
             self._ended = None
-        chunks = (reader.read() for reader in self.readers if self._streams)
-        news: list[Event] = [chunk for chunk in chunks if chunk is not None]
+        news: list[Event] = []
+        for reader in self.readers if self._streams else ():
+            if (chunk := reader.read()) is not None:
+                news.append(chunk)
         return news if ended is None else [*news, ended]
 
 
@@ -182,14 +179,14 @@ class Requests:
                     raise RequestError(given, "events that are open", "Create new Events().")
             each = [(one, reader) for one in made for reader in one.readers]
             takes = [functools.partial(one.take, reader) for one, reader in each]
-            tickets = iter(self.runs.submit([reader.request for _, reader in each], takes))
+            queued = iter(self.runs.submit([reader.request for _, reader in each], takes))
         except BaseException:
             for one in made:
                 self.forget(one)
                 one.inbound.remove(one)
             raise
         for one in made:
-            one.tickets = tuple(itertools.islice(tickets, len(one.readers)))
+            one.running = tuple(itertools.islice(queued, len(one.readers)))
             if one.inbound.is_closed:  # closed while it was being queued
                 one.abandon()
         return made

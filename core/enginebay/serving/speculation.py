@@ -11,7 +11,7 @@ from enginebay.contracts.engine import StepPlan
 from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.rows import EngineRows
 from enginebay.errors import InternalError
-from enginebay.serving.request_table import RequestState
+from enginebay.serving.running import Running
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
@@ -31,7 +31,7 @@ def can_speculate(sampling: FrozenSampling) -> bool:
     return not (sampling.penalises or sampling.processors or sampling.returns_all)
 
 
-def _pays(tracked: RequestState) -> bool:
+def _pays(tracked: Running) -> bool:
     """Whether to draft the next tokens of a row."""
     return tracked.draft_stats.is_good and can_speculate(tracked.request.sampling)
 
@@ -52,13 +52,13 @@ class Speculation:
         """Tokens of a row in one pass of the model: its last token and the drafts."""
         return self.most + 1
 
-    def waits(self, tracked: RequestState) -> bool:
+    def waits(self, tracked: Running) -> bool:
         """Whether a row waits until its last token is read: drafts continue tokens that the host
         knows.
         """
         return tracked.num_launched > len(tracked.output) and _pays(tracked)
 
-    def drafts(self, tracked: RequestState) -> tuple[int, ...]:
+    def drafts(self, tracked: Running) -> tuple[int, ...]:
         """Drafts of a row's next tokens, whose earlier tokens are all read. Empty when drafting
         does not pay, or the drafts could not be verified.
         """
@@ -71,7 +71,7 @@ class Speculation:
             tracked.draft_stats = tracked.draft_stats.after_none()
         return tuple(drafts.tolist())
 
-    def fewer_steps(self, rows: Sequence[RequestState], steps: int) -> int:
+    def fewer_steps(self, rows: Sequence[Running], steps: int) -> int:
         """How many steps to decode rows without drafts: at most STEPS_BETWEEN when drafting may pay
         for all of them afterwards.
         """
@@ -85,7 +85,7 @@ class Speculation:
         most = max(0, passes * self.width - 1)
         return [min(len(row.draft_token_ids), most) for row in plan.rows]
 
-    def learn(self, tracked: RequestState, num_drafts: int, num_new: int) -> None:
+    def learn(self, tracked: Running, num_drafts: int, num_new: int) -> None:
         """Update a row's stats after a step: from its `num_drafts` verified drafts, or from
         `num_new` tokens that it decoded without drafts, which show what drafts would have been
         worth.
@@ -110,7 +110,7 @@ class Speculation:
             accepted = int(wrong[0]) if len(wrong) else len(drafts)
             tracked.draft_stats = tracked.draft_stats.after(accepted, most, self.most)
 
-    def _tokens(self, tracked: RequestState) -> np.ndarray:
+    def _tokens(self, tracked: Running) -> np.ndarray:
         """The tokens of a running row that the host has read, after its last prompt embedding."""
         row, embeds = tracked.row_lease.row, tracked.request.embeds
         first = 0 if embeds is None else int(embeds.positions[-1]) + 1

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginebay.config import EngineConfig
-from enginebay.contracts.engine import Engine
+from enginebay.contracts.engine import Engine, TokenLogprobs
 from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.scheduler import Decision, Limits
 from enginebay.errors import EnginebayError
 from enginebay.serving.admission import Admission
 from enginebay.serving.guided import PATIENCE_S, advance_all, collect_masks
-from enginebay.serving.launching import DecisionLauncher
-from enginebay.serving.messages import Ticket, TokenEvent
+from enginebay.serving.in_flight import InFlight
 from enginebay.serving.not_finite import not_finite
 from enginebay.serving.observer import Observers
-from enginebay.serving.request_table import RequestState, RequestTable
+from enginebay.serving.planning import StepPlanner
+from enginebay.serving.request_table import RequestTable
+from enginebay.serving.running import Running, TokenEvent
 from enginebay.serving.speculation import Speculation
-from enginebay.types import FinishReason
+from enginebay.types import NOT_FINITE, FinishReason
 
 
 class StepRunner:
@@ -44,21 +47,21 @@ class StepRunner:
         self.admission = Admission(engine, requests)
         self.speculation = None if proposer is None else Speculation(proposer, config, engine.rows)
         self.observers = Observers() if observers is None else observers
-        self.launcher = DecisionLauncher(
-            engine, config, self.admission, self.speculation, self.observers, self.commit_all
+        self.planner = StepPlanner(
+            engine, config, self.admission, self.speculation, self.commit_all
         )
-        self.in_flight = self.launcher.in_flight
-        self.late: list[RequestState] = []
+        self.in_flight: collections.deque[InFlight] = collections.deque()
+        """Launched steps that were not read."""
+        self.late: list[Running] = []
         """Requests whose masks were ordered and not yet collected."""
         self._patience_s = 0.0  # wait for masks until this time of the monotonic clock
-        self._mixes = config.mixed_steps == "on" and proposer is None
         self.awaits_stop_texts = False
         """Whether tokens were put whose text may end a request."""
 
     @property
     def is_idle(self) -> bool:
         """Whether there is no request and no unread step."""
-        return self.requests.is_empty and not self.in_flight
+        return not self.in_flight and self.requests.is_empty
 
     def limits(self) -> Limits:
         """The limits of the next decision."""
@@ -71,11 +74,11 @@ class StepRunner:
             stream_chunk_tokens=self.config.stream_chunk_tokens,
         )
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, tracked: Running) -> None:
         """Queue a request. A request that needs more cache than the engine has would wait forever,
         so it ends at once.
         """
-        tracked = self.requests.add(ticket)
+        self.requests.add(tracked)
         refusal = self.admission.refusal(tracked)
         if refusal is not None:
             self.end(tracked, "error", refusal)
@@ -88,13 +91,14 @@ class StepRunner:
         """
         for request_id in decision.preempt:
             self._preempt(request_id)
-        steps, decoding = self.launcher.reserve(decision)  # before admission uses the free cache
-        beside = decoding if self._mixes else []
-        prefilled = self.launcher.prefill(decision, beside)
-        decoding = [] if prefilled and beside else decoding
-        if prefilled and not self.config.overlap_execution:
-            self.commit_all()
-        launched = self.launcher.decode(decoding, steps) or prefilled
+        launched = False
+        for plan, rows in self.planner.steps(decision):
+            self.planner.current_requests = rows
+            pending = self.engine.step(plan)
+            launched_s = self.observers.launched(plan) if self.observers.is_on else math.nan
+            self.in_flight.append(InFlight(pending, plan, rows, launched_s))
+            self.planner.current_requests = None
+            launched = True
         if launched or self.in_flight or self.late:
             return launched
         latest = self.admission.choose_preempted(refused=bool(decision.decode))
@@ -107,7 +111,7 @@ class StepRunner:
         meanwhile are skipped.
         """
         step = self.in_flight.popleft()
-        self.launcher.current_requests = step.rows
+        self.planner.current_requests = step.rows
         tokens = step.pending.read()
         now_s = time.monotonic()
         counts = (tokens >= 0).sum(axis=1)
@@ -116,17 +120,22 @@ class StepRunner:
             num_drafts = self.speculation.verified(step.plan, counts.tolist())
         if self.observers.is_on:
             self.observers.read(step, tokens, now_s, num_drafts)
-        failures = advance_all(step.rows, tokens, counts)
+        guided = [tracked for tracked in step.rows if tracked.constraint is not None]
+        failures = advance_all(step.rows, tokens, counts) if guided else {}
         self._patience_s = time.monotonic() + PATIENCE_S
         self.admission.append(step.rows, tokens, counts)
-        logprobs = step.logprobs(tokens, counts.tolist())
-        failures |= not_finite(step, tokens, step.take_prompts(), self.config.dtype)
+        logprobs: Sequence[TokenLogprobs | None] = [None] * len(step.rows)
+        if [tracked for tracked in step.rows if tracked.num_logprobs is not None]:
+            logprobs = step.logprobs(tokens, counts.tolist())
+        failed_hidden = [] if step.plan.is_decode else step.take_prompts()
+        if failed_hidden or (tokens == NOT_FINITE).any():
+            failures |= not_finite(step, tokens, failed_hidden, self.config.dtype)
         for tracked, row_tokens, count, row_logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), logprobs, num_drafts, strict=True
         ):
             if tracked.finished:
                 continue
-            self.launcher.current_requests = [tracked]
+            self.planner.current_requests = [tracked]
             del row_tokens[count:]
             failure = failures.get(id(tracked)) if failures else None
             if failure is not None:
@@ -140,9 +149,9 @@ class StepRunner:
             if tracked.finished:
                 self._finish(tracked, event)
             elif event.token_ids:
-                tracked.ticket.put(event)
+                tracked.put(event)
                 self.awaits_stop_texts = self.awaits_stop_texts or tracked.ends_by_text
-        self.launcher.current_requests = None
+        self.planner.current_requests = None
         self._flush()
 
     def collect_late(self) -> None:
@@ -157,7 +166,7 @@ class StepRunner:
             self.commit_next()
 
     def end(
-        self, tracked: RequestState, reason: FinishReason, error: EnginebayError | None = None
+        self, tracked: Running, reason: FinishReason, error: EnginebayError | None = None
     ) -> None:
         """End a request before its output is complete."""
         tracked.finished = True
@@ -168,7 +177,7 @@ class StepRunner:
         """Replace the engine's arrays after a failure. Running requests lose their rows and are
         queued again.
         """
-        self.launcher.current_requests = None
+        self.planner.current_requests = None
         self.in_flight.clear()
         # Reversed, because each goes to the front of the queue.
         for request_id in reversed(list(self.requests.running)):
@@ -198,7 +207,7 @@ class StepRunner:
             if self.observers.is_on:
                 self.observers.preempted()
 
-    def _finish(self, tracked: RequestState, last: TokenEvent) -> None:
+    def _finish(self, tracked: Running, last: TokenEvent) -> None:
         """Remove an ended request and free its row. Its reader gets the last event even when an
         observer or a ledger raises.
         """
@@ -210,4 +219,4 @@ class StepRunner:
                 if self.observers.is_on and last.finish_reason:
                     self.observers.ended(tracked, last.finish_reason)
             finally:
-                tracked.ticket.put(last)
+                tracked.put(last)

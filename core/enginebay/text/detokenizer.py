@@ -48,9 +48,12 @@ class IncrementalDetokenizer(TextDecoder):
             return ""
         if self._after:
             self._context, self._after = self._context_in(self._after), ()
-        text = self._text_of(self._held)
+        decode, skip, context = self._tokenizer.decode, self._skip, self._context
+        before = len(decode(context, skip_special_tokens=skip)) if context else 0
+        text = decode(context + self._held, skip_special_tokens=skip)[before:]
         if text and not text.endswith(UNFINISHED):
-            return self._give(len(self._held), text)
+            self._context, self._held = self._held, []
+            return text
         if text:
             for cut in range(len(self._held) - 1, max(0, len(self._held) - 4), -1):
                 part = self._text_of(self._held[:cut])
@@ -72,7 +75,7 @@ class IncrementalDetokenizer(TextDecoder):
         """
         text = ""
         for start in range(len(token_ids) - 1, -1, -1):
-            text = self._decode(list(token_ids[start:]))
+            text = self._tokenizer.decode(list(token_ids[start:]), skip_special_tokens=self._skip)
             if text and not text.endswith(UNFINISHED):
                 return list(token_ids[start:])
         return [] if text else list(token_ids)

@@ -63,6 +63,11 @@ class SequenceChecker:
         given, self._held = self._held[:sure], [] if self.stopped else self._held[sure:]
         return given
 
+    @property
+    def holds(self) -> bool:
+        """Whether tokens are held back."""
+        return bool(self._held)
+
     def flush(self) -> list[int]:
         """Return the tokens that are held back, at the end of the stream."""
         given, self._held = self._held, []

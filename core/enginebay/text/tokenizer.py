@@ -4,8 +4,7 @@ one.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol, Unpack
 
@@ -43,21 +42,19 @@ class HuggingFaceTokenizer(Protocol):
         """Convert ids to text."""
 
 
-@contextlib.contextmanager
-def refusing(done: str) -> Iterator[None]:
-    """Raise RequestError for a panic of a library in Rust, which is no Exception. Expressions that
-    split a text panic when they try too many ways.
+def _is_panic(error: BaseException) -> bool:
+    """Whether this is a panic of a library in Rust, which is no Exception. Expressions that split a
+    text panic when they try too many ways.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
-        raise RequestError(
-            f"a text that cannot be {done}: {error_line(error)}",
-            "text that the model's tokenizer can process",
-            "Change the text, or the expression in the model's tokenizer.json.",
-        ) from None
+    return type(error).__module__ == "pyo3_runtime"
+
+
+def _refusal(error: BaseException, done: str) -> RequestError:
+    return RequestError(
+        f"a text that cannot be {done}: {error_line(error)}",
+        "text that the model's tokenizer can process",
+        "Change the text, or the expression in the model's tokenizer.json.",
+    )
 
 
 class TextTokenizer(Tokenizer):
@@ -73,28 +70,17 @@ class TextTokenizer(Tokenizer):
         return bool(self.inner.chat_template)
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_prompt_tokens: int | None = None,
+        spans: Spans | None = None,
     ) -> list[int]:
         """Return the token ids of a text. RequestError for a value that is not a text or has a lone
         surrogate, and for a text that certainly has more than `max_prompt_tokens` tokens.
-        """
-        return self._encode(
-            text,
-            None,
-            add_special_tokens=add_special_tokens,
-            max_prompt_tokens=max_prompt_tokens,
-        )
 
-    def _encode(
-        self,
-        text: str,
-        spans: Spans | None,
-        *,
-        add_special_tokens: bool,
-        max_prompt_tokens: int | None,
-    ) -> list[int]:
-        """`encode`, with the special tokens in `spans` as ordinary text where the settings say so;
-        None: all of them.
+        `spans`: where special tokens are ordinary text, if the settings say so; None: everywhere.
         """
         if not isinstance(text, str):
             raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
@@ -107,19 +93,27 @@ class TextTokenizer(Tokenizer):
             ) from None
         if max_prompt_tokens is not None and len(text) > max_prompt_tokens:
             self._check_length(text, max_prompt_tokens)
-        with refusing("tokenised"):
+        try:
             if self._special is not None:
                 return self._special.encode(text, spans, add_special_tokens=add_special_tokens)
             return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise _refusal(error, "tokenised") from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, with spaces unchanged."""
-        with refusing("decoded"):
+        try:
             return self.inner.decode(
                 list(token_ids),
                 skip_special_tokens=skip_special_tokens,
                 clean_up_tokenization_spaces=False,
             )
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise _refusal(error, "decoded") from None
 
     def decoder(
         self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()
@@ -136,8 +130,8 @@ class TextTokenizer(Tokenizer):
             check_chat(chat)
             chat, marks = self._special.marked(chat)
         text, spans = marks.removed(self._chats.render(self.inner, chat))
-        ids = self._encode(
-            text, spans, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens
+        ids = self.encode(
+            text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens, spans=spans
         )
         return ids if options.get("continue_final_message") else ChatPrompt(ids)
 

@@ -35,7 +35,8 @@ class PageTable:
     def append(self, row: int, page_ids: Sequence[int] | np.ndarray) -> None:
         """Add pages to a row. InputError, and no change, when they do not fit."""
         start = int(self.num_pages[row])
-        self.check_memory(start + len(page_ids))
+        if start + len(page_ids) > self.page_ids.shape[1]:
+            self.check_memory(start + len(page_ids))
         self.page_ids[row, start : start + len(page_ids)] = page_ids
         self.num_pages[row] = start + len(page_ids)
 

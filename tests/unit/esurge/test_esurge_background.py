@@ -13,7 +13,7 @@ from enginebay.contracts.step_key import StepKey
 from enginebay_esurge import eSurge
 from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler
-from enginebay_runtime.programs import cost, covering, parts_of
+from enginebay_runtime.programs import cost, covering, parts_of, program_name
 from tests.fake_engine import FakeEngine
 from tests.unit.esurge.conftest import Make
 from tests.unit.esurge.small import GREEDY, HOT_ON, LONG, PROMPT, PROMPTS, token_ids, with_
@@ -47,10 +47,10 @@ class Compiler:
 @pytest.fixture
 def compiler(real_engine: eSurge, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """Compiles for the real engine, which has forgotten its programs."""
-    runner = real_engine.engine.executor.runner
+    runner = real_engine.engine.executor
     made = Compiler(dict(runner._programs))
-    monkeypatch.setattr(StepCompiler, "_lower", lambda _, key: runner._cache_key(key))
-    monkeypatch.setattr(StepCompiler, "_compile", lambda _, key, name: made.compile(key, name))
+    monkeypatch.setattr(StepCompiler, "lower", lambda _, key: program_name(key, runner.layouts))
+    monkeypatch.setattr(StepCompiler, "compile", lambda _, key, name: made.compile(key, name))
     monkeypatch.setattr(runner, "_programs", {})
     monkeypatch.setattr(runner, "_chosen", {})
     yield made
@@ -74,8 +74,8 @@ def test_steps_take_larger_programs_until_theirs_are_compiled(
     inner = real_engine.engine
     keys = inner.geometry.all_steps()
     others: Background = real_engine.run_on_engine(inner.begin_warmup)
-    assert inner.executor.runner.programs == covering(keys)
-    assert len(inner.executor.runner.programs) < len(keys)
+    assert inner.executor.programs == covering(keys)
+    assert len(inner.executor.programs) < len(keys)
     count = inner.compilations.count
     others.start()
     assert compiler.begun.wait(DEADLOCK_S)
@@ -83,7 +83,7 @@ def test_steps_take_larger_programs_until_theirs_are_compiled(
     assert (inner.compilations.count, inner.compilations.forbidden) == (count, True)
     compiler.may_end.set()
     assert others.wait(DEADLOCK_S)
-    assert set(inner.executor.runner.programs) == set(keys)
+    assert set(inner.executor.programs) == set(keys)
     assert answers(real_engine) == wanted
     num_first = len({part for key in covering(keys) for part in parts_of(key)})
     later = compiler.asked[num_first:]
@@ -99,7 +99,7 @@ def test_warmup_waits_for_all_and_nothing_is_compiled_twice(
     compiler.may_end.set()
     others.start()
     real_engine.run_on_engine(inner.warmup)
-    assert set(inner.executor.runner.programs) == set(inner.geometry.all_steps())
+    assert set(inner.executor.programs) == set(inner.geometry.all_steps())
     assert others.wait(DEADLOCK_S)
     assert len(compiler.asked) == len({key for _, key in compiler.asked})
 

@@ -37,7 +37,7 @@ def test_tokens_are_those_of_an_llm(
     several = with_(HOT, n=3, seed=5)
     with make_real(**choices) as engine:
         config = engine.plan.config
-        runner = engine.engine.executor.runner
+        runner = engine.engine.executor
         assert "k_scales" in runner.state.cache["full"][0]
         is_quantised = isinstance(runner.weights["layers.0.mlp.up"], QuantizedArray)
         assert is_quantised == ("quantization" in choices)

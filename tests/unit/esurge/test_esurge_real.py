@@ -95,7 +95,7 @@ def test_stopping_and_starting_compiles_nothing_and_an_idle_pause_frees_the_cach
     for go_on in (real_engine.resume, real_engine.initiate):
         real_engine.pause()
         real_engine.pause()
-        assert not engine.executor.runner.has_state
+        assert not engine.executor.has_state
         go_on()
         assert token_ids(real_engine.generate(PROMPTS, HOT_ON)) == wanted
     real_engine.pause()
@@ -108,7 +108,7 @@ def test_stopping_and_starting_compiles_nothing_and_an_idle_pause_frees_the_cach
     next(stream)
     real_engine.pause()
     assert real_engine.num_running_requests == 1
-    assert engine.executor.runner.has_state, "a row is running: its cache stays"
+    assert engine.executor.has_state, "a row is running: its cache stays"
     stream.close()
     real_engine.resume()
     real_engine.audience.remove(slow)

@@ -9,11 +9,11 @@ import urllib.request
 
 import pytest
 
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import make_config
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_esurge import eSurge
 from enginebay_runtime.shadow import Shadow
-from enginebay_runtime.shadowing import choose_shadow
 from tests.unit.esurge.small import HOT_ON, PROMPT, token_ids
 
 pytest.importorskip("prometheus_client")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("esurge")
 
 def test_what_a_shadow_finds_is_exported(real_engine: eSurge) -> None:
     expected = token_ids(real_engine.generate(PROMPT, HOT_ON))
-    plan, runner = real_engine.plan, real_engine.engine.executor.runner
+    plan, runner = real_engine.plan, real_engine.engine.executor
     url = real_engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
 
     def samples() -> str:

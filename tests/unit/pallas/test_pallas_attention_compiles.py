@@ -120,7 +120,7 @@ def test_other_shapes(
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mode", ["decode", "mixed"])
 def test_features(target: str, mode: Mode) -> None:
-    features: dict[str, Any] = {"window": 1024, "softcap": 30.0, "sinks": False, "return_lse": True}
+    features: dict[str, Any] = {"window": 1024, "softcap": 30.0, "return_lse": True}
     check(target, mode, AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16", **features))
 
 

@@ -97,7 +97,7 @@ def configured(config: TritonAttentionConfig, launcher: Any = interpret) -> Conf
 
 @pytest.mark.parametrize(
     ("splits", "fields"),
-    [(5, {"sinks": True, "return_lse": True}), (5, {"window": 300})],
+    [(5, {"inputs": ("sinks",), "return_lse": True}), (5, {"window": 300})],
 )
 def test_splits_of_the_context_change_nothing(splits: int, fields: dict[str, Any]) -> None:
     spec = dataclasses.replace(LONG.spec, **fields)
@@ -120,7 +120,7 @@ def test_splits_past_a_short_row_are_not_read(tmp_path: Any) -> None:
 
 
 def test_the_first_split_has_the_sinks_though_the_window_begins_behind_it() -> None:
-    spec = dataclasses.replace(LONG.spec, sinks=True, return_lse=True, window=100)
+    spec = dataclasses.replace(LONG.spec, inputs=("sinks",), return_lse=True, window=100)
     case = dataclasses.replace(LONG, spec=spec)
     check_attention(configured(TritonAttentionConfig(16, 32, splits=4, chunk=128)), case, NhdLayout)
 

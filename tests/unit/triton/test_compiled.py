@@ -17,16 +17,17 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
 from enginebay.config_sections import KernelChoice
+from enginebay.contracts.commands import DecodeInputs
 from enginebay.contracts.placement import make_placement
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import load_registry
 from enginebay_models import llama
-from enginebay_runtime.binding import OpsBinder
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.step import Program, StepState, decode_step
 from enginebay_testing.models import harness_steps
@@ -152,7 +153,12 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
     (group,) = model.info.groups
     layout = NhdLayout(ROWS * CONTEXT // PAGE, PAGE, group.num_kv_heads, group.head_dim, "bfloat16")
     bucket = Bucket(ROWS, ROWS, CONTEXT // PAGE, 1, CONTEXT, "decode")
-    step = functools.partial(decode_step, program, {group.name: layout}, bucket, 8)
+    sizes = {"layouts": {group.name: layout}, "bucket": bucket, "max_steps": 8}
+
+    def step(weights: Any, state: StepState, row_ids: Any, num_steps: Any, pages: Any) -> Any:
+        inputs = DecodeInputs(row_ids, num_steps)
+        return decode_step(weights, state, {}, inputs, program=program, pages=pages, **sizes)
+
     weights = {path: S(spec.shape, jnp.bfloat16) for path, spec in model.weight_specs().items()}
     rows = jax.eval_shape(lambda: DeviceRows.empty(ROWS, CONTEXT))
     state = StepState({group.name: tuple(layout.shapes() for _ in range(num_layers))}, rows)

@@ -21,7 +21,6 @@ from enginebay_models.gguf.vocabulary import (
     GgufVocabulary,
     pre_tokenizer_of,
 )
-from enginebay_models.gil_free import decode_released, encode_released
 
 _SPACE = "▁"
 _IS_SPECIAL: Mapping[int, bool] = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
@@ -41,7 +40,11 @@ class GgufTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text. Other threads run meanwhile."""
-        return encode_released(self.backend_tokenizer, text, add_special_tokens=add_special_tokens)
+        # `encode` would hold the GIL for the whole text.
+        encode = self.backend_tokenizer.encode_batch_fast
+        [found] = encode([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
+        return ids
 
     def decode(
         self,
@@ -52,9 +55,11 @@ class GgufTokenizer:
     ) -> str:
         """Return the text of token ids. Spaces are never cleaned up."""
         assert not clean_up_tokenization_spaces, "TextTokenizer keeps spaces"
-        return decode_released(
-            self.backend_tokenizer, token_ids, skip_special_tokens=skip_special_tokens
-        )
+        # `decode` would hold the GIL for the whole text.
+        decode = self.backend_tokenizer.decode_batch
+        [text] = decode([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        found: str = text
+        return found
 
 
 def build_tokenizer(vocabulary: GgufVocabulary) -> Any:

@@ -34,7 +34,7 @@ def test_waiting_makes_up_for_length() -> None:
     ("field", "value", "reason"),
     [
         ("softcap", 5.0, "features softcap"),
-        ("sinks", True, "features sinks"),
+        ("inputs", ("sinks",), "features sinks"),
         ("kv_shared", True, "features kv_share"),
     ],
 )

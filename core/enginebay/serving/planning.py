@@ -1,10 +1,8 @@
-"""DecisionLauncher: turns the scheduler's decisions into launched steps of the engine."""
+"""StepPlanner: turns a decision of the scheduler into the plans of its steps."""
 
 from __future__ import annotations
 
-import collections
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from enginebay.config import EngineConfig
 from enginebay.contracts.engine import Engine, RowPlan, StepPlan
@@ -13,14 +11,17 @@ from enginebay.contracts.scheduler import Decision
 from enginebay.errors import InternalError
 from enginebay.serving.admission import Admission
 from enginebay.serving.guided import must_wait, next_mask
-from enginebay.serving.in_flight import InFlight
-from enginebay.serving.observer import Observers
-from enginebay.serving.request_table import RequestState
+from enginebay.serving.running import Running
 from enginebay.serving.speculation import Speculation
 
+PlannedSteps = Iterator[tuple[StepPlan, list[Running]]]
+"""Plans of steps, each with the requests of its rows. Each step is launched before the next one is
+planned, because the next plan depends on it.
+"""
 
-class DecisionLauncher:
-    """Launches prefill, decode and verify steps. Belongs to the loop's thread."""
+
+class StepPlanner:
+    """Plans prefill, decode and verify steps. Belongs to the loop's thread."""
 
     def __init__(
         self,
@@ -28,32 +29,44 @@ class DecisionLauncher:
         config: EngineConfig,
         admission: Admission,
         speculation: Speculation | None,
-        observers: Observers,
         commit_all: Callable[[], None],
     ) -> None:
         """`commit_all` reads every launched step: without `overlap_execution`, before the next one
-        is launched.
+        is planned.
         """
         self.engine = engine
         self.config = config
         self.admission = admission
         self.requests = admission.requests
         self.speculation = speculation
-        self.observers = observers
         self.commit_all = commit_all
-        self.in_flight: collections.deque[InFlight] = collections.deque()
-        """Launched steps that were not read."""
-        self.current_requests: Sequence[RequestState] | None = None
-        """The requests of the step that is being launched or read; they end if it fails."""
+        self.current_requests: Sequence[Running] | None = None
+        """The requests of the step that is being planned, launched or read; they end if it
+        fails.
+        """
+        self._mixes = config.mixed_steps == "on" and speculation is None
 
-    @property
-    def _drafting(self) -> Speculation | None:
-        """What drafts the next tokens of rows; None without a proposer, and for too many rows."""
-        return self.speculation if len(self.requests.running) <= MAX_VERIFIED_ROWS else None
+    def steps(self, decision: Decision) -> PlannedSteps:
+        """The steps of a decision, in their order: prefills, then decodes. With mixed steps, the
+        first prefill contains the decoding rows.
+        """
+        num_steps, decoding = self.reserve(decision)  # before admission uses the free cache
+        if decision.prefill:
+            beside = decoding if self._mixes else []
+            has_prefilled = False
+            for planned in self._prefills(decision, beside):
+                has_prefilled = True
+                yield planned
+            if has_prefilled and not self.config.overlap_execution:
+                self.commit_all()
+            if has_prefilled and beside:
+                return
+        if decoding:
+            yield from self._decodes(decoding, num_steps)
 
-    def prefill(self, decision: Decision, beside: Sequence[RequestState]) -> bool:
-        """Launch a step with the chunks that can run now and the decoding rows `beside` them; then
-        a step with completions whose prompt is in the cache after the first step.
+    def _prefills(self, decision: Decision, beside: Sequence[Running]) -> PlannedSteps:
+        """A step with the chunks that can run now and the decoding rows `beside` them; then a step
+        with completions whose prompt is in the cache after the first step.
 
         Other completions are held back, unless nothing at all would be launched: no scheduler can
         stall the loop.
@@ -69,23 +82,31 @@ class DecisionLauncher:
             if not self.config.overlap_execution:
                 self.commit_all()
             chunks, left = self.admission.admit_chunks(left, hold=hold)
-            plans = tuple(self._plan_chunk(*chunk) for chunk in chunks)
+            plans = tuple([self._plan_chunk(*chunk) for chunk in chunks])
             if plans:
                 others = () if launched else beside
                 decodes = [_plan_decode(t, t.max_steps(1), decodes=True) for t in others]
-                rows = [*others, *(tracked for tracked, _ in chunks)]
-                self._launch(StepPlan((*decodes, *plans), 0, demand), rows)
+                rows = [*others, *[tracked for tracked, _ in chunks]]
+                yield StepPlan((*decodes, *plans), 0, demand), rows
                 launched = True
             for tracked, _ in chunks:
                 self.admission.set_computed(tracked, tracked.num_computed)
-        return launched
+            if not left:
+                break
 
-    def reserve(self, decision: Decision) -> tuple[int, list[RequestState]]:
+    @property
+    def _drafting(self) -> Speculation | None:
+        """What drafts the next tokens of rows; None without a proposer, and for too many rows."""
+        return self.speculation if len(self.requests.running) <= MAX_VERIFIED_ROWS else None
+
+    def reserve(self, decision: Decision) -> tuple[int, list[Running]]:
         """The number of decode steps, and the rows for which cache could be reserved."""
+        if not decision.decode:
+            return 0, []
         running = self.requests.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
         chosen = [t for t in found if t.constraint is None or not must_wait(t)]
-        if (drafting := self._drafting) is not None:
+        if self.speculation is not None and (drafting := self._drafting) is not None:
             chosen = [t for t in chosen if not drafting.waits(t)]
         most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
@@ -93,39 +114,48 @@ class DecisionLauncher:
             raise InternalError(
                 f"the scheduler decodes {decision.decode_steps} steps, not 1 or more"
             )
-        if any(t.request.sampling.returns_all for t in chosen):
+        if True in [t.request.sampling.returns_all for t in chosen]:
             steps = 1  # [vocab] values per token would need much memory
         reserve = self.admission.reserve
         able = [t for t in chosen if reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
         return steps, able
 
-    def decode(self, rows: Sequence[RequestState], steps: int) -> bool:
-        """Launch decoding rows: first rows with drafts, then guided rows, whose tokens are read
+    def _decodes(self, rows: Sequence[Running], num_steps: int) -> PlannedSteps:
+        """Steps of decoding rows: first rows with drafts, then guided rows, whose tokens are read
         while the others run, then the others.
         """
-        verified = False
-        if (drafting := self._drafting) is not None:
-            rows, verified = self._verify(drafting, rows)
-            steps = drafting.fewer_steps(rows, steps)
-        guided = [t for t in rows if t.constraint is not None] if steps > 1 else []
+        if self.speculation is not None and (drafting := self._drafting) is not None:
+            rows, plans, drafted = self._drafted(drafting, rows)
+            if plans:  # first, because it is then read first, and its rows wait for it
+                most = max([len(plan.draft_token_ids) for plan in plans])
+                yield StepPlan(tuple(plans), most + 1, self.requests.demand()), drafted
+                if not self.config.overlap_execution:
+                    self.commit_all()
+            num_steps = drafting.fewer_steps(rows, num_steps)
+        guided = [t for t in rows if t.constraint is not None] if num_steps > 1 else []
         if guided:
-            self._launch_rows(guided, 1)
+            yield self._plan_decodes(guided, 1)
             if not self.config.overlap_execution:
                 self.commit_all()
             rows = [t for t in rows if t.constraint is None]
-        return self._launch_rows(rows, steps) or bool(guided) or verified
+        if rows:
+            yield self._plan_decodes(rows, num_steps)
 
-    def _verify(
-        self, speculation: Speculation, rows: Sequence[RequestState]
-    ) -> tuple[list[RequestState], bool]:
-        """Launch a verify step of the rows that have drafts and cache for them. Returns the other
-        rows, and whether a step was launched.
+    def _plan_decodes(
+        self, rows: Sequence[Running], num_steps: int
+    ) -> tuple[StepPlan, list[Running]]:
+        plans = tuple([_plan_decode(t, t.max_steps(num_steps)) for t in rows])
+        return StepPlan(plans, num_steps, self.requests.demand()), list(rows)
 
-        This step is launched first because it is then read first, and its rows wait for it.
+    def _drafted(
+        self, speculation: Speculation, rows: Sequence[Running]
+    ) -> tuple[list[Running], list[RowPlan], list[Running]]:
+        """Draft tokens of rows. Returns the rows without drafts or without cache for them; the
+        plans of the other rows; and these rows.
         """
-        others: list[RequestState] = []
+        others: list[Running] = []
         plans: list[RowPlan] = []
-        chosen: list[RequestState] = []
+        chosen: list[Running] = []
         for tracked in rows:
             self.current_requests = [tracked]
             drafts = speculation.drafts(tracked)
@@ -140,20 +170,9 @@ class DecisionLauncher:
                 continue
             plans.append(_plan_decode(tracked, len(drafts) + 1, drafts))
             chosen.append(tracked)
-        if plans:
-            most = max(len(plan.draft_token_ids) for plan in plans)
-            self._launch(StepPlan(tuple(plans), most + 1, self.requests.demand()), chosen)
-            if not self.config.overlap_execution:
-                self.commit_all()
-        return others, bool(plans)
+        return others, plans, chosen
 
-    def _launch_rows(self, rows: Sequence[RequestState], num_steps: int) -> bool:
-        plans = tuple([_plan_decode(t, t.max_steps(num_steps)) for t in rows])
-        if plans:
-            self._launch(StepPlan(plans, num_steps, self.requests.demand()), list(rows))
-        return bool(plans)
-
-    def _plan_chunk(self, tracked: RequestState, num_tokens: int) -> RowPlan:
+    def _plan_chunk(self, tracked: Running, num_tokens: int) -> RowPlan:
         lease, start = tracked.row_lease, tracked.num_computed
         count = min(num_tokens, self.admission.chunk_end(tracked) - start)
         if count < 1:
@@ -172,24 +191,18 @@ class DecisionLauncher:
             raise InternalError(
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
-        mask = next_mask(tracked) if samples else ()
+        mask = next_mask(tracked) if samples and tracked.constraint is not None else ()
         asks = tracked.returns_prompt
         return RowPlan(
             lease.row, lease, start, count, samples, mask, returns_prompt=asks, pools=pools
         )
 
-    def _launch(self, plan: StepPlan, rows: list[RequestState]) -> None:
-        self.current_requests = rows
-        pending = self.engine.step(plan)
-        launched_s = self.observers.launched(plan) if self.observers.is_on else math.nan
-        self.in_flight.append(InFlight(pending, plan, rows, launched_s))
-        self.current_requests = None
-
 
 def _plan_decode(
-    tracked: RequestState, num_new: int, drafts: tuple[int, ...] = (), *, decodes: bool = False
+    tracked: Running, num_new: int, drafts: tuple[int, ...] = (), *, decodes: bool = False
 ) -> RowPlan:
     """The plan of a row that gets up to `num_new` tokens."""
-    lease, start, mask = tracked.row_lease, tracked.num_tokens - 1, next_mask(tracked)
+    lease, start = tracked.row_lease, tracked.num_tokens - 1
+    mask = () if tracked.constraint is None else next_mask(tracked)
     tracked.num_launched += num_new
     return RowPlan(lease.row, lease, start, 1, True, mask, decodes=decodes, draft_token_ids=drafts)
