@@ -110,7 +110,7 @@ class Host:
         runner = llm.engine.executor
         self.programs = InstantPrograms(runner)
         runner._compiled = self.programs
-        self.num_arrays = len(jax.tree.leaves((runner.weights, runner.state)))
+        self.num_arrays = len(jax.tree.leaves((runner.model_weights, runner.state)))
 
     def measure(
         self, num_rows: int, num_turns: int, profile: cProfile.Profile | None = None

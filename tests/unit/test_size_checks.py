@@ -146,7 +146,7 @@ def test_an_engine_that_does_not_fit_beside_another_is_refused_until_that_is_clo
             LLM(config=config)
         assert ACCOUNT.promised_bytes(first.plan.placement.device) >= num_bytes
         runner = first.engine.executor
-        arrays = [weakref.ref(x) for x in jax.tree.leaves((runner.weights, runner.state))]
+        arrays = [weakref.ref(x) for x in jax.tree.leaves((runner.model_weights, runner.state))]
     assert not [array for array in arrays if array() is not None], (
         "close() leaves the engine's arrays allocated"
     )

@@ -39,7 +39,7 @@ def test_tokens_are_those_of_an_llm(
         config = engine.plan.config
         runner = engine.engine.executor
         assert "k_scales" in runner.state.cache["full"][0]
-        is_quantised = isinstance(runner.weights["layers.0.mlp.up"], QuantizedArray)
+        is_quantised = isinstance(runner.model_weights["layers.0.mlp.up"], QuantizedArray)
         assert is_quantised == ("quantization" in choices)
         alone = [engine.generate(prompt, GREEDY_ON)[0] for prompt in PROMPTS]
         together = engine.generate(PROMPTS, GREEDY_ON)
