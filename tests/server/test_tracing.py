@@ -210,7 +210,7 @@ def test_without_an_endpoint_nothing_is_imported(asker: Asker) -> None:
 
 
 def test_the_endpoint_comes_from_the_flag_or_the_environment() -> None:
-    from enginebay_server.traces_url import traces_url
+    from enginebay_server.command import traces_url
 
     base = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://base:4318/"}
     own = {**base, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://own:4318/spans"}
@@ -226,7 +226,7 @@ def test_the_endpoint_comes_from_the_flag_or_the_environment() -> None:
 
 def test_a_wrong_endpoint_or_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the endpoint 4318 of" in refused("demo", "--otlp-endpoint", "4318")
-    from enginebay_server.traces_url import traces_url
+    from enginebay_server.command import traces_url
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'enginebay\[otel\]'"):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from enginebay.log_lines import OneLineFormatter, one_line
+from enginebay.cli.program import OneLineFormatter, one_line
 
 FORGED = "x\n2026-11-27 00:00:00,000 enginebay.server INFO id=z status=200"
 

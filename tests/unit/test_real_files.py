@@ -17,8 +17,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError
 from enginebay.plugins.registry import load_registry
 from enginebay_models.checkpoint import read_architecture
-from enginebay_models.source import CheckpointSource
-from enginebay_models.stored_quantization import quantization_of
+from enginebay_models.source import CheckpointSource, quantization_of
 from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
 
 PUBLISHED = {

@@ -18,7 +18,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.compose.plan import Plan
 from enginebay.errors import CheckpointError, UnsupportedError
 from enginebay.weights import QuantizedArray
-from enginebay_models.stored_quantization import read_stored
+from enginebay_models.source import read_stored
 from enginebay_testing.oracle import quantized_weight
 from enginebay_testing.reference import ReferenceModel
 from tests.unit import packed_checkpoints as packing

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from enginebay.config import NO_QUANTIZATION
 from enginebay.contracts.model import Model, TokenInfo
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
+from enginebay_models.awq import read_awq
 from enginebay_models.checkpoint import (
     find_folder,
     find_tensors,
@@ -16,11 +18,14 @@ from enginebay_models.checkpoint import (
     read_config,
     read_token_info,
 )
+from enginebay_models.compressed_tensors import read_compressed_tensors
+from enginebay_models.fields import bad_field
+from enginebay_models.gptq import read_gptq
 from enginebay_models.load import LoadProgress, Place, load_weights
+from enginebay_models.packed import Stored, refused
 from enginebay_models.quantized_tensors import Tensors, quantized_weights
+from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.sampling_defaults import read_sampling_defaults
-from enginebay_models.stored_quantization import quantization_of, read_stored
-from enginebay_models.text_part import COMPOSITE, text_config, text_tensors
 from enginebay_models.token_count import count_token_ids
 
 
@@ -81,3 +86,79 @@ class CheckpointSource:
         if self.architecture in COMPOSITE:
             stored = text_tensors(stored)
         return read_stored(self.config, stored)
+
+
+READERS: Mapping[str, Callable[[Mapping[str, Any], Stored], Tensors]] = {
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+}
+"""quant_method of quantization_config -> the function that reads its tensors."""
+
+
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """Return quant_method of quantization_config, "none" if that is absent or null.
+    CheckpointError for a method that is not served, and for none.
+    """
+    fields = config.get("quantization_config")
+    if fields is None:
+        return NO_QUANTIZATION
+    if not isinstance(fields, Mapping):
+        raise refused("quant_method", fields, ", ".join(READERS))
+    method = fields.get("quant_method")
+    if not isinstance(method, str) or method not in READERS:
+        raise refused("quant_method", method, ", ".join(READERS))
+    return method
+
+
+def read_stored(config: Mapping[str, Any], stored: Stored) -> Tensors:
+    """Return the tensors of a checkpoint, each quantised layer as one QuantizedTensor.
+
+    CheckpointError, which names the field or the tensor with its dtype, for what is not served or
+    does not fit together.
+    """
+    method = quantization_of(config)
+    if method == NO_QUANTIZATION:
+        return stored
+    return READERS[method](config["quantization_config"], stored)
+
+
+COMPOSITE = ("Gemma3ForConditionalGeneration",)
+"""Architectures of which the language model is served."""
+
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+_OWN_FIELDS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields that the whole model's configuration decides."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of the language model, as a language model alone would have it.
+
+    That of another architecture is returned unchanged. CheckpointError when `text_config` is no
+    object.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or names[0] not in COMPOSITE:
+        return config
+    part = config.get("text_config", {})
+    if not isinstance(part, Mapping):
+        raise bad_field("text_config", part, "an object")
+    whole = {name: value for name, value in config.items() if not name.endswith("_config")}
+    if quantized := config.get("quantization_config"):
+        whole["quantization_config"] = quantized
+    own = {name: config[name] for name in _OWN_FIELDS if config.get(name) is not None}
+    return whole | dict(part) | own
+
+
+def text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of the language model by the names of a language model alone.
+
+    Published files have "language_model.model.layers...", and files that transformers 5 writes have
+    "model.language_model.layers...".
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        if not name.removeprefix("model.").startswith(_OTHER_PARTS):
+            short = name.removeprefix("language_model.")
+            found[short.replace("model.language_model.", "model.", 1)] = tensor
+    return found

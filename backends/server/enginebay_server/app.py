@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from enginebay.errors import EnginebayError
 from enginebay_server.document import openapi_document
-from enginebay_server.door import Door
+from enginebay_server.door import PROBES, App, AsgiMessage, Door, Receive, Send, is_page
 from enginebay_server.errors import ApiError, api_error, error_body
 from enginebay_server.json_bodies import JsonBodies, body_routes
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
+from enginebay_server.request_span import SPAN_KEY, RequestSpan
 from enginebay_server.response_store import open_store
 from enginebay_server.routes_adapters import adapter_routes
 from enginebay_server.routes_anthropic import anthropic_routes
@@ -31,7 +32,6 @@ from enginebay_server.served import ServedModel, ServedModels
 from enginebay_server.settings import ServerSettings
 from enginebay_server.state import AppState
 from enginebay_server.tracer import Tracer
-from enginebay_server.tracing import Tracing
 
 MakeRoutes = Callable[[AppState], APIRouter]
 
@@ -138,3 +138,38 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(sorted(methods_of(request.app, request.url.path)))
     return response
+
+
+class Tracing:
+    """Pure ASGI middleware around Door: makes a span of every request but those of probes, scrapes
+    and the page.
+    """
+
+    def __init__(self, app: App, tracer: Tracer) -> None:
+        self._app, self._tracer = app, tracer
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_traced(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        span = self._tracer.start(scope)
+        facts = scope[SPAN_KEY] = RequestSpan(scope["method"], scope["path"])
+        status = 0
+
+        async def send_seen(message: AsgiMessage) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_seen)
+        except BaseException as error:
+            facts.error = api_error(error)
+            raise
+        finally:
+            self._tracer.end(span, facts, status)
+
+
+def _is_traced(path: str) -> bool:
+    return path not in PROBES and path not in ("/metrics", "/ui/data") and not is_page(path)

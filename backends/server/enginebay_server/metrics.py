@@ -18,9 +18,7 @@ from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay.types import FinishReason
 from enginebay_server.adapter_metrics import AdapterMetrics, merged
 from enginebay_server.decode_rate import ROOFLINE, DecodeRate
-from enginebay_server.histogram import SECONDS, STEP_SECONDS, TOKENS, Histogram
 from enginebay_server.limits import ConcurrencyLimit
-from enginebay_server.page_map import PageMap
 from enginebay_server.served import ServedModel
 
 with contextlib.suppress(ImportError):  # check_installed() says what is missing
@@ -31,6 +29,13 @@ with contextlib.suppress(ImportError):  # check_installed() says what is missing
         HistogramMetricFamily,
         Metric,
     )
+import bisect
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client.core import HistogramMetricFamily
+from enginebay.errors import EnginebayError
 
 PREFIX = "enginebay:"
 LABEL = "model_name"
@@ -377,3 +382,79 @@ def _op_and_phase(setting: str) -> tuple[str, str]:
 
 def _seconds(name: str, what: str) -> Histogram:
     return Histogram(name, what, SECONDS)
+
+
+SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+"""Bounds of the times of a request, in seconds."""
+
+STEP_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+    0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Bounds of the times of a token, in seconds."""
+
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+
+class Histogram:
+    """Counts values by upper bound. Unlike prometheus_client's histogram it has no locks and
+    labels, whose cost per token is too high.
+    """
+
+    def __init__(self, name: str, what: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.what = what
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, `times` times."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Write the counts into a metric family of the same name."""
+        from prometheus_client.utils import floatToGoString
+
+        totals = itertools.accumulate(list(self._counts))
+        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        buckets = list(zip(names, totals, strict=True))
+        family.add_metric(list(labels), buckets=buckets, sum_value=self._sum)
+
+
+LIMIT_S = 0.5
+"""Seconds that a read waits for the engine, which may be compiling."""
+
+
+class PageMap:
+    """The holders of a model's pages, read on the engine's thread. One read runs at a time, because
+    the engine answers late while it compiles.
+
+    `latest` is the result of the last read that ended (see `Ledger.page_holders`); None before the
+    first.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.latest: Mapping[str, np.ndarray] | None = None
+        self._llm = model.llm
+        self._reading: asyncio.Task[None] | None = None
+
+    async def read(self) -> Mapping[str, np.ndarray] | None:
+        """Read the holders of each page by cache group and return `latest`, which is the result of
+        an earlier read if the engine is busy.
+        """
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait({self._reading}, timeout=LIMIT_S)
+        return self.latest
+
+    async def _read(self) -> None:
+        holders = self._llm.engine.ledger.page_holders
+        try:
+            self.latest = await asyncio.to_thread(self._llm.run_on_engine, holders)
+        except EnginebayError:  # the engine has stopped
+            return

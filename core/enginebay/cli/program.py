@@ -14,7 +14,6 @@ from enginebay.cli.interrupts import INTERRUPTED, second_ends
 from enginebay.cli.parsing import CommandParser, refuse_rest
 from enginebay.cli.waiting import plain_waits
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
-from enginebay.log_lines import OneLineFormatter
 from enginebay.plugins.registry import Registry, load_registry
 
 PLUGIN = "cli"
@@ -130,3 +129,30 @@ def _refuse_flags_before(arguments: list[str]) -> None:
     if first.startswith("-") and first not in ("-h", "--help", "--version") and command is not None:
         todo = f"Put it after the command: enginebay {command} {first}"
         raise InputError(f"{first} before the command", "--help or --version", todo)
+
+
+def one_line(text: str) -> str:
+    """Return a text with every character that is not printable as an escape: a line
+    end would begin a line of its own, and an escape sequence would change what a terminal shows.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+
+
+class OneLineFormatter(logging.Formatter):
+    """Formats a record whose message is one line. A traceback follows on lines of its own, each
+    with its own characters escaped.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, without its traceback."""
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:
+        """Return a traceback: lines that a message in it forges are indented as all others are."""
+        text = super().formatException(ei)  # type: ignore[arg-type]
+        return "\n".join(f"  {one_line(line)}" for line in text.split("\n"))

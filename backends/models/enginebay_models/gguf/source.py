@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,7 @@ from enginebay.errors import CheckpointError
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.checkpoint import read_architecture
 from enginebay_models.gguf.config import make_config_json
-from enginebay_models.gguf.conversions import conversions
-from enginebay_models.gguf.header import read_parts
+from enginebay_models.gguf.header import GgufTensorInfo, read_parts
 from enginebay_models.gguf.metadata import Metadata
 from enginebay_models.gguf.tensors import check_shapes, open_tensors
 from enginebay_models.gguf.vocabulary import GgufVocabulary, read_vocabulary
@@ -106,3 +106,31 @@ class GgufSource:
         return load_weights(
             model, self.tensors, form=form, place=place, verify=verify, progress=progress
         )
+
+
+def conversions(
+    model: Model,
+    tensors: Tensors,
+    infos: Mapping[str, GgufTensorInfo],
+    form: WeightFormat,
+) -> list[str]:
+    """Return a sentence for each kind of conversion: tensors of several types that one weight joins
+    get a common form, and quantised tensors become plain if they have none.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    specs = model.weight_specs()
+    for path, source in model.tensor_sources().items():
+        given = [tensors[name] for name in source.names]
+        if not any(isinstance(one, QuantizedTensor) for one in given):
+            continue
+        types = sorted({infos[one.name].type_name for one in given})
+        stored = form.stored(path, specs[path])
+        if not isinstance(stored, QuantizedArray):
+            found[" and ".join(types), f"plain {form.dtype}"] += 1
+        elif len(types) > 1:
+            groups = f"{stored.method} with {stored.scales.spec.shape[-1]} groups"
+            found[" and ".join(types), groups] += 1
+    return [
+        f"{types} are joined as {stored} in {count} of {len(specs)} weights"
+        for (types, stored), count in sorted(found.items())
+    ]
