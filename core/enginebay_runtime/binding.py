@@ -69,7 +69,10 @@ class OpsBinder:
             if isinstance(layout := layouts[group], KVLayout)
         }
         plain = bound_ops(chosen)
-        rope_op, write_op, rope_write_op = (plain[op] for op in chosen.ops[ATTENTION].calls)
+        around = chosen.ops[ATTENTION].calls
+        assert around is not None, "attention names the ops around it"
+        rope_op, write_op = plain[around.rotate], plain[around.write]
+        rope_write_op = plain[around.rotate_and_write]
         impl_writes = writes_cache(impl)
 
         def attention(

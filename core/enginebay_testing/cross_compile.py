@@ -22,7 +22,7 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.cache_state import StateLayout
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs
 from enginebay.contracts.engine import AttentionProblem
-from enginebay.contracts.model import Model, with_cache_dtypes
+from enginebay.contracts.model import Model, with_cache_dtypes, with_info
 from enginebay.contracts.placement import Placement, make_placement
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.caps import Caps, Env
@@ -203,7 +203,7 @@ def compile_decode_step(
     )
     if shape.cache_dtype is not None:
         stored = dict.fromkeys(model.info.attention, shape.cache_dtype)
-        model.info = with_cache_dtypes(model.info, stored)
+        model = with_info(model, with_cache_dtypes(model.info, stored))
     quantized = {
         path: quantize(spec)
         for path, spec in model.weight_specs().items()

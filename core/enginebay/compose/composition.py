@@ -26,6 +26,7 @@ from enginebay.contracts.model import (
     Checkpoint,
     ModelFamily,
     with_cache_dtypes,
+    with_info,
     with_padding,
 )
 from enginebay.contracts.placement import make_placement
@@ -82,8 +83,9 @@ def make_plan(
     named = config.quantization.model_copy(update={"name": weight_format.name})
     config = config.model_copy(update={"quantization": named})
     cached = model_cache(checkpoint.config) if config.kv_cache_dtype == AUTO else None
-    model.info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
-    model.info = with_padding(model.info, checkpoint.num_token_ids, checkpoint.token_info)
+    info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
+    info = with_padding(info, checkpoint.num_token_ids, checkpoint.token_info)
+    model = with_info(model, info)
     here = platform.env().platform
     facts = Facts(
         platforms=platforms,

@@ -35,9 +35,9 @@ class SimpleAttention:
     out [T, Hq, D] of any float dtype; its values for padding tokens are ignored. The pages are
     copied in every layer of every step, so this form is for experiments and not for speed.
 
-    Keyword-only arguments of the function without a default are inputs that the model passes, such as "layer", the
-    number of the layer, or an array that the model's AttnSpec names; arrays are not split over
-    devices, except "sinks" and "slopes".
+    Keyword-only arguments of the function without a default are inputs that the model passes, such
+    as "layer", the number of the layer, or an array that the model's AttnSpec names; arrays are not
+    split over devices, except "sinks" and "slopes".
     """
 
     function: SimpleFunction
