@@ -17,7 +17,7 @@ from enginebay.contracts.executor import Layouts
 from enginebay.contracts.model import Model, ModelInfo
 from enginebay.contracts.placement import Placement
 from enginebay.errors import UnsupportedError
-from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionInputs, AttentionOp
+from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionOp, NamedInputs
 from enginebay.ops.bound import Ops
 from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
@@ -84,7 +84,7 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
-            inputs: AttentionInputs = NO_INPUTS,
+            inputs: NamedInputs = NO_INPUTS,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             """Rotate queries and keys, write k and v to the cache, and attend, on one shard."""
             own, layout = by_spec[spec]
@@ -117,7 +117,7 @@ class OpsBinder:
         if self.placement.mesh is not None:
             plain = bound_ops(chosen, self.placement)
         attend = (
-            self._split(attention, layouts, INPUT_AXES | impl.caps.inputs)
+            self._split(attention, layouts, {**INPUT_AXES, **impl.caps.inputs})
             if shards > 1
             else attention
         )
@@ -144,7 +144,7 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
-            inputs: AttentionInputs = NO_INPUTS,
+            inputs: NamedInputs = NO_INPUTS,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             keys = PartitionSpec() if spec.v_is_k_prefix else heads
             cache_axes = by_spec[spec].logical_axes()

@@ -92,11 +92,13 @@ def execute_forward(
 def _prefill(
     graphdef: GraphDef, weights: Weights, part: PrefillPart, state: StepState
 ) -> tuple[StepState, dict[str, jax.Array]]:
+    token_ids: Any = jnp.asarray(part.token_ids)
     ints: Any = jnp.asarray(part.ints)
+    floats: Any = jnp.asarray(part.floats)
     state, sampled = prefill_step(
         weights,
         state,
-        PrefillInputs(jnp.asarray(part.token_ids), ints, jnp.asarray(part.floats)),
+        PrefillInputs(token_ids, ints, floats),
         dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
         program=graphdef.program,
         layouts=graphdef.layouts,

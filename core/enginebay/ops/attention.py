@@ -12,8 +12,8 @@ from enginebay.ops.op import CLOSE, CallsAround, Op
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
 
-AttentionInputs = Mapping[str, jax.Array | int]
-NO_INPUTS: AttentionInputs = {}
+NamedInputs = Mapping[str, jax.Array | int]
+NO_INPUTS: NamedInputs = {}
 
 INPUT_AXES: Mapping[str, tuple[str | None, ...]] = {"sinks": ("heads",), "slopes": ("heads",)}
 """The axes of inputs that enginebay knows, as in `Caps.inputs`."""
@@ -44,7 +44,7 @@ class AttentionOp(Protocol):
         *,
         spec: AttnSpec,
         rope: RopeSpec | None = None,
-        inputs: AttentionInputs = NO_INPUTS,
+        inputs: NamedInputs = NO_INPUTS,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
 
 

@@ -118,7 +118,7 @@ class Caps:
     def why_not(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> str | None:
         """Return all reasons why the implementation cannot run this problem, joined; or None."""
         needed = _needed_features(spec)
-        unknown = [one for one in spec.inputs if one not in FEATURE_OF | self.inputs]
+        unknown = [one for one in spec.inputs if one not in {**FEATURE_OF, **self.inputs}]
         lacking = self.inputs.keys() - {*spec.inputs, LAYER}
         tests = (
             (layout.name in self.layouts, f"layout {layout.name} (has {', '.join(self.layouts)})"),

@@ -257,7 +257,7 @@ class LLM:
     def _run(
         self, prepared: Sequence[Prepared], progress: Progress | None = None
     ) -> list[RequestOutput]:
-        events, outputs = Events(), {}
+        events, outputs = Events(), dict[str, RequestOutput]()
         try:
             self._requests.submit(prepared, events, streams=False)
             while len(outputs) < len(prepared):
