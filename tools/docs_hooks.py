@@ -18,7 +18,7 @@ from tools.generated_pages import PAGES, link_pages
 from tools.reference_tables import with_tables
 
 FENCE = re.compile(r"^```(\w+) [^\n`]+$", re.MULTILINE)
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|README|CONTRIBUTING|tools)[^)]*\)")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|README|CONTRIBUTING|tools|deploy)[^)]*\)")
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: object) -> None:

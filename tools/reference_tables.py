@@ -1,12 +1,19 @@
-"""Makes the tables of flags, fields and options, from the parsers and from the declarations of the
-code. A page has `<!-- table: NAME -->` where the site shows the table of this name.
+"""Makes the tables of flags, fields, options, hooks and metrics, from the parsers and from the
+declarations of the code. A page has `<!-- table: NAME -->` where the site shows the table
+of this name, and `<!-- file: PATH -->` where it shows a file of the repository.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,9 +23,19 @@ from enginebay.cli.parsing import CommandParser
 from enginebay.cli.program import load_command
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice, GuidedLimits, TemplateLimits
-from enginebay.plugins.registry import load_registry
+from enginebay.contracts.cache import KVLayout, Ledger
+from enginebay.contracts.platform import Hardware, Platform
+from enginebay.ops.caps import Caps
+from enginebay.ops.op import Op
+from enginebay.plugins.hooks import CAPABILITIES, INTERFACE_VERSIONS, Declaration, Hooks, hook_name
+from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.validation import allowed_values
+from tools.metric_table import esurge_metrics, server_metrics
+from tools.sampling_page import parameters
 
+ROOT = Path(__file__).parents[1]
+FILE = re.compile(r"^<!-- file: ([\w./-]+) -->$", re.MULTILINE)
+LANGUAGES = {".service": "ini", ".conf": "nginx", ".toml": "toml"}
 MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 ENGINE = "engine"
 """The group of flags that choose the parts, which many commands have."""
@@ -115,6 +132,12 @@ def values(schema: dict[str, Any]) -> str:
     return "" if text == "a text" else text
 
 
+def options_of(registry: Registry, entry: Entry) -> list[tuple[str, ...]]:
+    """Return a row for each option of a part of ours: name, default, values, meaning."""
+    options = entry.declaration and entry.declaration.options and registry.options(entry, {})
+    return rows_of(type(options)) if isinstance(options, BaseModel) else []
+
+
 def rows_of(model: type[BaseModel]) -> list[tuple[str, ...]]:
     """Return a row for each field of a section: name, default, values, meaning."""
     schema = model.model_json_schema()["properties"]
@@ -135,11 +158,91 @@ def options() -> str:
     """Return the options of our parts. Logits processors have theirs from requests."""
     registry, rows = load_registry(), []
     for entry in registry.entries:
-        is_ours = entry.distribution == "enginebay" and entry.kind != "logits_processor"
-        if is_ours and entry.declaration and entry.declaration.options:
-            model = type(registry.options(entry, {}))
-            rows += [(f"{entry.kind} `{entry.name}`", *row) for row in rows_of(model)]
+        if entry.distribution == "enginebay" and entry.kind != "logits_processor":
+            of = options_of(registry, entry)
+            rows += [(f"{entry.kind} `{entry.name}`", *row) for row in of]
     return table(("part", "option", "default", "values", "meaning"), rows)
+
+
+def processors() -> str:
+    """Return the logits processors with their options, in the order in which they are applied."""
+    registry = load_registry()
+    rows: list[tuple[str, ...]] = []
+    found = (one for one in registry.entries if one.kind == "logits_processor")
+    for entry in sorted(found, key=lambda one: float(one.capability("order", math.inf))):
+        declared = entry.declaration
+        if declared and entry.distribution == "enginebay":
+            rows.append((f"`{entry.name}`", "", "", "", declared.summary))
+            rows += [("", *row) for row in options_of(registry, entry)]
+    return table(("processor", "option", "default", "values", "meaning"), rows)
+
+
+def hooks() -> str:
+    """Return the hooks of plugins, as their docstrings describe them."""
+    rows = []
+    for kind in INTERFACE_VERSIONS:
+        text = " ".join(str(inspect.getdoc(getattr(Hooks, hook_name(kind)))).split())
+        what, _, target = text.partition(" Target: ")
+        rows.append((f"`{hook_name(kind)}`", kind, what, target))
+    return table(("hook", "kind", "what it does", "target"), rows)
+
+
+def capabilities() -> str:
+    """Return the capabilities that enginebay reads."""
+    rows = [
+        (f"`{name}`", kind, what) for kind, of in CAPABILITIES.items() for name, what in of.items()
+    ]
+    return table(("capability", "kind", "meaning"), rows)
+
+
+def fields_in_docstring(record: type) -> str:
+    """Return the fields of a dataclass whose docstring describes them as "NAME: text"."""
+    names = [field.name for field in dataclasses.fields(record)]
+    text = " ".join(str(inspect.getdoc(record)).split())
+    pieces = re.split(rf"(?:(?<=[.\]] )|^)`?({'|'.join(names)})`?: ", text)
+    found = dict(zip(pieces[1::2], pieces[2::2], strict=True))
+    return table(("field", "meaning"), [(f"`{name}`", found[name].strip()) for name in names])
+
+
+def members(contract: type) -> str:
+    """Return the public members of a contract with the first paragraph of what documents them."""
+    rows = []
+    source = ast.parse(inspect.getsource(contract)).body[0]
+    body = source.body if isinstance(source, ast.ClassDef) else []
+    for node, after in itertools.zip_longest(body, body[1:]):
+        name, text = "", None
+        if isinstance(node, ast.FunctionDef):
+            arguments = ", ".join(one.arg for one in node.args.args[1:])
+            name = node.name if is_property(node) else f"{node.name}({arguments})"
+            text = ast.get_docstring(node)
+        elif isinstance(node, ast.AnnAssign):
+            name = ast.unparse(node.target)
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = str(after.value.value)
+        if text and not name.startswith("_"):
+            rows.append((f"`{name}`", " ".join(text.partition("\n\n")[0].split())))
+    return table(("member", "meaning"), rows)
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    """Return whether a method is a property."""
+    return "property" in [ast.unparse(one) for one in function.decorator_list]
+
+
+def benchmarks() -> str:
+    """Return the benchmarks that run as modules, with what each measures."""
+    rows = []
+    for path in sorted((ROOT / "tests" / "benchmarks").glob("[a-z]*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        what, _, usage = text.partition("\n\n")
+        if f"python -m tests.benchmarks.{path.stem}" in usage:
+            rows.append((f"`{path.stem}`", " ".join(what.split())))
+    return table(("`python -m tests.benchmarks.NAME`", "what it measures"), rows)
+
+
+def metrics(found: dict[str, str]) -> str:
+    """Return the metrics of a package."""
+    return table(("metric", "meaning"), [(f"`{name}`", what) for name, what in found.items()])
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -147,15 +250,34 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields": fields,
     "limits": limits,
     "options": options,
+    "sampling parameters": lambda: "\n".join(parameters()),
+    "logits processors": processors,
+    "hooks": hooks,
+    "fields of a declaration": lambda: fields_in_docstring(Declaration),
+    "capabilities": capabilities,
+    "fields of Op": lambda: fields_in_docstring(Op),
+    "fields of Caps": lambda: fields_in_docstring(Caps),
+    "members of Platform": lambda: members(Platform),
+    "fields of Hardware": lambda: fields_in_docstring(Hardware),
+    "members of Ledger": lambda: members(Ledger),
+    "members of KVLayout": lambda: members(KVLayout),
+    "benchmarks": benchmarks,
+    "metrics of the server": lambda: metrics(server_metrics()),
+    "metrics of eSurge": lambda: metrics(esurge_metrics()),
 }
 
 
 def with_tables(text: str) -> str:
-    """Return the text of a page with its tables."""
+    """Return the text of a page with its tables and files."""
 
     def made(found: re.Match[str]) -> str:
         name = found[1]
         is_flags = name.startswith("flags of ")
         return flags_of(name.removeprefix("flags of ")) if is_flags else TABLES[name]()
 
-    return MARK.sub(made, text)
+    def shown(found: re.Match[str]) -> str:
+        path = ROOT / found[1]
+        language = LANGUAGES.get(path.suffix, "")
+        return f"```{language}\n{path.read_text(encoding='utf-8')}```"
+
+    return FILE.sub(shown, MARK.sub(made, text))

@@ -1,20 +1,12 @@
-"""Writes the table of sampling parameters in docs/sampling.md from the fields of SamplingParams.
-
-python tools/sampling_page.py docs/sampling.md
-"""
+"""The rows of the table of sampling parameters, made from the fields of SamplingParams."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 from enginebay.cli.generate import add_sampling_arguments
 from enginebay.types import ROW_VALUES, SamplingParams
 from enginebay.validation import allowed_values
-
-BEGIN = "<!-- sampling parameters: written by tools/sampling_page.py -->"
-END = "<!-- end of sampling parameters -->"
 
 
 def parameters() -> list[str]:
@@ -39,15 +31,3 @@ def parameters() -> list[str]:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def written(text: str) -> str:
-    """Return the text of a page with a new table between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return "\n".join([f"{before}{BEGIN}", "", *parameters(), "", f"{END}{after}"])
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

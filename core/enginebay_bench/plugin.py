@@ -1,28 +1,8 @@
-"""Registers the commands bench, tune and eval, and the tables of tuned configurations."""
+"""Registers the commands bench, tune and eval."""
 
 from __future__ import annotations
 
 from enginebay.plugins.hooks import Register, hookimpl
-
-
-@hookimpl
-def register_tunings(register: Register) -> None:
-    """Register tables."""
-    register(
-        "tables",
-        "enginebay_bench.table_files:tables_of",
-        summary="tables of the fastest configurations, of the user and of packages",
-    )
-
-
-@hookimpl
-def register_revisions(register: Register) -> None:
-    """Register tuned."""
-    register(
-        "tuned",
-        "enginebay.compose.kernel_configs:require_tuned",
-        summary="refuses kernels that are not tuned, with tuned = require",
-    )
 
 
 @hookimpl

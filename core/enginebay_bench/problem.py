@@ -19,11 +19,11 @@ from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.ops.tuned_tables import TunedConfigs
 from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp
 from enginebay.plugins.registry import import_target
 from enginebay_bench.cost import Cost
 from enginebay_bench.shapes import Axes, Shape
-from enginebay_bench.tables import TunedConfigs
 from enginebay_testing.exact import OpCall, errors
 
 StepFunction = Callable[..., tuple[Any, Any]]

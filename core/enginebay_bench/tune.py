@@ -14,6 +14,7 @@ from enginebay.compose.ops import ATTENTION
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
 from enginebay.ops.tunable import candidates_of
+from enginebay.ops.tuned_tables import TableKey, TunedEntry, TunedTable, read_table
 from enginebay.ops.tuning import TunableOp
 from enginebay_bench.attention import bucket_problem
 from enginebay_bench.kernels import WRONG, Bench, run_contestants, why_not_measured
@@ -26,7 +27,6 @@ from enginebay_bench.problem import (
     with_config,
 )
 from enginebay_bench.shapes import Shape
-from enginebay_bench.tables import TableKey, TunedEntry, TunedTable, read_table
 from enginebay_bench.timing import Contestant
 
 DROP_SLOWER_THAN = 1.5

@@ -1,6 +1,4 @@
-"""The plugins of this package: the executor that runs commands in this process, the binder of ops,
-and shadow mode.
-"""
+"""Registers the executor that runs commands in this process."""
 
 from __future__ import annotations
 
@@ -12,24 +10,4 @@ def register_executors(register: Register) -> None:
     """Register `local`."""
     register(
         "local", "enginebay_runtime.local:LocalExecutor", summary="runs commands in this process"
-    )
-
-
-@hookimpl
-def register_binders(register: Register) -> None:
-    """Register `shard_map`."""
-    register(
-        "shard_map",
-        "enginebay_runtime.binding:bind",
-        summary="splits calls of ops over devices by their partition rules",
-    )
-
-
-@hookimpl
-def register_revisions(register: Register) -> None:
-    """Register `shadow`."""
-    register(
-        "shadow",
-        "enginebay_runtime.shadowing:with_shadow",
-        summary="a candidate that is compared with the chosen kernel on a share of the steps",
     )

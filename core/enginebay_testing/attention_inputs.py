@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,10 +13,9 @@ import numpy as np
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.batches import derive_batch
-from enginebay.ops.spec import AttnBatch, Bucket
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.case_runs import kit_jit
-from enginebay_testing.score_ranges import directions, random_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,3 +272,45 @@ def compared_tokens(mine: np.ndarray, num_scores: int) -> np.ndarray:
     chosen = (np.arange(0, tokens.size, step)[:, None] + np.array([-1, 0, 1])).ravel()
     ends = np.concatenate([np.arange(4), np.arange(tokens.size - 12, tokens.size)])
     return tokens[np.unique(np.clip(np.concatenate([chosen, ends]), 0, tokens.size - 1))]
+
+
+LARGE_SCORE = 200.0
+"""Score of outliers, and about the score of all keys for "high" or (negative) "low"."""
+
+
+def directions(spec: AttnSpec, scores: str, rng: np.random.Generator) -> np.ndarray:
+    """Return f64 [Hkv, D], one vector per KV head. A query and a key that both contain it have the
+    score LARGE_SCORE. For plain scores it is zero.
+    """
+    if scores == "plain":
+        return np.zeros((spec.num_kv_heads, spec.head_dim))
+    unit = rng.normal(size=(spec.num_kv_heads, spec.head_dim))
+    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
+    return unit * np.sqrt(LARGE_SCORE / spec.softmax_scale)
+
+
+def random_keys(
+    spec: AttnSpec,
+    scores: str,
+    kv_lens: Sequence[int],
+    rng: np.random.Generator,
+    toward: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """Return the keys [kv_len, Hkv, D] of each row, moved in the direction `toward`. With scores
+    "outlier", only one key of each head is moved; its position differs between rows and heads.
+    """
+    keys = []
+    for row, total in enumerate(kv_lens):
+        own = rng.normal(size=(total, *toward.shape))
+        if scores == "outlier":
+            for head in range(toward.shape[0] if total else 0):
+                own[_outlier(row + 2 * head, total), head] += toward[head]
+        else:
+            own += toward
+        keys.append(own.astype(jnp.dtype(spec.kv_dtype)))
+    return tuple(keys)
+
+
+def _outlier(number: int, total: int) -> int:
+    """Return the position of an outlier: the last key, the first key, or a key between, in turn."""
+    return (total - 1, 0, total // 2, total // 3, max(total - 2, 0))[number % 5]

@@ -11,6 +11,7 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
+from enginebay.compose.candidates import ANY
 from enginebay.compose.import_paths import with_paths_of
 from enginebay.compose.ops import ATTENTION
 from enginebay.contracts.platform import Platform
@@ -18,8 +19,8 @@ from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, ex
 from enginebay.ops.caps import Env, Interpretable
 from enginebay.plugins.registry import Entry, Registry, import_target
 from enginebay_testing import suites
-from enginebay_testing.capabilities import capability_cases
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import Extent, OpCase, OpKit, kit_of
+from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 from enginebay_testing.suites import Choices
 from enginebay_testing.toolchains import KernelCompiler
 from enginebay_testing.verdicts import Run
@@ -249,3 +250,47 @@ _LEVELS: dict[Level, Callable[[Registry, Entry, Choices], Iterator[Case]]] = {
 def chosen(cases: Sequence[Case], *, everything: bool) -> list[Case]:
     """Return all cases, or the representative ones."""
     return [case for case in cases if everything or case.representative]
+
+
+KNOWN_VALUES: Mapping[str, tuple[str, ...]] = {
+    "quantizations": tuple(FORMS),
+    "activation_quantizations": ROUNDINGS,
+    "storages": STORAGES,
+}
+"""The values of capabilities for which the kit can make data."""
+
+NOT_IN_CASES: Mapping[str, str] = {
+    "priority": "it chooses among kernels and changes no result",
+    "compiler": "it makes the cases of the level compile",
+    "custom_calls": "the compiler's programs show these calls",
+    "sharded": "the suites of engines and models run on several devices",
+}
+"""Capabilities of kernels without an axis, and why."""
+
+
+def capability_cases(entry: Entry, kit: OpKit) -> Iterator[OpCase]:
+    """Yield a case that fails for each declared capability without an axis in the kit, and one that
+    is UNSUPPORTED for each declared value for which the kit has no data.
+    """
+    declared = {} if entry.declaration is None else entry.declaration.capabilities
+    for name in (*KNOWN_VALUES, "layouts"):
+        values = tuple(declared.get(name) or ())
+        if values and name not in kit.capabilities:
+            what = f"{entry.op} kernel {entry.name!r} declares {name} {', '.join(values)}"
+            lacks = f"{what}, but the kit of op {entry.op} has no axis for it"
+            todo = "Add the capability and its axis to OpKit.capabilities."
+            yield OpCase(f"capability[{name}]", functools.partial(_lacks_an_axis, lacks, todo))
+            continue
+        for value in values if name in KNOWN_VALUES else ():
+            if value not in (ANY, *KNOWN_VALUES[name]):
+                given = f"the kit has no data for {name} {value}"
+                run = functools.partial(_has_no_data, given, ", ".join(KNOWN_VALUES[name]))
+                yield OpCase(f"capability[{name}-{value}]", run)
+
+
+def _lacks_an_axis(what: str, todo: str) -> None:
+    raise PluginError(f"{what}. {todo}")
+
+
+def _has_no_data(given: str, allowed: str) -> None:
+    raise UnsupportedError(given, allowed, "Check this value with a test of your own.")

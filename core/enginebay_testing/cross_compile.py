@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.compose.binding import bind
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
 from enginebay.compose.resolve import pick
@@ -30,7 +31,6 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.spec import Bucket
 from enginebay.plugins.registry import Registry
 from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
-from enginebay_runtime.binding import bind
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.prefill import forward_step
 from enginebay_runtime.step import Program, StepState, decode_step

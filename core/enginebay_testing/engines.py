@@ -7,17 +7,23 @@ way; see `ties`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from enginebay.contracts.engine import Engine, Pending, StepPlan
-from enginebay.errors import CompilationError
+from enginebay.errors import CompilationError, RequestError
 from enginebay.serving import LLM
+from enginebay.serving.abilities import Abilities
+from enginebay.serving.segments import Segments
 from enginebay.types import SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
-from enginebay_testing.engine_hidden import hidden_states_are_the_models
 from enginebay_testing.engine_logprobs import logprobs_are_the_models
 from enginebay_testing.engine_moves import put_restores_the_bytes, state_moves_to_another_engine
 from enginebay_testing.ledgers import ledger_checks
@@ -32,7 +38,6 @@ from enginebay_testing.subject import (
 )
 from enginebay_testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
 from enginebay_testing.verdicts import Check
-from enginebay_testing.waits import watching_for_waits
 
 
 def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[Check]:
@@ -375,3 +380,87 @@ def _forbid_compiling(llm: LLM, *, forbidden: bool) -> None:
 
 def _num_compiled(llm: LLM) -> int:
     return int(llm.run_on_engine(lambda: llm.engine.compilations.count))
+
+
+HIDDEN_TOLERANCE = 1e-4
+"""Max difference between a value of a pooled hidden state and the reference, in f32."""
+
+EMBED_LENGTHS = (3, 41)
+
+
+def hidden_states_are_the_models(subject: EngineSubject) -> None:
+    """`embed` returns the mean or the last of the model's final hidden states. A prompt with
+    embeddings gives the same tokens whether or not the cache has a prefix of it.
+
+    An engine that does not declare hidden_states, or prompt_embeds, refuses such requests.
+    """
+    prompts, reference = (
+        random_prompts(subject.vocab_size, EMBED_LENGTHS, seed=17),
+        subject.reference(),
+    )
+    with subject.shared() as llm:
+        capabilities = Abilities.of(llm.plan).capabilities
+        segments = _segments(llm)
+        if "hidden_states" not in capabilities:
+            _check_refused(lambda: llm.embed(prompts))
+        else:
+            for pooling in ("mean", "last"):
+                for prompt, found in zip(prompts, llm.embed(prompts, pooling=pooling), strict=True):
+                    states = reference.hidden(prompt)
+                    expected = states.mean(axis=0) if pooling == "mean" else states[-1]
+                    off = float(np.abs(found - expected).max())
+                    case = f"a prompt of {len(prompt)} tokens, {pooling}"
+                    assert off <= HIDDEN_TOLERANCE, f"{case}: off by {off} from the reference"
+        if "prompt_embeds" not in capabilities:
+            _check_refused(lambda: llm.generate(segments, greedy(2)))
+            return
+        first, second = (llm.generate(segments, greedy(6))[0].outputs[0] for _ in range(2))
+        assert first.token_ids == second.token_ids, "the same embeddings gave different tokens"
+
+
+def _segments(llm: LLM) -> Segments:
+    width = llm.plan.model.info.hidden_size
+    embeds = np.random.default_rng(3).normal(size=(37, width)).astype(np.float32)
+    return Segments([1, 2], embeds, [3])
+
+
+def _check_refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except RequestError:
+        return
+    raise AssertionError("the engine accepted a request of a kind that it does not declare")
+
+
+METHODS = ("__array__", "__bool__", "__float__", "__index__", "__int__", "item", "tolist")
+"""Methods of JAX arrays that wait for the value."""
+
+
+@contextlib.contextmanager
+def watching_for_waits() -> Iterator[list[str]]:
+    """Within the block, append to the list each way in which this thread waits for JAX arrays.
+
+    It detects conversions to NumPy and to Python numbers, jax.device_get and jax.block_until_ready.
+    """
+    found: list[str] = []
+    mine = threading.get_ident()
+
+    def spied(name: str, call: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+        def spy(*args: Any, **kwargs: Any) -> Any:
+            is_mine = threading.get_ident() == mine
+            if is_mine and (always or any(isinstance(a, jax.Array) for a in args[:1])):
+                found.append(name)
+            return call(*args, **kwargs)
+
+        return spy
+
+    kind = type(jax.device_put(np.zeros(1)))
+    with contextlib.ExitStack() as stack:
+        for owner, name, always in (
+            *((np, name, False) for name in ("asarray", "array")),
+            *((jax, name, True) for name in ("device_get", "block_until_ready")),
+            *((kind, name, False) for name in METHODS),
+        ):
+            spy = spied(name, getattr(owner, name), always=always)
+            stack.enter_context(unittest.mock.patch.object(owner, name, spy))
+        yield found

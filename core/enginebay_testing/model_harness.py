@@ -25,7 +25,7 @@ from enginebay_testing.layouts import installed_layouts
 
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
 """Makes, from a model's facts and its placement, the object that binds the ops of a step, such as
-enginebay_runtime.binding.OpsBinder.
+enginebay.compose.binding.OpsBinder.
 """
 
 

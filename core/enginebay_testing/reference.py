@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.compose.binding import bind
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.plan import Plan
 from enginebay.contracts.cache_shape import CacheShape
@@ -20,7 +21,6 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import without_padding
 from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
-from enginebay_runtime.binding import bind
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256

@@ -106,7 +106,15 @@ def check(
     """
     results = []
     chosen = dataclasses.asdict(choices or Choices())
-    pool = Pool(jobs, timeout_s, level, wanted, chosen, first_failure=first_failure)
+    pool = Pool(
+        jobs,
+        timeout_s,
+        level,
+        wanted,
+        chosen,
+        first_failure=first_failure,
+        quickly=not wanted.everything,
+    )
     for result in pool.run(list(entries)):
         results.append(result)
         tell(_record(entries[result.part], result))

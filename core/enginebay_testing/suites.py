@@ -294,8 +294,8 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
 def _model(
     registry: Registry, entry: Entry, platform: Platform, config: str | None = None
 ) -> list[Check]:
+    from enginebay.compose.binding import OpsBinder
     from enginebay.compose.kernels import choose_kernels
-    from enginebay_runtime.binding import OpsBinder
     from enginebay_testing.models import harness_steps, model_checks, read_model_config
 
     def make_ops(info: Any, placement: Any) -> OpsBinder:

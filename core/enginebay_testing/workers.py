@@ -35,6 +35,11 @@ WORKER_ENVIRONMENT = {
 threads wait for each other longer than they compute. Collectives need several devices.
 """
 
+QUICK_FUSIONS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+"""The flag with which XLA compiles fusions for a CPU without MLIR, in half the time. JAX takes this
+option for a process, not for one program (see `case_runs.QUICK_COMPILING`).
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class PartName:
@@ -92,10 +97,10 @@ class _Job:
 
 class CheckWorker:
     """One process and its current job. stdout and stderr go to a file, the end of which is reported
-    after a crash.
+    after a crash. With `quickly`, XLA compiles programs for a CPU with fewer optimizations.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quickly: bool) -> None:
         ask_read, self._ask = os.pipe()
         self.answers, answer_write = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
@@ -106,13 +111,16 @@ class CheckWorker:
             str(ask_read),
             str(answer_write),
         ]
+        environment = dict(WORKER_ENVIRONMENT)
+        if quickly:
+            environment["XLA_FLAGS"] += f" {QUICK_FUSIONS}"
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
             pass_fds=(ask_read, answer_write),
-            env=WORKER_ENVIRONMENT | os.environ,
+            env=environment | os.environ,
             start_new_session=True,  # child processes of a check end with the worker
         )
         os.close(ask_read)
@@ -190,7 +198,8 @@ class Pool:
     results as they arrive.
 
     `choices` are the fields of `suites.Choices`. `wanted` selects the cases of a part. With
-    `first_failure`, the check ends with the first case that fails.
+    `first_failure`, the check ends with the first case that fails. With `quickly`, workers compile
+    with fewer optimizations on a CPU.
     """
 
     def __init__(
@@ -202,8 +211,9 @@ class Pool:
         choices: Mapping[str, str | int | None] | None = None,
         *,
         first_failure: bool = False,
+        quickly: bool = True,
     ) -> None:
-        self._first_failure = first_failure
+        self._first_failure, self._quickly = first_failure, quickly
         self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
         self._choices = dict(choices or {})
         self._workers: list[CheckWorker] = []
@@ -234,7 +244,7 @@ class Pool:
     def _employ(self) -> None:
         busy = sum(w.job is not None for w in self._workers)
         while len(self._workers) < min(self._jobs, busy + len(self._queue)):
-            worker = CheckWorker()
+            worker = CheckWorker(quickly=self._quickly)
             self._selector.register(worker.answers, selectors.EVENT_READ, worker)
             self._workers.append(worker)
         for worker in self._workers:

@@ -63,8 +63,8 @@ def register_grammars(register: Register) -> None:
     """Register llguidance."""
     register(
         "llguidance",
-        "enginebay_samplers.guided_grammar:Llguidance",
-        options="enginebay_samplers.guided_grammar:LlguidanceOptions",
+        "enginebay.text.guides.guided_grammar:Llguidance",
+        options="enginebay.text.guides.guided_grammar:LlguidanceOptions",
         summary="JSON schemas, regular expressions, choices and Lark grammars",
         requires=("llguidance",),
         capabilities={"priority": 0},
@@ -76,7 +76,7 @@ def register_guides(register: Register) -> None:
     """Register guarded."""
     register(
         "guarded",
-        "enginebay_samplers.guides.grammars:choose_grammars",
+        "enginebay.text.guides.grammars:choose_grammars",
         summary="the chosen library of grammars, in worker processes with limits",
     )
 

@@ -22,9 +22,9 @@ import numpy as np
 from enginebay import LLM, SamplingParams
 from enginebay.contracts.constraint import Vocabulary
 from enginebay.grammar import Structure
-from enginebay_samplers.guided_grammar import Llguidance
-from enginebay_samplers.guides.grammars import choose_grammars
-from enginebay_samplers.guides.guarded import GuardedLibrary
+from enginebay.text.guides.grammars import choose_grammars
+from enginebay.text.guides.guarded import GuardedLibrary
+from enginebay.text.guides.guided_grammar import Llguidance
 
 PROMPT = "Once upon a time"
 NUM_TOKENS = 96

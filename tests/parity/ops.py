@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import usable_ops
 from enginebay.config_sections import PHASES
@@ -14,7 +15,6 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import Bucket
 from enginebay.plugins.registry import load_registry
-from enginebay_runtime.binding import OpsBinder
 from enginebay_xla.attention import xla_attention
 from enginebay_xla.collectives import all_gather, all_reduce, all_to_all
 from enginebay_xla.grouped_linear import grouped_linear

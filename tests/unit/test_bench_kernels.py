@@ -19,12 +19,12 @@ from enginebay.compose.ops import usable_ops
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
+from enginebay.ops.tuned_tables import TunedEntry, TunedTable
 from enginebay.plugins.registry import load_registry
 from enginebay_bench.kernels import Bench, Figure, ShapeLimits, judged, measure_shape
 from enginebay_bench.problem import BenchSetting, bench_of
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
-from enginebay_bench.tables import TunedEntry, TunedTable
 from enginebay_bench.tune import Tuned, merge_tables, tune_shape, write_table
 from tests.layouts import BUILTIN_LAYOUTS
 

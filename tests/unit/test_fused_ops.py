@@ -1,4 +1,4 @@
-"""Fused ops: which implementation is taken, and what models and the binder make of it."""
+"""Fused ops: which implementation is taken, and what models and the bound ops make of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED, FusedPart, choose_fused
 from enginebay.compose.kernels import ChosenKernels
@@ -28,7 +29,6 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.plugins.hooks import Declaration
 from enginebay.plugins.registry import Entry, Registry, load_registry
-from enginebay_runtime.binding import OpsBinder
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write

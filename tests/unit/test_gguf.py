@@ -88,7 +88,10 @@ def load(source: GgufSource | CheckpointSource, model: Model) -> dict[str, Weigh
 
 
 def in_f32(weight: Weight) -> np.ndarray:
-    return np.asarray(weight.dequantized() if isinstance(weight, QuantizedArray) else weight)
+    return np.asarray(_dequantized(weight) if isinstance(weight, QuantizedArray) else weight)
+
+
+_dequantized = jax.jit(QuantizedArray.dequantized)
 
 
 @pytest.mark.parametrize("kind", [one for one in TYPES if one not in ("F16", "BF16")])

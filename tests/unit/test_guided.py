@@ -26,7 +26,7 @@ from enginebay.outputs import CompletionOutput, RequestOutput
 from enginebay.serving.abilities import Abilities
 from enginebay.serving.loop import EngineLoop
 from enginebay.serving.prepare import Preparer
-from enginebay_samplers.guides.guide import Guides
+from enginebay.text.guides.guide import Guides
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, Interrupting, changing

@@ -17,8 +17,8 @@ from enginebay.contracts.constraint import Vocabulary
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError
 from enginebay.grammar import Structure
+from enginebay.text.guides.guided_grammar import Llguidance
 from enginebay.text.tokenizer import TextTokenizer
-from enginebay_samplers.guided_grammar import Llguidance
 from tests.unit.test_continuations import sentencepiece_like
 from tests.unit.test_text import byte_level
 

@@ -23,12 +23,12 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.plugins.registry import Registry
+from enginebay.text.guides.guide import MAX_GRAMMARS, Guides, structure_of
+from enginebay.text.guides.guided_grammar import Llguidance
 from enginebay.text.tokenizer import TextTokenizer
 from enginebay.types import SamplingParams
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guided import Guided
-from enginebay_samplers.guided_grammar import Llguidance
-from enginebay_samplers.guides.guide import MAX_GRAMMARS, Guides, structure_of
 from tests.brief import BRIEF, DEMO
 from tests.unit.schemas import bounded_schema
 

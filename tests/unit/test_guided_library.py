@@ -12,12 +12,12 @@ from enginebay.config import make_config
 from enginebay.contracts.constraint import Vocabulary
 from enginebay.errors import UnsupportedError
 from enginebay.plugins.registry import load_registry
+from enginebay.text.guides.grammar_child import SerialisedTokenizer
+from enginebay.text.guides.grammars import choose_grammars
+from enginebay.text.guides.guide import Guides
+from enginebay.text.guides.guided_grammar import Llguidance
 from enginebay.text.tokenizer import TextTokenizer
 from enginebay.text.worker.process import LimitedWorker
-from enginebay_samplers.guided_grammar import Llguidance
-from enginebay_samplers.guides.grammar_child import SerialisedTokenizer
-from enginebay_samplers.guides.grammars import choose_grammars
-from enginebay_samplers.guides.guide import Guides
 
 
 def guides_of(backend: tokenizers.Tokenizer) -> Guides:

@@ -23,12 +23,12 @@ from enginebay.grammar import Constraint, Structure
 from enginebay.plugins.registry import load_registry
 from enginebay.serving.events import Events, RequestEnded
 from enginebay.serving.guided import advance, wait_for_mask
+from enginebay.text.guides.grammars import ChosenGrammars, choose_grammars
+from enginebay.text.guides.guarded import GuardedLibrary
+from enginebay.text.guides.guide import Guides
 from enginebay.text.worker.process import LimitedWorker, LimitError, WorkerLimits
 from enginebay_esurge import eSurge
 from enginebay_models.tokenizer import load_tokenizer
-from enginebay_samplers.guides.grammars import ChosenGrammars, choose_grammars
-from enginebay_samplers.guides.guarded import GuardedLibrary
-from enginebay_samplers.guides.guide import Guides
 from enginebay_vinference.requests import RequestMaker
 from tests.brief import BRIEF, DEMO
 

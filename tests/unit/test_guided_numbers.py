@@ -16,7 +16,7 @@ import pytest
 from enginebay.contracts.constraint import Vocabulary
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar, Structure
-from enginebay_samplers.guided_grammar import Llguidance
+from enginebay.text.guides.guided_grammar import Llguidance
 from tests.unit.test_text import byte_level
 
 VALUES = (0, 1, -1, 2, 5, 10, 100, 0.5, 0.001, 0.25, 1.5, -0.5, -1.5, 2.5, 99.99, -10, -3, 0.1)

@@ -9,8 +9,7 @@ import pytest
 
 from enginebay.plugins.hooks import CAPABILITIES
 from enginebay.plugins.registry import Entry, load_registry
-from enginebay_testing.capabilities import KNOWN_VALUES, NOT_IN_CASES, capability_cases
-from enginebay_testing.cases import part_cases
+from enginebay_testing.cases import KNOWN_VALUES, NOT_IN_CASES, capability_cases, part_cases
 from enginebay_testing.op_kit import kit_of
 from enginebay_testing.verdicts import judge
 

@@ -18,18 +18,18 @@ from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Structure
 from enginebay.serving.running import Running
-from enginebay.text.worker.process import LimitedWorker
-from enginebay.types import Request
-from enginebay_models.tokenizer import load_tokenizer
-from enginebay_samplers.guides.guarded import GuardedLibrary
-from enginebay_samplers.guides.guide import Guides
-from enginebay_samplers.guides.mask_messages import (
+from enginebay.text.guides.guarded import GuardedLibrary
+from enginebay.text.guides.guide import Guides
+from enginebay.text.guides.mask_messages import (
     Mask,
     pack_answers,
     pack_orders,
     unpack_answers,
     unpack_orders,
 )
+from enginebay.text.worker.process import LimitedWorker
+from enginebay.types import Request
+from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import DEMO
 from tests.fakes import VOCAB_SIZE, expected_tokens
 from tests.pool import EnginePool

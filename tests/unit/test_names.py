@@ -31,8 +31,7 @@ class Shared:
 ALLOWED = (
     Shared(
         "hooks: the plugin manager finds them by name",
-        "register_commands register_engines register_kernels register_layouts register_ops"
-        " register_revisions",
+        "register_commands register_engines register_kernels register_layouts register_ops",
         "*.plugin",
     ),
     Shared(

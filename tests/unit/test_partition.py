@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from enginebay.compose.partition import partitioned
 from enginebay.compose.quick_cases import CheckSetting
 from enginebay.compose.quick_check import quick_check
 from enginebay.config import DEFAULT_AXIS_RULES
@@ -26,7 +27,6 @@ from enginebay.ops.partition_rules import NamedWeight
 from enginebay.ops.sample import SAMPLE
 from enginebay.weights import QuantizedArray
 from enginebay_lora.ops import LORA, lora_oracle
-from enginebay_runtime.partition import partitioned
 from enginebay_testing import oracle
 from enginebay_xla import collectives, grouped_linear, norm, sample
 from enginebay_xla import linear as xla

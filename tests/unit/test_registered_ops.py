@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from enginebay import compose
+from enginebay.compose.binding import bound_ops
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
@@ -26,7 +27,6 @@ from enginebay.ops.norm import RmsNormOp
 from enginebay.ops.op import Op
 from enginebay.plugins.hooks import Declaration
 from enginebay.plugins.registry import Entry, Registry, load_registry
-from enginebay_runtime.binding import bound_ops
 from enginebay_xla.norm import rms_norm
 
 HERE = "tests.unit.test_registered_ops"

@@ -123,6 +123,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
             register("pass", kind="sheduler"),
             "PluginValidationError.*unknown hook 'register_shedulers'",
         ),
+        (register("pass", kind="binder"), "former hook register_binders.*the rule `partition`"),
         (register("1 / 0"), "register_schedulers failed: ZeroDivisionError"),
         (register("register('x')"), "register_schedulers failed: TypeError"),
         (register("register('x', 'a:b', colour='red')"), "register_schedulers failed: TypeError"),

@@ -125,7 +125,7 @@ def test_slices_are_filled_up_to_the_size_asked_for(
         np.array([1.5, 2.5, 3.5], np.float32),
         np.array([[1, 2], [3, 4], [5, 6]], np.int32),
     ):
-        filled = fill_slice(make(given), 9, num_reqs, padded)
+        filled = np.asarray(fill_slice(make(given), 9, num_reqs, padded))
         assert filled.shape == (padded, *given.shape[1:])
         assert filled.dtype == given.dtype
         np.testing.assert_array_equal(filled[:num_reqs], given[:num_reqs])

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
 from enginebay.serving.loop import EngineLoop
 from enginebay.types import FrozenSampling
 from enginebay_esurge import eSurge
-from enginebay_models.generation_config import choose_sampling_defaults
 from enginebay_models.sampling_defaults import read_sampling_defaults
 from enginebay_models.source import CheckpointSource
 from enginebay_vinference import InferenceWarning, vInference

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.shadow_report import ShadowReport
 from enginebay_runtime.local import runner_of
 from enginebay_runtime.shadow import Shadow
-from enginebay_runtime.shadowing import choose_shadow
 from tests.brief import BRIEF
 from tests.unit.serving import HOT, SIZES, with_
 

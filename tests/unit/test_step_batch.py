@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from enginebay import LLM, SamplingParams
+from enginebay.compose.partition import partitioned
 from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.contracts.cache import CacheArrays, CacheGroup
@@ -36,7 +37,6 @@ from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import read_decoder
 from enginebay_runtime.local import runner_of
-from enginebay_runtime.partition import partitioned
 from enginebay_testing.model_harness import Chunk, ModelHarness, place_over
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.tiny import write_tiny_checkpoint

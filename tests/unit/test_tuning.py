@@ -15,16 +15,14 @@ import pytest
 
 from enginebay.compose.composition import make_engine, make_plan
 from enginebay.compose.kernel_configs import kernel_configs
+from enginebay.compose.tuned_files import load_tuned, table_name, tuned_folder
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.plugins.hooks import Declaration
-from enginebay.plugins.registry import Entry, Registry
-from enginebay_bench.table_files import load_tuned, table_name, tuned_folder
-from enginebay_bench.tables import (
+from enginebay.ops.tuned_tables import (
     TunedConfigs,
     TunedEntry,
     TunedTable,
@@ -32,6 +30,8 @@ from enginebay_bench.tables import (
     read_table,
     spec_key,
 )
+from enginebay.plugins.hooks import Declaration
+from enginebay.plugins.registry import Entry, Registry
 from enginebay_xla.layout import HndLayout
 
 ENV = Env("cpu", "", "a processor")
@@ -300,7 +300,7 @@ def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
     """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays
     the same.
     """
-    from enginebay_runtime.binding import OpsBinder
+    from enginebay.compose.binding import OpsBinder
 
     config = tmp_path / "small.toml"
     config.write_text(SMALL)

@@ -22,10 +22,10 @@ from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.norm import RMS_NORM
 from enginebay.ops.select import Candidate
+from enginebay.ops.tuned_tables import TunedConfigs, TunedEntry, TunedTable
 from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay_bench.kernels import measure_shape
 from enginebay_bench.shapes import Shape
-from enginebay_bench.tables import TunedConfigs, TunedEntry, TunedTable
 from enginebay_bench.tune import tune_shape
 from enginebay_xla.norm import rms_norm
 from tests.unit.test_bench_kernels import ENV, TINY, bench, setting, xla

@@ -19,9 +19,9 @@ from enginebay.config_sections import GuidedLimits
 from enginebay.contracts.text import Message
 from enginebay.errors import StoppedError
 from enginebay.grammar import Structure
+from enginebay.text.guides.guarded import GuardedLibrary
 from enginebay.text.tokenizer import TextTokenizer
 from enginebay.text.worker.process import KilledError, LimitedWorker, WorkerLimits
-from enginebay_samplers.guides.guarded import GuardedLibrary
 from tests.unit.serving import DEADLOCK_S
 from tests.unit.test_chat_templates import byte_level
 from tests.unit.test_mask_limits import SETTINGS

@@ -14,7 +14,7 @@ import numpy as np
 from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import RequestError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay_samplers.guided_grammar import Llguidance
+from enginebay.text.guides.guided_grammar import Llguidance
 from enginebay_testing.grammars import grammar_checks, token_texts
 from enginebay_testing.token_texts import mask_of, token_ids_of
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from enginebay.contracts.constraint import Guide, MakeGuide, Vocabulary, forms_of
 from enginebay.grammar import Grammar
+from enginebay.text.guides.guide import Guides
 from enginebay.types import SamplingParams
-from enginebay_samplers.guides.guide import Guides
 from enginebay_testing.guides import guide_checks
 from tests.zoo.grammars import Choices, Follows, Shared, Texts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,13 @@ class CacheQuantizer:
         values = jnp.asarray(values)
         if self.quantization_method is None:
             return values
-        stored = QUANTIZE[self.quantization_method](rotate(values, self.rotated))
-        return rotate(stored.values(), self.rotated).astype(values.dtype)
+        return _as_read(values, self.quantization_method, self.rotated)
+
+
+@functools.partial(jax.jit, static_argnames=("method", "rotated"))
+def _as_read(values: jax.Array, method: str, rotated: tuple[int, ...]) -> jax.Array:
+    stored = QUANTIZE[method](rotate(values, rotated))
+    return rotate(stored.values(), rotated).astype(values.dtype)
 
 
 def make_quantizer(plan: Plan) -> CacheQuantizer:

@@ -50,6 +50,7 @@ LORA: Op[LoraOp] = Op(
     cost="enginebay_lora.ops:lora_cost",
     oracle="enginebay_lora.ops:lora_oracle",
     partition="enginebay_lora.partition:lora_partition",
+    adapters="enginebay_lora.planning:with_adapters",
 )
 
 

@@ -1,4 +1,4 @@
-"""Registers the op lora, its implementation in plain JAX, and the slots of adapters."""
+"""Registers the op lora and its implementation in plain JAX."""
 
 from __future__ import annotations
 
@@ -21,14 +21,4 @@ def register_kernels(register: Register) -> None:
         "enginebay_lora.xla:lora",
         op="lora",
         summary="plain JAX, on any platform",
-    )
-
-
-@hookimpl
-def register_revisions(register: Register) -> None:
-    """Register `lora`."""
-    register(
-        "lora",
-        "enginebay_lora.planning:with_adapters",
-        summary="slots for adapters in the weights of the model",
     )

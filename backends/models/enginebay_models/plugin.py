@@ -1,6 +1,4 @@
-"""Registers the model families, the quantisations, checkpoints in the format of Hugging Face,
-and what their generation_config.json sets.
-"""
+"""Registers model families, quantisations, and checkpoints in the format of Hugging Face."""
 
 from __future__ import annotations
 
@@ -29,16 +27,6 @@ def register_models(register: Register) -> None:
             summary=f"{', '.join(architectures)} in flax.nnx",
             capabilities={"architectures": architectures},
         )
-
-
-@hookimpl
-def register_revisions(register: Register) -> None:
-    """Register generation_config."""
-    register(
-        "generation_config",
-        "enginebay_models.generation_config:with_sampling_defaults",
-        summary="defaults of sampling parameters that a checkpoint sets",
-    )
 
 
 @hookimpl

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from enginebay.compose.sampling_defaults import GENERATION_FILE
 from enginebay.errors import CheckpointError, RequestError, explain
 from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import SamplingParams
 from enginebay_models.checkpoint import read_json
-
-GENERATION_FILE = "generation_config.json"
 
 FIELD_OF = {
     one.name: field

@@ -29,11 +29,10 @@ class AdapterMetrics:
             {adapter: by_key[key] for adapter, key in keys.items()}
             for by_key in self._model.llm.loop.adapter_counts
         )
-        labels = [label, "max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         info = GaugeMetricFamily(
             f"{prefix}lora_requests_info",
             "The adapters that running and waiting requests use; the value is the time.",
-            labels=labels,
+            labels=[label, "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
         used = (",".join(sorted(one for one in by if by[one])) for by in (running, waiting))
         info.add_metric([name, str(counts.slots), *used], time.time())

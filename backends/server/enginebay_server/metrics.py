@@ -274,9 +274,10 @@ class Metrics:
             for one in each:
                 self._histograms(one)[place].add_to(family, [one.model.name])
             yield family
-        queued = "HTTP requests that wait for a place in the engine."
         yield GaugeMetricFamily(
-            f"{PREFIX}http_requests_queued", queued, value=self._limit.num_waiting
+            f"{PREFIX}http_requests_queued",
+            "HTTP requests that wait for a place in the engine.",
+            value=self._limit.num_waiting,
         )
 
     @staticmethod

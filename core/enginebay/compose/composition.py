@@ -8,15 +8,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from enginebay.compose.binding import bind
 from enginebay.compose.checked_paths import check_import_paths
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
+from enginebay.compose.kernel_configs import require_tuned
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
 from enginebay.compose.override import by_op, overridden_plan
-from enginebay.compose.plan import Plan, bind_plan
+from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
 from enginebay.compose.resolve import Facts, resolve
+from enginebay.compose.sampling_defaults import choose_sampling_defaults
+from enginebay.compose.shadowing import with_shadow
 from enginebay.compose.weight_format import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, Choice
@@ -36,7 +40,7 @@ from enginebay.contracts.scheduler import Scheduler
 from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.jax_start import prepare_jax
 from enginebay.ops.select import Candidate, choose
-from enginebay.plugins.registry import Entry, Registry, load_registry
+from enginebay.plugins.registry import Entry, Registry, import_target, load_registry
 from enginebay.waits import waiting
 from enginebay.weights import Weight
 
@@ -128,21 +132,41 @@ def make_plan(
         processors=processors,
         weight_format=weight_format,
     )
-    return _revised(plan)
+    return _completed(plan)
 
 
-def _revised(plan: Plan) -> Plan:
-    """Check the kernels that were chosen by import path, and apply the registered revisions."""
-    plan = check_import_paths(plan)
-    for entry in plan.registry.ready("revision"):
-        plan = plan.registry.run(entry, plan)
-    if plan.config.shadow and plan.shadow is None:
-        given, todo = "shadow, but no plugin supports it", "Install one, or leave shadow out."
-        raise UnsupportedError(given, "a plugin that runs shadows, such as executor", todo)
-    if plan.config.lora_slots and plan.adapters is None:
-        given, todo = "adapters, but no plugin holds them", "Install one, or name no adapters."
-        raise UnsupportedError(given, "a plugin such as enginebay_lora", todo)
+def _completed(plan: Plan) -> Plan:
+    """Check the kernels that were chosen by import path, and add the defaults of sampling
+    parameters, adapters and a shadow.
+    """
+    plan = _with_adapters(_with_sampling_defaults(check_import_paths(plan)))
+    plan = with_shadow(plan)
+    require_tuned(plan)
     return plan
+
+
+def _with_sampling_defaults(plan: Plan) -> Plan:
+    sampler = plan.registry.find("sampler", plan.config.sampler.name)
+    defaults = choose_sampling_defaults(
+        plan.config,
+        plan.checkpoint,
+        plan.processors.entries,
+        greedy_only=bool(sampler.capability("greedy_only")),
+    )
+    reasons = (*plan.reasons, defaults.reason)
+    return dataclasses.replace(plan, sampling_defaults=defaults, reasons=reasons)
+
+
+def _with_adapters(plan: Plan) -> Plan:
+    """Add the adapters of the configuration, by the op that applies adapters."""
+    if not plan.config.lora and not plan.config.lora_slots:
+        return plan
+    for op in plan.kernels.ops.values():
+        if op.adapters is not None:
+            adapted: Plan = import_target(op.adapters, f"the adapters of op {op.name!r}")(plan)
+            return adapted
+    given, todo = "adapters, but no op applies them", "Install one, or name no adapters."
+    raise UnsupportedError(given, "a plugin such as enginebay_lora", todo)
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
@@ -175,7 +199,8 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
-    registry, config, bound = plan.registry, plan.config, bind_plan(plan)
+    registry, config = plan.registry, plan.config
+    bound = bind(plan.kernels, plan.model, plan.placement)
     decode = plan.kernels.attention["decode"].caps
     report = progress and functools.partial(progress, "loading weights")
 

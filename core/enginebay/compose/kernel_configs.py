@@ -62,10 +62,9 @@ def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
     return bucket_configs(plan.kernels, engine.attention_problems())
 
 
-def require_tuned(plan: Plan) -> Plan:
-    """Return the plan. With tuned = "require", UnsupportedError for a bucket of its engine that is
-    not tuned: now, and not when a step is first compiled.
+def require_tuned(plan: Plan) -> None:
+    """With tuned = "require", raise UnsupportedError for a bucket of the plan's engine that is not
+    tuned: now, and not when a step is first compiled.
     """
     if plan.config.tuned == "require":
         bucket_configs(plan.kernels, plan.kernels.problems())
-    return plan

@@ -15,10 +15,10 @@ from enginebay.compose.negotiate import (
     StepsFor,
     choose_attention,
     choose_layout,
-    choose_tuning,
     why_not_phase,
 )
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
+from enginebay.compose.tuned_files import load_tuned
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO, PHASES, KernelChoice
 from enginebay.contracts.cache import KVLayout
@@ -31,7 +31,7 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.ops.spec import AttnSpec, Mode
-from enginebay.ops.tuning import Tuning, Untuned
+from enginebay.ops.tuned_tables import TunedConfigs
 from enginebay.plugins.registry import Registry
 
 
@@ -62,7 +62,7 @@ class ChosenKernels:
     """
     ops: Mapping[str, Op[Any]] = dataclasses.field(default_factory=dict)
     """The usable registered ops, by name."""
-    tuned: Tuning = dataclasses.field(default_factory=Untuned)
+    tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
     """The tuned configurations; an implementation's default is used where there is none."""
 
     steps: StepsFor = no_steps
@@ -131,7 +131,7 @@ def choose_kernels(
     specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     layout = choose_layout(registry, config, env, specs, default_layout)
     layout_type = registry.load(registry.find("layout", layout.chosen))
-    tuned = choose_tuning(registry, config)
+    tuned = load_tuned(registry, config.tuned, config.tuned_folder)
     steps_for = functools.partial(steps, layout.chosen, layout_type)
     attention, why = choose_attention(
         registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1

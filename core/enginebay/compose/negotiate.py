@@ -16,7 +16,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnSpec, Mode
-from enginebay.ops.tuning import Tuning, Untuned
+from enginebay.ops.tuned_tables import TunedConfigs
 from enginebay.plugins.registry import Registry
 
 PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
@@ -61,7 +61,7 @@ def choose_attention(
     env: Env,
     specs: Mapping[str, AttnSpec],
     steps: StepsFor,
-    tuned: Tuning,
+    tuned: TunedConfigs,
     *,
     is_sharded: bool,
 ) -> tuple[dict[Mode, Candidate], list[Reason]]:
@@ -128,20 +128,3 @@ def choose_layout(
             "Choose another kernel for one of the phases with --attention PHASE=NAME.",
         )
     return Reason("layout", layout, f"the first one that {', '.join(sorted(named))} share")
-
-
-def choose_tuning(registry: Registry, config: EngineConfig) -> Tuning:
-    """Return the registered source of tuned configurations with the highest priority; Untuned when
-    there is none or `tuned` is "off". UnsupportedError when there is none and `tuned` is "require".
-    """
-    able = registry.ready("tuning")
-    if able and config.tuned != "off":
-        made: Tuning = registry.run(able[0], registry, config)
-        return made
-    if config.tuned == "require":
-        raise UnsupportedError(
-            "tuned = 'require', but no plugin has tuned configurations",
-            "a plugin that registers a part of kind tuning, such as bench",
-            "Install one, or pass --tuned auto.",
-        )
-    return Untuned()

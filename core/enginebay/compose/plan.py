@@ -1,5 +1,5 @@
 """Plan: all chosen parts of an engine that is not made yet. Bound: what the steps of an engine
-call, which a binder makes of a plan.
+call, which `enginebay.compose.binding` makes of a plan.
 """
 
 from __future__ import annotations
@@ -78,18 +78,6 @@ class Bound:
     model: Model
     ops: OpsFactory
     plain: Mapping[str, Any]
-
-
-def bind_plan(plan: Plan) -> Bound:
-    """Bind the implementations of a plan with the registered binder of the highest priority."""
-    entry = plan.registry.first(
-        "binder",
-        "an engine, but no plugin binds the implementations of its ops",
-        "a plugin that registers a binder, such as executor",
-        "Install one, or add it to ENGINEBAY_PLUGINS.",
-    )
-    bound: Bound = plan.registry.run(entry, plan.kernels, plan.model, plan.placement)
-    return bound
 
 
 def make_title(plan: Plan) -> str:

@@ -40,7 +40,7 @@ class GrammarLibrary(ABC):
 
     The constructor raises UnsupportedError for a tokenizer that the library cannot use. Methods may
     be called from several threads. An instance is also made in a worker process, which compiles
-    each structure first (see `enginebay_samplers.guides`); there `tokenizer.inner` only has
+    each structure first (see `enginebay.text.guides`); there `tokenizer.inner` only has
     `backend_tokenizer`, `encode` and `decode`. Importing the library's module must not import JAX.
     """
 

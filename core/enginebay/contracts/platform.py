@@ -15,8 +15,10 @@ from enginebay.ops.caps import Env
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Measured figures of one device: bytes per second read from memory, floating-point operations
-    per second by dtype, memory in bytes, and a name of the device that was measured.
+    """Measured figures of one device.
+
+    bytes_per_s: bytes read from memory in a second. flops_per_s: floating-point operations in a
+    second, by dtype. memory_bytes: the memory. measured_on: the name of the measured device.
     """
 
     bytes_per_s: float
@@ -35,8 +37,14 @@ class Platform(ABC):
     """
 
     name: str
+    """The name for `--platform`, and in the `platforms` of kernels."""
+
     default_layout: str
+    """The cache layout that `layout = "auto"` chooses."""
+
     default_dtype: str
+    """The dtype that `dtype = "auto"` chooses."""
+
     priority: int = 0
     """`platform = "auto"` chooses the platform with the highest priority among those with
     devices.
@@ -60,7 +68,9 @@ class Platform(ABC):
 
     @abstractmethod
     def why_not(self) -> str | None:
-        """Return why this platform cannot be used on this machine, or None when it can."""
+        """Return why this platform cannot be used on this machine, and what the user should do, or
+        None when it can.
+        """
 
     @abstractmethod
     def devices(self) -> Sequence[jax.Device]:

@@ -53,15 +53,24 @@ class Caps:
     """The capabilities of an attention implementation. Sets list the allowed values; predicates
     return whether a value is allowed.
 
-    platforms: names of platforms; empty means any platform, also one that a plugin adds.
-    layouts: the cache layouts, in order of preference. kv_dtypes: dtypes of keys and values, and
-    storages of quantised caches (`KVLayout.storage`). features: any of window, softcap, sinks,
-    alibi, lse, kv_share, mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes.
-    Without the feature fused_write, the op kv_write runs first and the implementation receives
-    k = v = None. compact_decode: a decode call should first copy the cache of its rows into one
-    page per row (`Bucket.rows_are_pages`), and run all its steps on this copy. ragged_decode: the
-    cost of a decode step depends on the lengths of its rows, not on the longest length of the
-    bucket; engines then use one bucket of context lengths, and more buckets of row counts.
+    platforms: names of platforms; empty means any platform, also one that a plugin adds. layouts:
+    the cache layouts, in order of preference. modes: the kinds of steps. q_dtypes: dtypes of
+    queries. kv_dtypes: dtypes of keys and values, and storages of quantised caches
+    (`KVLayout.storage`). features: any of window, softcap, sinks, alibi, lse, kv_share, mla,
+    deterministic, fused_write, shard_map, command_buffer, mixed_dtypes. Without the feature
+    fused_write, the op kv_write runs first and the implementation receives k = v = None. With mla,
+    values are the first columns of the keys.
+
+    arch: whether an architecture of the device is served. head_dim: whether heads of this width
+    are. latent_dim: checked in place of head_dim where values are a prefix of keys. group: whether
+    this number of query heads per KV head is served. page_size: whether pages of this many tokens
+    are. rows: whether a step with this number of rows is, with padding. context: whether a step
+    with this longest context is, in tokens.
+
+    compact_decode: a decode call should first copy the cache of its rows into one page per row
+    (`Bucket.rows_are_pages`), and run all its steps on this copy. ragged_decode: the cost of a
+    decode step depends on the lengths of its rows, not on the longest length of the bucket; engines
+    then use one bucket of context lengths, and more buckets of row counts.
     """
 
     platforms: frozenset[str] = frozenset()
@@ -81,13 +90,10 @@ class Caps:
     arch: Callable[[str], bool] = always
     head_dim: Callable[[int], bool] = always
     latent_dim: Callable[[int], bool] = always
-    """Checked in place of head_dim where values are a prefix of keys."""
     group: Callable[[int], bool] = always
     page_size: Callable[[int], bool] = always
     rows: Callable[[int], bool] = always
-    """The number of rows of a step, with padding."""
     context: Callable[[int], bool] = always
-    """The longest context of a step, in tokens."""
     compact_decode: bool = False
     ragged_decode: bool = False
 

@@ -31,9 +31,9 @@ class Op(Generic[SignatureT]):
     `ops[RMS_NORM](x, weight, eps=1e-6)`, where `RMS_NORM: Op[RmsNormOp]` is the record of the op.
     Functions and other objects are named as "module:attribute".
 
-    signature: a typing.Protocol whose `__call__` is the signature of the op. If it has a
-    keyword-only argument `batch: StepBatch = ...`, enginebay adds the StepBatch of the step to
-    every call in `Model.hidden`, so models leave this argument out.
+    name: the registered name. signature: a typing.Protocol whose `__call__` is the signature of the
+    op. If it has a keyword-only argument `batch: StepBatch = ...`, enginebay adds the StepBatch of
+    the step to every call in `Model.hidden`, so models leave this argument out.
 
     reference: the implementation in plain JAX. quick_cases: a function that takes a CheckSetting
     and returns QuickCases (both in `enginebay.compose.quick_cases`); an unregistered implementation
@@ -54,14 +54,17 @@ class Op(Generic[SignatureT]):
     calls, and an implementation that declares the capability sharded = False cannot be used on
     several devices.
 
-    The other fields are for tools. oracle: a function of the op's arguments as NumPy arrays that
-    returns float64 results; without it the reference runs in float64. cost: a function of the op's
-    arguments, as arrays or shapes, that returns the `enginebay_bench.cost.Cost` of the call;
-    without it the cost is reading the arguments and writing the results. kit: an
-    `enginebay_testing.op_kit.OpKit`, with which `enginebay check` checks implementations, and
-    compiles them for devices that this machine does not have; without it `check` runs the quick
-    cases. bench: an `enginebay_bench.problem.OpBench` with the shapes that `bench kernels` and
-    `tune` measure.
+    adapters: for an op that applies adapters, a function that takes an
+    `enginebay.compose.plan.Plan` and returns it with `adapters` and with the model that calls the
+    op; it is called for configurations with adapters.
+
+    oracle: a function of the op's arguments as NumPy arrays that returns float64 results; without
+    it the reference runs in float64. cost: a function of the op's arguments, as arrays or shapes,
+    that returns the `enginebay_bench.cost.Cost` of the call; without it the cost is reading the
+    arguments and writing the results. kit: an `enginebay_testing.op_kit.OpKit`, with which
+    `enginebay check` checks implementations, and compiles them for devices that this machine does
+    not have; without it `check` runs the quick cases. bench: an `enginebay_bench.problem.OpBench`
+    with the shapes that `bench kernels` and `tune` measure.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Op(Generic[SignatureT]):
     kit: str | None = None
     bench: str | None = None
     partition: str | None = None
+    adapters: str | None = None
 
     @property
     def writers(self) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 """Partition rules: how calls of an op are split over devices. The record of an op names its rule,
-and the binder of this package applies it.
+and `enginebay.compose.partition` applies it.
 """
 
 from __future__ import annotations

@@ -28,33 +28,56 @@ GROUP = "enginebay"
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
-CAPABILITIES: dict[str, tuple[str, ...]] = {
-    "model": ("architectures",),
-    "kernel": (
-        "custom_calls",
-        "compiler",
-        "layouts",
-        "storages",
-        "sharded",
-        "quantizations",
-        "activation_quantizations",
-    ),
-    "sampler": ("greedy_only", "exact_greedy", "draws"),
-    "logits_processor": ("order", "default"),
-    "scheduler": ("order",),
-    "engine": (
-        "logprobs",
-        "full_vocab_logprobs",
-        "hidden_states",
-        "prompt_embeds",
-        "mixed_steps",
-        "verifies",
-        "attention_problems",
-        "ledger_example",
-    ),
-    "command": ("without_jax",),
+CAPABILITIES: dict[str, dict[str, str]] = {
+    "model": {"architectures": "names in `config.json` that the family serves"},
+    "kernel": {
+        "custom_calls": "names of its XLA custom calls; without them its programs cannot be saved",
+        "compiler": '"module:attribute" of an `enginebay_testing.toolchains.KernelCompiler`, for '
+        "devices that are not here",
+        "layouts": "cache layouts that it can write (`kv_write`, `rope_kv_write`); all when absent",
+        "storages": 'quantised caches (`int8`, `uint4`, `fp8`) that it can write, or "any"; none '
+        "when absent. Attention kernels use `Caps.kv_dtypes`",
+        "sharded": "False: the compiler cannot split it. Split weights then use it only by name, "
+        "with the op's `partition` rule",
+        "quantizations": 'quantisation methods whose weights it reads, or "any"; plain arrays only '
+        "when absent",
+        "activation_quantizations": 'roundings of inputs that it does, such as "int8", or "any"; '
+        "none when absent",
+    },
+    "sampler": {
+        "greedy_only": "a request with a temperature is refused, and so is a request with a "
+        "penalty, unless the processor `penalties` applies the penalty",
+        "exact_greedy": "a greedy row gets the token with the largest logit, and the smallest id "
+        "where logits are equal; greedy steps are compiled without the sampler",
+        "draws": "name of an op, such as `sample`, whose chosen implementation the sampler gets as "
+        "`draw=`",
+    },
+    "logits_processor": {
+        "order": "place in the order: below 100 for processors of logits, above 100 for processors "
+        "of probabilities; last when absent",
+        "default": "engines are made with it when `processors` is `auto`",
+    },
+    "scheduler": {
+        "order": "which of requests that arrive together goes first: `arrival`, `priority`, "
+        "`shortest_prompt` or `cached_prefix`",
+    },
+    "engine": {
+        "logprobs": "its steps return log-probabilities",
+        "full_vocab_logprobs": "its steps return log-probabilities of prompts and of the whole "
+        "vocabulary",
+        "hidden_states": "its steps return pooled hidden states",
+        "prompt_embeds": "its steps take embeddings in place of tokens",
+        "mixed_steps": "prefills may contain rows that decode",
+        "verifies": "its steps verify drafts",
+        "attention_problems": '"module:attribute" of a function '
+        "(`enginebay.contracts.executor.StepFacts`, options) that returns the bucket and layouts "
+        "of every step, for choosing kernels. Without it the largest step of each phase is assumed",
+        "ledger_example": '"module:function" that returns an '
+        "`enginebay_testing.ledgers.LedgerExample` for `enginebay check`",
+    },
+    "command": {"without_jax": "the command does not import JAX"},
 }
-"""The capabilities that enginebay reads, by kind of part; see docs/plugins.md. Every kind has
+"""The capabilities that enginebay reads, by kind of part, with their meanings. Every kind has
 `priority`, too. A plugin may declare facts of its own under names with a dot, such as
 "my_package.fact".
 """
@@ -64,14 +87,15 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
 class Declaration:
     """What a plugin declares about one part.
 
-    `target`: where the code is, as "module:attribute"; imported when the part is chosen.
-    `options`: "module:attribute" of a frozen pydantic model with extra="forbid", or None.
-    `summary`: one line for `enginebay plugins`. `op`: the op that a kernel implements; "" for other
-    kinds. `interface`: the version of the contract that the part was written for. `platforms`:
-    names of the platforms that the part supports; empty means all. `requires`: modules that must be
-    installed. `extra`: the extra of the plugin's distribution that installs them. `capabilities`:
-    facts that enginebay or other parts read, such as the architectures of a model family; see
-    CAPABILITIES.
+    `kind`: the kind of part, which follows from the hook. `name`: the name to choose the part by,
+    without "/" and ":", and not "auto". `target`: where the code is, as "module:attribute";
+    imported when the part is chosen. `options`: "module:attribute" of a frozen pydantic model with
+    extra="forbid", or None. `summary`: one line for `enginebay plugins`. `op`: the op that a kernel
+    implements; "" for other kinds. `interface`: the version of the contract that the part was
+    written for. `platforms`: names of the platforms that the part supports; empty means all.
+    `requires`: modules that must be installed. `extra`: the extra of the plugin's distribution that
+    installs them. `capabilities`: facts that enginebay or other parts read, such as the
+    architectures of a model family; see CAPABILITIES.
     """
 
     kind: str
@@ -187,12 +211,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_tunings(self, register: Register) -> None:
-        """Register sources of tuned kernel configurations. Target: a callable that takes
-        (registry, configuration) and returns an `enginebay.ops.tuning.Tuning`.
-        """
-
-    @hookspec
     def register_proposers(self, register: Register) -> None:
         """Register proposers of draft tokens. Target: a subclass of
         `enginebay.contracts.proposer.Proposer` whose constructor takes the options, if the part has
@@ -216,19 +234,6 @@ class Hooks:
         """Register engines. Target: a callable that takes
         (`enginebay.contracts.executor.EngineParts`, options) and returns an
         `enginebay.contracts.engine.Engine`.
-        """
-
-    @hookspec
-    def register_revisions(self, register: Register) -> None:
-        """Register changes to the plan of an engine, applied before the engine is made. Target: a
-        callable that takes an `enginebay.compose.composition.Plan` and returns the plan to use.
-        """
-
-    @hookspec
-    def register_binders(self, register: Register) -> None:
-        """Register binders, which apply the chosen implementations of ops in an engine's steps.
-        Target: a callable that takes (`enginebay.compose.kernels.ChosenKernels`, the Model, the
-        Placement) and returns an `enginebay.compose.plan.Bound`.
         """
 
     @hookspec
@@ -256,6 +261,14 @@ INTERFACE_VERSIONS = {
     if name.startswith("register_")
 }
 """Every kind of part, which is the name of its hook, with the version of its contract."""
+
+
+FORMER_HOOKS = {
+    "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_tunings": "ship tables of tuned configurations in the folder `tuned` of the package",
+    "register_revisions": "register the part that the plan should use, such as a kernel",
+}
+"""Hooks of earlier versions: what a plugin that implements one should do today."""
 
 
 def hook_name(kind: str) -> str:

@@ -306,6 +306,7 @@ def _load_plugin(
     try:
         with guarded(who):
             module = point.load()
+            _refuse_former_hooks(module)
             manager.register(module, point.name)
         manager.check_pending()
     except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
@@ -338,6 +339,14 @@ def _load_plugin(
         state = _state(one, distribution, before + entries)
         entries.append(Entry(one.kind, one.name, *origin, *state, one))
     return entries
+
+
+def _refuse_former_hooks(module: Any) -> None:
+    """Raise PluginError for a hook of an earlier version, which nothing calls."""
+    for name, todo in hooks.FORMER_HOOKS.items():
+        if hasattr(getattr(module, name, None), f"{GROUP}_impl"):
+            allowed = "the hooks of enginebay.plugins.hooks"
+            raise PluginError(f"the former hook {name}", allowed, f"Instead, {todo}.")
 
 
 def _state(

@@ -259,9 +259,9 @@ def _settings(
 ) -> dict[str, BenchSetting]:
     """Return the common settings of the problems, by dtype."""
     from enginebay.compose.candidates import candidates
+    from enginebay.compose.tuned_files import load_tuned
     from enginebay.ops.select import choose
     from enginebay_bench.problem import BenchSetting
-    from enginebay_bench.table_files import load_tuned
 
     env = platform.env()
     dtypes = [platform.default_dtype if d == AUTO else d for d in listed(args.dtype or AUTO)]

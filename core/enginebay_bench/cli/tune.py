@@ -92,7 +92,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Search, write one table per implementation, and print the results."""
-    from enginebay_bench.table_files import tuned_folder
+    from enginebay.compose.tuned_files import tuned_folder
 
     if args.config and args.op not in (None, ATTENTION):
         given = f"--op {args.op} with --config"
@@ -140,7 +140,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """Return the searches for the named shapes."""
-    from enginebay_bench.tables import TunedConfigs
+    from enginebay.ops.tuned_tables import TunedConfigs
     from enginebay_bench.tune import tune_shape
 
     session = open_session(args, "tune", ragged=args.lengths != "full")
@@ -160,8 +160,8 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """
     from enginebay.compose.composition import make_engine, make_plan
     from enginebay.compose.kernel_configs import kernel_configs
+    from enginebay.ops.tuned_tables import TunedConfigs
     from enginebay_bench.problem import TuningKey
-    from enginebay_bench.tables import TunedConfigs
     from enginebay_bench.tune import tune_bucket
 
     refuse_flags(args, "--config", "tune without it", OF_SHAPES)
@@ -189,8 +189,8 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
     """Write a table for each implementation with entries, and keep older entries of its file."""
     from enginebay.cli.environment import environment
-    from enginebay_bench.table_files import table_name
-    from enginebay_bench.tables import TunedTable
+    from enginebay.compose.tuned_files import table_name
+    from enginebay.ops.tuned_tables import TunedTable
     from enginebay_bench.tune import merge_tables, write_table
 
     device = device_text(session)

@@ -9,12 +9,12 @@ import urllib.request
 
 import pytest
 
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import make_config
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_esurge import eSurge
 from enginebay_runtime.local import runner_of
 from enginebay_runtime.shadow import Shadow
-from enginebay_runtime.shadowing import choose_shadow
 from tests.unit.esurge.small import HOT_ON, PROMPT, token_ids
 
 pytest.importorskip("prometheus_client")

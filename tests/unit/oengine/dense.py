@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import Bucket
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
-from enginebay_runtime.binding import OpsBinder
 
 SIZE = 160
 

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
@@ -27,7 +28,6 @@ from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import load_registry
 from enginebay_models import llama
-from enginebay_runtime.binding import OpsBinder
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.step import Program, StepState, decode_step
 from enginebay_testing.models import harness_steps

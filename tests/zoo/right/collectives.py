@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Axes = tuple[str, ...]
 
@@ -23,7 +24,19 @@ def from_device(x: jax.Array, axes: Axes, shift: int) -> jax.Array:
     """The array of the device `shift` places before this one."""
     count = count_of(axes)
     pairs = [(i, (i + shift) % count) for i in range(count)]
-    return jax.lax.ppermute(x, axes, pairs)
+    return permuted(x, axes, pairs)
+
+
+def permuted(x: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """Sends x between pairs of devices, counted along the axes in the order given. JAX takes axes
+    in the order of the mesh alone.
+    """
+    of_mesh = jax.sharding.get_abstract_mesh().axis_names
+    ordered = sorted(axes, key=of_mesh.index)
+    places = np.arange(count_of(axes)).reshape([jax.lax.axis_size(axis) for axis in ordered])
+    numbers = places.transpose([ordered.index(axis) for axis in axes]).reshape(-1).tolist()
+    turned = [(numbers[source], numbers[target]) for source, target in pairs]
+    return jax.lax.ppermute(x, tuple(ordered), turned)
 
 
 def by_ring(x: jax.Array, axes: Axes) -> list[jax.Array]:
@@ -226,7 +239,7 @@ class SumInPairs:
         distance = 1
         while distance < count:
             pairs = [(i, i ^ distance) for i in range(count)]
-            x = x + jax.lax.ppermute(x, axes, pairs)
+            x = x + permuted(x, axes, pairs)
             distance *= 2
         return x
 

@@ -9,12 +9,11 @@ import logging
 import re
 from pathlib import Path
 
-from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
 from enginebay.folders import cache_folder
+from enginebay.ops.tuned_tables import TunedConfigs, TunedMode, TunedTable, read_table
 from enginebay.plugins.registry import Entry, Registry
-from enginebay_bench.tables import TunedConfigs, TunedMode, TunedTable, read_table
 
 log = logging.getLogger("enginebay.compose")
 
@@ -93,8 +92,3 @@ def _shipped(package: str) -> list[Path]:
         for folder in folders
         for path in sorted((Path(folder) / PACKAGE_FOLDER).glob("*.json"))
     ]
-
-
-def tables_of(registry: Registry, config: EngineConfig) -> TunedConfigs:
-    """Return the tables that a configuration uses; this is the part `tables` of kind "tuning"."""
-    return load_tuned(registry, config.tuned, config.tuned_folder)

@@ -22,6 +22,7 @@ import numpy as np
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError, UnsupportedError, error_line
 from enginebay.grammar import Constraint, Grammar, Structure
+from enginebay.text.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
 from enginebay.text.worker.process import (
     KilledError,
     LimitedWorker,
@@ -29,7 +30,6 @@ from enginebay.text.worker.process import (
     WorkerError,
     WorkerLimits,
 )
-from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
 
 PATIENCE_S = 0.02
 """Seconds that a thread waits for an answer itself, before the clerk's thread takes over."""
@@ -125,7 +125,7 @@ class _Clerk:
     ) -> None:
         self.limits = limits
         self.worker = LimitedWorker(
-            "enginebay_samplers.guides.grammar_child:Follower",
+            "enginebay.text.guides.grammar_child:Follower",
             settings,
             WorkerLimits(
                 limits.compile_s + limits.mask_s,

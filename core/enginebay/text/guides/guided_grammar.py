@@ -19,7 +19,7 @@ from enginebay.contracts.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay_samplers.guided_schema import move_bounds, why_not_enforced
+from enginebay.text.guides.guided_schema import move_bounds, why_not_enforced
 
 ALLOWED = {
     "json_schema": "a schema with the keywords in docs/guided.md that some value satisfies",

@@ -10,6 +10,8 @@ from enginebay.config_sections import GuidedLimits
 from enginebay.contracts.constraint import GrammarLibrary
 from enginebay.errors import RequestError, StoppedError, UnsupportedError
 from enginebay.grammar import Grammar, Structure
+from enginebay.text.guides.mask_messages import Mask
+from enginebay.text.guides.masks import FollowedGrammar, MaskWorker
 from enginebay.text.worker.process import (
     KilledError,
     LimitedWorker,
@@ -18,8 +20,6 @@ from enginebay.text.worker.process import (
     WorkerError,
     WorkerLimits,
 )
-from enginebay_samplers.guides.mask_messages import Mask
-from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
 
 
 class GuardedLibrary(GrammarLibrary):
@@ -32,7 +32,7 @@ class GuardedLibrary(GrammarLibrary):
         self._unsupported: UnsupportedError | None = None
         self._masks = MaskWorker(settings, limits)
         self._worker = LimitedWorker(
-            "enginebay_samplers.guides.grammar_child:Compiler",
+            "enginebay.text.guides.grammar_child:Compiler",
             settings,
             WorkerLimits(limits.compile_s, limits.memory_bytes, limits.stack_bytes),
         )

@@ -14,9 +14,9 @@ from enginebay.config_sections import GuidedLimits
 from enginebay.contracts.constraint import GrammarLibrary, Guide, forms_of
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar, Structure
+from enginebay.text.guides.guarded import GuardedLibrary
+from enginebay.text.guides.guide_limits import check_size
 from enginebay.types import SamplingParams
-from enginebay_samplers.guides.guarded import GuardedLibrary
-from enginebay_samplers.guides.guide_limits import check_size
 
 MAX_GRAMMARS = 64
 """Max compiled grammars that are kept for later requests."""

@@ -16,8 +16,8 @@ import numpy as np
 from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import InputError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
+from enginebay.text.guides.mask_messages import Answer, Mask, pack_answers, unpack_orders
 from enginebay.text.tokenizer import TextTokenizer
-from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_answers, unpack_orders
 
 NUM_PATHS, NUM_STEPS = 16, 2
 """Number of texts that a new grammar is tried with, and tokens per text: some grammars compile at

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
+from enginebay.compose.partition import partitioned, split_model
 from enginebay.compose.plan import Bound
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.executor import Layouts
@@ -23,7 +24,6 @@ from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import import_target
-from enginebay_runtime.partition import partitioned, split_model
 
 
 def bind(kernels: ChosenKernels, model: Model, placement: Placement) -> Bound:

@@ -12,8 +12,8 @@ from enginebay.config_sections import AUTO, GuidedLimits
 from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.plugins.registry import Entry, Registry
-from enginebay_samplers.guides.guarded import GuardedLibrary
-from enginebay_samplers.guides.guide import Guides
+from enginebay.text.guides.guarded import GuardedLibrary
+from enginebay.text.guides.guide import Guides
 
 
 @dataclasses.dataclass(frozen=True)

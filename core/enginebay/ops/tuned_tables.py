@@ -28,7 +28,7 @@ from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 from enginebay.ops.tunable import candidates_of
-from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp, Tuning
+from enginebay.ops.tuning import ConfigSource, OpProblem, TunableOp
 from enginebay.validation import describe_validation
 
 TunedMode = Literal["auto", "off", "require"]
@@ -135,8 +135,10 @@ def _size(entry: TunedEntry) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class TunedConfigs(Tuning):
-    """The tables of an engine, the user's before those of packages."""
+class TunedConfigs:
+    """Chooses the configuration of a kernel for each problem, from the tables of an engine: the
+    user's before those of packages. Without tables, each kernel has its default.
+    """
 
     tables: tuple[TunedTable, ...] = ()
     mode: TunedMode = "off"
@@ -168,6 +170,14 @@ class TunedConfigs(Tuning):
         """Like `config`, for an op without phases."""
         default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
         return self._choose(op, impl, env, TableKey.of_op(problem), default, choices)
+
+    def bound(self, op: str, impl: Any, env: Env) -> Any:
+        """Return an implementation of an op without phases that uses the configurations of this
+        object. An implementation without configurations is returned as it is.
+        """
+        if not isinstance(impl, TunableOp):
+            return impl
+        return impl.tuned(lambda problem: self.op_config(op, impl, env, problem)[0])
 
     def _choose(
         self, op: str, impl: Any, env: Env, place: TableKey, default: Any, choices: Sequence[Any]

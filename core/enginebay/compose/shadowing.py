@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.candidates import candidates
 from enginebay.compose.import_paths import refuse_uncallable, with_import_paths
 from enginebay.compose.kernels import ChosenKernels, import_paths_in
@@ -19,7 +20,6 @@ from enginebay.contracts.placement import Placement
 from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.ops.select import Candidate, is_import_path
 from enginebay.plugins.registry import Registry
-from enginebay_runtime.binding import OpsBinder
 
 
 @dataclasses.dataclass(frozen=True)
