@@ -128,12 +128,12 @@ class Program:
     def of(parts: EngineParts) -> Program:
         """The program of an engine with these parts."""
         return Program(
-            parts.model,
-            parts.ops,
-            parts.sampler,
-            parts.returns_logits,
-            parts.has_greedy,
-            parts.processors,
+            model=parts.model,
+            make_ops=parts.ops,
+            sampler=parts.sampler,
+            returns_logits=parts.returns_logits,
+            has_greedy=parts.has_greedy,
+            processors=parts.processors,
             rows_at_once=parts.platform.rows_at_once,
             drafts_are_rows=parts.drafts_are_rows,
             draft_passes=parts.config.draft_passes,

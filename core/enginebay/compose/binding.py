@@ -11,11 +11,10 @@ from jax.sharding import PartitionSpec
 
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
-from enginebay.compose.partition import partitioned, split_model
-from enginebay.compose.plan import Bound
+from enginebay.compose.partition import partitioned
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.executor import Layouts
-from enginebay.contracts.model import Model, ModelInfo
+from enginebay.contracts.model import ModelInfo
 from enginebay.contracts.placement import Placement
 from enginebay.errors import UnsupportedError
 from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionOp, NamedInputs
@@ -24,12 +23,6 @@ from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import import_target
-
-
-def bind(kernels: ChosenKernels, model: Model, placement: Placement) -> Bound:
-    """Bind the chosen implementations for the steps of a model on a mesh."""
-    ops = OpsBinder(kernels, model.info, placement)
-    return Bound(split_model(model, placement), ops, bound_ops(kernels, placement))
 
 
 def bound_ops(kernels: ChosenKernels, placement: Placement | None = None) -> dict[str, Any]:
