@@ -154,7 +154,7 @@ def _value(plain: Any, hint: Any, arrays: _Arrays) -> Any:
     if origin in (types.UnionType, typing.Union):
         if plain is None and type(None) in args:
             return None
-        records = tuple(kind.__name__ for kind in args if dataclasses.is_dataclass(kind))
+        records = tuple(kind.__name__ for kind in args if kind.__name__ in RECORDS)
         return _record(plain, records, arrays) if records else _value(plain, args[0], arrays)
     if hint is np.ndarray and isinstance(plain, list) and plain:
         return arrays.take(plain[0], plain[1:])

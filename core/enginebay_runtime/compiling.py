@@ -196,12 +196,14 @@ class StepCompiler:
         changes = {g: ints(max_changes(bucket), 3) for g in self._layouts}
         if kind == "forward":
             width = (bucket.tokens, info.hidden_size)
+            floats: Any = jax.ShapeDtypeStruct((num, columns.NUM_FLOAT_COLUMNS), jnp.float32)
+            embeds: Any = jax.ShapeDtypeStruct(width, jnp.float32) if key.embeds else None
             inputs = PrefillInputs(
                 ints(bucket.tokens),
                 ints(num, columns.NUM_INT_COLUMNS),
-                jax.ShapeDtypeStruct((num, columns.NUM_FLOAT_COLUMNS), jnp.float32),
+                floats,
                 targets=ints(bucket.tokens) if key.full_vocab else None,
-                embeds=jax.ShapeDtypeStruct(width, jnp.float32) if key.embeds else None,
+                embeds=embeds,
             )
             return state, (changes, inputs)
         if kind == "sample":

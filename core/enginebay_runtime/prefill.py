@@ -41,7 +41,7 @@ def prefill_step(
     """
     made: dict[str, Any] = {"program": program, "layouts": layouts, "bucket": bucket}
     state, last, sampled = forward_step(weights, state, {}, inputs, pages=pages, **made)
-    ints = inputs.ints
+    ints: Any = inputs.ints  # traced here
     row_ids, places = ints[:, columns.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
     places = jnp.where(ints[:, columns.SAMPLES] != 0, places, bucket.seqs)
     (rows, processor_state), sampled = sample_step(
@@ -75,7 +75,11 @@ def forward_step(
     history. Returns the state, the hidden values of each row's last token [S, width], and results
     with token -1 for each row.
     """
-    ints, token_ids = inputs.ints, inputs.token_ids
+    ints: Any = inputs.ints  # traced here
+    token_ids: Any = inputs.token_ids
+    given_embeds: Any = inputs.embeds
+    targets: Any = inputs.targets
+    floats: Any = inputs.floats
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
     tables = with_changes(state.tables, changes)
     if pages is None:
@@ -92,13 +96,13 @@ def forward_step(
     adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
     in_step = ops.in_step(batches, adapters if program.adapts else None)
     model, embeds, ids = program.model, None, token_ids
-    if inputs.embeds is not None:
+    if given_embeds is not None:
         is_embed = token_ids >= model.info.vocab_size
-        ids, embeds = jnp.where(is_embed, 0, token_ids), (is_embed, inputs.embeds)
+        ids, embeds = jnp.where(is_embed, 0, token_ids), (is_embed, given_embeds)
     hidden, cache = model.hidden(weights, in_step, ids, state.cache, batches, embeds=embeds)
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=state.rows.length.shape[0])
     rows = state.rows.record(token_rows, batch.positions, token_ids)
-    planned = device.rows_from_plan(ints, inputs.floats, rows.history(row_ids, 0), adapters)
+    planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0), adapters)
     rows = rows.put(row_ids, own.where(decodes, planned) if mixes else planned)
     of_tokens = None if in_step.batch is None else in_step.batch.adapters
 
@@ -106,9 +110,9 @@ def forward_step(
         return model.logits(weights, ops.of_rows(adapters), hidden)
 
     sampled = program.nothing_sampled((bucket.seqs, 1))
-    if sampled.full_vocab is not None and inputs.targets is not None:
+    if sampled.full_vocab is not None and targets is not None:
         logprobs = prompt_logprobs(
-            logits_of, hidden, inputs.targets, model.info.num_token_ids, adapters=of_tokens
+            logits_of, hidden, targets, model.info.num_token_ids, adapters=of_tokens
         )
         full_vocab = FullVocab(sampled.full_vocab.rows, logprobs)
         sampled = dataclasses.replace(sampled, full_vocab=full_vocab)

@@ -15,7 +15,7 @@ from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.executor import Layouts, OpsFactory
 from enginebay.contracts.model import Model, Weights
 from enginebay.errors import UnsupportedError
-from enginebay.ops.attention import NO_INPUTS, AttentionInputs
+from enginebay.ops.attention import NO_INPUTS, NamedInputs
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.rotary import RopeSpec
@@ -23,7 +23,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_runtime.compacting import compact_rows
 from enginebay_runtime.step import StepState
 
-QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, AttentionInputs]
+QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, NamedInputs]
 """q, k and v of a layer, and its further inputs by name; k and v are None where the layer shares
 the cache of another layer.
 """
@@ -113,7 +113,7 @@ def run_model(
         *,
         spec: AttnSpec,
         rope: RopeSpec | None = None,
-        inputs: AttentionInputs = NO_INPUTS,
+        inputs: NamedInputs = NO_INPUTS,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         group = groups[spec]
         if rope is not None:  # both implementations receive the same rotated vectors

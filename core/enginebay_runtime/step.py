@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,12 +128,12 @@ class Program:
     def of(parts: EngineParts) -> Program:
         """The program of an engine with these parts."""
         return Program(
-            parts.model,
-            parts.ops,
-            parts.sampler,
-            parts.returns_logits,
-            parts.has_greedy,
-            parts.processors,
+            model=parts.model,
+            make_ops=parts.ops,
+            sampler=parts.sampler,
+            returns_logits=parts.returns_logits,
+            has_greedy=parts.has_greedy,
+            processors=parts.processors,
             rows_at_once=parts.platform.rows_at_once,
             drafts_are_rows=parts.drafts_are_rows,
             draft_passes=parts.config.draft_passes,
@@ -293,7 +294,8 @@ def decode_step(
     `bucket.rows_are_pages` row i must be page i; otherwise attention follows the pages. Returns
     max_steps tokens per row, -1 past the row's end.
     """
-    row_ids, num_steps = inputs.row_ids, inputs.num_steps
+    row_ids: Any = inputs.row_ids  # traced here
+    num_steps: Any = inputs.num_steps
     tables = with_changes(state.tables, changes)
     if pages is None:
         num_tokens = length_after(state.rows, row_ids, num_steps)
@@ -365,10 +367,11 @@ def compact_decode_step(
     The copy is made once per call of max_steps tokens, and attention on it uses no page table. A
     recurrent state has one page per row already, so it is not copied.
     """
-    row_ids = inputs.row_ids
+    row_ids: Any = inputs.row_ids  # traced here
+    num_steps: Any = inputs.num_steps
     tables = with_changes(state.tables, changes)
     if pages is None:
-        num_tokens = length_after(state.rows, row_ids, inputs.num_steps)
+        num_tokens = length_after(state.rows, row_ids, num_steps)
         pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
     own = {g: layout for g, layout in layouts.items() if isinstance(layout, KVLayout)}
     copies = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,8 @@ def verify_step(
     Rejected drafts leave values past a row's end in the cache, which later tokens overwrite. Rows
     must have no penalties: these would count drafts as tokens.
     """
-    row_ids, draft_ids = inputs.row_ids, inputs.draft_ids
+    row_ids: Any = inputs.row_ids  # traced here
+    draft_ids: Any = inputs.draft_ids
     tables = with_changes(state.tables, changes)
     num_tokens = length_after(state.rows, row_ids, 1 + (draft_ids >= 0).sum(axis=1))
     pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)

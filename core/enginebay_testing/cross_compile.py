@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.compose.binding import bind
+from enginebay.compose.binding import OpsBinder, bound_ops
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
+from enginebay.compose.partition import split_model
 from enginebay.compose.resolve import pick
 from enginebay.config import EngineConfig
 from enginebay.config_sections import PHASES, Choice
@@ -23,7 +24,7 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.cache_state import StateLayout
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs
 from enginebay.contracts.engine import AttentionProblem
-from enginebay.contracts.model import Model, with_cache_dtypes
+from enginebay.contracts.model import Model, with_cache_dtypes, with_info
 from enginebay.contracts.placement import Placement, make_placement
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.caps import Caps, Env
@@ -203,7 +204,7 @@ def compile_decode_step(
     )
     if shape.cache_dtype is not None:
         stored = dict.fromkeys(model.info.attention, shape.cache_dtype)
-        model.info = with_cache_dtypes(model.info, stored)
+        model = with_info(model, with_cache_dtypes(model.info, stored))
     quantized = {
         path: quantize(spec)
         for path, spec in model.weight_specs().items()
@@ -220,9 +221,9 @@ def compile_decode_step(
         shape=shape,
         weight_format=weight_format,
     )
-    bound = bind(kernels, model, placement)
-    sampler = make_sampler(registry, config, bound.plain)
-    program = Program(bound.model, bound.ops, sampler, mixes=True)
+    sampler = make_sampler(registry, config, bound_ops(kernels, placement))
+    ops = OpsBinder(kernels, model.info, placement)
+    program = Program(split_model(model, placement), ops, sampler, mixes=True)
     pages, places = shape.layouts(kernels.layout_type, model), shape.states(model)
     step = _Step(model, program, placement, {**pages, **places}, shape, weight_format)
     tables = dict.fromkeys(pages, _ints(shape.rows, shape.bucket.pages_per_seq))

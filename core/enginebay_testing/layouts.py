@@ -38,7 +38,9 @@ def layout_checks(kind: type[KVLayout], dtypes: Sequence[str]) -> list[Check]:
         for shape, prefix, storage in sizes:
             words = [dtype, "x".join(map(str, shape)), f"v{prefix}" * bool(prefix), storage or ""]
             num_pages, page_size, heads, head_dim = shape
-            layout = kind(num_pages, page_size, heads, head_dim, dtype, prefix, storage)
+            layout = kind(
+                num_pages, page_size, heads, head_dim, dtype, v_prefix_dim=prefix, storage=storage
+            )
             run = functools.partial(check_layout, layout)
             checks.append((f"layout[{'-'.join(filter(None, words))}]", run))
     return checks

@@ -136,15 +136,22 @@ class ModelHarness:
             q_lens[i], kv_lens[i] = len(chunk.token_ids), chunk.start + len(chunk.token_ids)
             table[i] = chunk.page
         _, logits, self.cache = self._step(
-            bucket, self.weights, self.cache, token_ids, q_lens, kv_lens, table
+            bucket, self.weights, self.cache, token_ids, (q_lens, kv_lens, table)
         )
         whole = np.asarray(logits)
         return [
             whole[end - len(chunk.token_ids) : end] for chunk, end in zip(chunks, ends, strict=True)
         ]
 
-    def _traced(self, bucket: Bucket, weights: Weights, cache: ModelCache, *plan: Any) -> Any:
-        token_ids, q_lens, kv_lens, table = plan
+    def _traced(
+        self,
+        bucket: Bucket,
+        weights: Weights,
+        cache: ModelCache,
+        token_ids: Any,
+        rows: tuple[Any, Any, Any],
+    ) -> Any:
+        q_lens, kv_lens, table = rows
         ops = self._make_ops(bucket, self.layouts)
         batch_of = functools.partial(derive_batch, q_lens, kv_lens, table)
         batches = {

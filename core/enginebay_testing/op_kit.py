@@ -252,7 +252,9 @@ def covering_cases(
                 found.add(name)
                 is_extreme = repeats == EXTREME_REPEATS
                 seeds = 1 if is_extreme and extent.num_seeds == NUM_SEEDS else extent.num_seeds
-                run = functools.partial(_run, check, kernel, row, kinds, seeds, repeats)
+                run = functools.partial(
+                    _run, check, kernel, row, layouts=kinds, num_seeds=seeds, repeats=repeats
+                )
                 traits = {"dtype": str(row["dtype"])} if "dtype" in row else {}
                 yield OpCase(name, run, representative, traits)
 

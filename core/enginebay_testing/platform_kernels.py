@@ -221,7 +221,7 @@ def _caches_are_served(subject: Subject, storage: str) -> None:
     what = f"{storage} caches"
     _skip_if(subject, ATTENTION, subject.attention_refusals(storage), what)
     attention = subject.ops.get(ATTENTION)
-    for name in () if attention is None else attention.calls[1:]:
+    for name in () if attention is None else attention.writers:
         if name in subject.ops and subject.why_optional(subject.ops[name]) is None:
             _skip_if(subject, name, subject.refusals(name, {"storages": {storage}}), what)
 

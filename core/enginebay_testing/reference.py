@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.compose.binding import bind
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
+from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.executor import Layouts
@@ -89,8 +90,7 @@ class ReferenceModel:
             group: spec.make_layout(plan.kernels.layout_type, num_pages, page_size)
             for group, spec in info.attention.items()
         } | {s.name: s.make_layout(CacheShape(1, 1, size)) for s in info.states}
-        bound = bind(plan.kernels, plan.model, plan.placement)
-        ops = bound.ops(bucket, layouts)
+        ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
         table = jnp.arange(num_pages, dtype=jnp.int32)[None]
         batches = {
             name: derive_batch(count, count, table, layout.page_size, bucket)
@@ -101,7 +101,8 @@ class ReferenceModel:
             for g in info.cache_groups
         }
         in_step = ops.in_step(batches)
-        return bound.model.hidden(weights, in_step, token_ids, cache, batches)[0], ops
+        model = split_model(plan.model, plan.placement)
+        return model.hidden(weights, in_step, token_ids, cache, batches)[0], ops
 
     def first_wrong_token(
         self,

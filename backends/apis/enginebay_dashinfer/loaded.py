@@ -12,9 +12,9 @@ from enginebay.compose.composition import build
 from enginebay.compose.plan import Plan
 from enginebay.contracts.text import Tokenizer
 from enginebay.serving.abilities import Abilities
-from enginebay.serving.prepare import Prepared, Preparer
+from enginebay.serving.prepare import Preparer
 from enginebay.serving.prompts import Prompt
-from enginebay.serving.requests import Requests, with_id
+from enginebay.serving.requests import Completion, Requests, with_id
 from enginebay.types import SamplingParams
 from enginebay_dashinfer.feeder import QueueFeeder
 from enginebay_dashinfer.memory import ModelMemory
@@ -78,7 +78,7 @@ class Loaded:
         """Queue all prompts or none. Each request has a result queue, which `feeder` fills; returns
         the id and the result queue of each. Only requests with the same `salt` share prefixes.
         """
-        prepared: list[Prepared] = []
+        prepared: list[Completion] = []
         for prompt, one in zip(prompts, generations, strict=True):
             made = self.preparer.prepare_one(prompt, one.params, lora=one.lora, cache_salt=salt)
             prepared += [with_id(each, uuid.uuid4().hex) for each in made]

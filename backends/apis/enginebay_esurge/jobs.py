@@ -13,10 +13,10 @@ from typing import Any
 
 from enginebay.contracts.text import ChatPrompt
 from enginebay.errors import RequestError
-from enginebay.serving.prepare import Param, Prepared, Preparer
+from enginebay.serving.prepare import Param, Preparer
 from enginebay.serving.priority import RequestPriority
 from enginebay.serving.prompts import Prompt
-from enginebay.serving.requests import with_id
+from enginebay.serving.requests import Completion, with_id
 from enginebay.serving.segments import Segments
 from enginebay.types import SamplingParams, as_sampling_params
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
@@ -37,7 +37,7 @@ class Job:
     as fit.
     """
 
-    prepared: Prepared
+    prepared: Completion
     prompt: str
     original_prompt_tokens: int
     requested_new_tokens: int | None

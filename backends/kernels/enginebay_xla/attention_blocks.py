@@ -127,7 +127,17 @@ def attend_blocks(
     else:
         sizes = {one_token: batch.q_lens == 1, largest: batch.q_lens > 1}
     for size, rows in sizes.items():
-        done = _run_blocks(heads, done, source, batch, rows, size, spec, *by_group)
+        done = _run_blocks(
+            heads,
+            done,
+            source,
+            batch=batch,
+            rows=rows,
+            size=size,
+            spec=spec,
+            sinks=by_group[0],
+            slopes=by_group[1],
+        )
     out, lse = (part[:, :, :tokens] for part in done)
     out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.v_dim)
     return out.astype(q.dtype), lse.transpose(2, 0, 1).reshape(tokens, spec.num_q_heads)
@@ -158,9 +168,17 @@ def _run_blocks(
         block = jax.lax.dynamic_slice_in_dim(heads, start, size, axis=2)
         block = block.reshape(num_kv_heads, group * size, head_dim)
         positions = first + jnp.tile(jnp.arange(size), group)
-        per_query = (_per_query(each, size) for each in (sinks, slopes))
         out, lse = _attend_block(
-            *(block, positions, first, count, row, source, batch, spec), *per_query
+            block,
+            positions,
+            first,
+            count,
+            row=row,
+            source=source,
+            batch=batch,
+            spec=spec,
+            sinks=_per_query(sinks, size),
+            slopes=_per_query(slopes, size),
         )
         return (
             _merge(done[0], out.reshape(num_kv_heads, group, size, spec.v_dim), start, count),

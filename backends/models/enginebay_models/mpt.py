@@ -14,7 +14,7 @@ from flax import nnx
 from enginebay.contracts.cache import CacheArrays, CacheGroup
 from enginebay.contracts.model import Model, ModelFamily, ModelInfo, TensorSource
 from enginebay.errors import ConfigError, explain
-from enginebay.ops.attention import ATTENTION
+from enginebay.ops.attention import ATTENTION, NamedInputs
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
@@ -109,7 +109,10 @@ class MptAttention(nnx.Module):
         if clip is not None:
             qkv = jnp.clip(qkv, -clip, clip)
         q, k, v = (qkv[:, :, part] for part in range(3))
-        inputs = {LAYER: self.layer, "slopes": jnp.asarray(slopes_of(spec.num_q_heads))}
+        inputs: NamedInputs = {
+            LAYER: self.layer,
+            "slopes": jnp.asarray(slopes_of(spec.num_q_heads)),
+        }
         mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, inputs=inputs)
         return ops[LINEAR](mixed[:, :, None], self.out.get_value()), cache
 

@@ -305,7 +305,7 @@ def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
 
 
 @dataclasses.dataclass
-class Completion:
+class ArrivedCompletion:
     """The parts of one completion that have arrived. Metrics arrive with the last chunk. Only the
     first completion has the log-probabilities of the prompt.
     """
@@ -326,12 +326,14 @@ class Completion:
 
 
 def print_whole(
-    chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]
-) -> list[Completion]:
+    chunks: Iterable[StreamChunk], n: int, show: Callable[[ArrivedCompletion], str]
+) -> list[ArrivedCompletion]:
     """Print one line per completion and return the completions. After Ctrl-C, print what has
     arrived and raise KeyboardInterrupt again.
     """
-    completions = [Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
+    completions = [
+        ArrivedCompletion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)
+    ]
     interrupt: KeyboardInterrupt | None = None
     try:
         for chunk in chunks:
@@ -351,7 +353,7 @@ def print_whole(
 
 
 def completion_record(
-    one: Completion, prompt_token_ids: list[int], sampling_defaults: Mapping[str, Any]
+    one: ArrivedCompletion, prompt_token_ids: list[int], sampling_defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the record of a completion that `--json` prints. JSON has no infinite numbers, so they
     become null; token ids that are keys become strings.

@@ -11,25 +11,18 @@ from jax.sharding import PartitionSpec
 
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
-from enginebay.compose.partition import partitioned, split_model
-from enginebay.compose.plan import Bound
+from enginebay.compose.partition import partitioned
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.contracts.executor import Layouts
-from enginebay.contracts.model import Model, ModelInfo
+from enginebay.contracts.model import ModelInfo
 from enginebay.contracts.placement import Placement
 from enginebay.errors import UnsupportedError
-from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionInputs, AttentionOp
+from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionOp, NamedInputs
 from enginebay.ops.bound import Ops
 from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import import_target
-
-
-def bind(kernels: ChosenKernels, model: Model, placement: Placement) -> Bound:
-    """Bind the chosen implementations for the steps of a model on a mesh."""
-    ops = OpsBinder(kernels, model.info, placement)
-    return Bound(split_model(model, placement), ops, bound_ops(kernels, placement))
 
 
 def bound_ops(kernels: ChosenKernels, placement: Placement | None = None) -> dict[str, Any]:
@@ -69,7 +62,10 @@ class OpsBinder:
             if isinstance(layout := layouts[group], KVLayout)
         }
         plain = bound_ops(chosen)
-        rope_op, write_op, rope_write_op = (plain[op] for op in chosen.ops[ATTENTION].calls)
+        around = chosen.ops[ATTENTION].calls
+        assert around is not None, "attention names the ops around it"
+        rope_op, write_op = plain[around.rotate], plain[around.write]
+        rope_write_op = plain[around.rotate_and_write]
         impl_writes = writes_cache(impl)
 
         def attention(
@@ -81,7 +77,7 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
-            inputs: AttentionInputs = NO_INPUTS,
+            inputs: NamedInputs = NO_INPUTS,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             """Rotate queries and keys, write k and v to the cache, and attend, on one shard."""
             own, layout = by_spec[spec]
@@ -114,7 +110,7 @@ class OpsBinder:
         if self.placement.mesh is not None:
             plain = bound_ops(chosen, self.placement)
         attend = (
-            self._split(attention, layouts, INPUT_AXES | impl.caps.inputs)
+            self._split(attention, layouts, {**INPUT_AXES, **impl.caps.inputs})
             if shards > 1
             else attention
         )
@@ -141,7 +137,7 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
-            inputs: AttentionInputs = NO_INPUTS,
+            inputs: NamedInputs = NO_INPUTS,
         ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             keys = PartitionSpec() if spec.v_is_k_prefix else heads
             cache_axes = by_spec[spec].logical_axes()

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.compose.binding import bind
+from enginebay.compose.binding import OpsBinder, bound_ops
 from enginebay.compose.checked_paths import check_import_paths
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.kernel_configs import require_tuned
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
 from enginebay.compose.override import by_op, overridden_plan
+from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
@@ -30,6 +31,7 @@ from enginebay.contracts.model import (
     Checkpoint,
     ModelFamily,
     with_cache_dtypes,
+    with_info,
     with_padding,
 )
 from enginebay.contracts.placement import make_placement
@@ -86,8 +88,9 @@ def make_plan(
     named = config.quantization.model_copy(update={"name": weight_format.name})
     config = config.model_copy(update={"quantization": named})
     cached = model_cache(checkpoint.config) if config.kv_cache_dtype == AUTO else None
-    model.info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
-    model.info = with_padding(model.info, checkpoint.num_token_ids, checkpoint.token_info)
+    info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
+    info = with_padding(info, checkpoint.num_token_ids, checkpoint.token_info)
+    model = with_info(model, info)
     here = platform.env().platform
     facts = Facts(
         platforms=platforms,
@@ -198,7 +201,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
     registry, config = plan.registry, plan.config
-    bound = bind(plan.kernels, plan.model, plan.placement)
+    ops = bound_ops(plan.kernels, plan.placement)
     decode = plan.kernels.attention["decode"].caps
     report = progress and functools.partial(progress, "loading weights")
 
@@ -211,10 +214,10 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
 
     return EngineParts(
         config=config,
-        model=bound.model,
+        model=split_model(plan.model, plan.placement),
         load_weights=load_weights,
-        ops=bound.ops,
-        sampler=plan.sampler or make_sampler(registry, config, bound.plain),
+        ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
+        sampler=plan.sampler or make_sampler(registry, config, ops),
         processors=plan.processors.processors,
         has_greedy=plan.sampler is None
         and bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),

@@ -67,13 +67,35 @@ def engine_steps(
     min_rows = platform.min_rows(config.dtype)
 
     @functools.cache
-    def problems(layout: str, kind: type[KVLayout], *flags: bool) -> Sequence[AttentionProblem]:
-        facts = StepFacts(config, model.info, layout, kind, min_rows, *flags)
+    def problems(
+        layout: str,
+        layout_type: type[KVLayout],
+        *,
+        compact_decode: bool,
+        ragged_decode: bool,
+        drafts_are_rows: bool,
+    ) -> Sequence[AttentionProblem]:
+        facts = StepFacts(
+            config=config,
+            info=model.info,
+            layout=layout,
+            layout_type=layout_type,
+            min_rows=min_rows,
+            compact_decode=compact_decode,
+            ragged_decode=ragged_decode,
+            drafts_are_rows=drafts_are_rows,
+            one_prefill_width=platform.one_prefill_width,
+        )
         return problems_of(facts, options)
 
     def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
-        own = (decode.compact_decode, decode.ragged_decode, decode.splits_rows)
-        return problems(layout, layout_type, *own, platform.one_prefill_width)
+        return problems(
+            layout,
+            layout_type,
+            compact_decode=decode.compact_decode,
+            ragged_decode=decode.ragged_decode,
+            drafts_are_rows=decode.splits_rows,
+        )
 
     return steps
 

@@ -157,7 +157,7 @@ def choose_kernels(
         is_sharded=shards > 1,
         needs=needs,
     )
-    writers = {op: wanted_kernel(config, op) for op in ops[ATTENTION].calls[1:]}
+    writers = {op: wanted_kernel(config, op) for op in ops[ATTENTION].writers}
     named = {op: f"kernels.{op} = {name!r}" for op, name in writers.items() if name != AUTO}
     refuse_unused(named, ops, chosen.attention)
     return chosen
@@ -172,7 +172,7 @@ def kernel_needs(
     """Return what the capabilities of a kernel of the op must name: what the weights need, or the
     storages of the cache groups if the op writes the cache.
     """
-    if op.name in ops[ATTENTION].calls[1:]:
+    if op.name in ops[ATTENTION].writers:
         return {"storages": {spec.kv_storage for spec in specs.values() if spec.kv_storage}}
     return weights if op.reads_weights else NOTHING
 
@@ -191,7 +191,7 @@ def refuse_unused(
     cache itself in every phase, so that the op would never run. The values of `named` are texts for
     the error message.
     """
-    writers = [op for op in ops[ATTENTION].calls[1:] if op in named]
+    writers = [op for op in ops[ATTENTION].writers if op in named]
     if writers and all(map(writes_cache, attention.values())):
         given = f"{named[writers[0]]}, but attention writes the cache itself in all phases"
         allowed = "attention without the feature fused_write in some phase"

@@ -1,19 +1,16 @@
-"""Plan: all chosen parts of an engine that is not made yet. Bound: what the steps of an engine
-call, which `enginebay.compose.binding` makes of a plan.
-"""
+"""Plan: all chosen parts of an engine that is not made yet."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
 from enginebay.contracts.adapters import Adapters
-from enginebay.contracts.executor import OpsFactory, ShadowParts, engine_title
+from enginebay.contracts.executor import ShadowParts, engine_title
 from enginebay.contracts.model import Checkpoint, Model
 from enginebay.contracts.placement import Placement
 from enginebay.contracts.platform import Platform
@@ -64,20 +61,6 @@ class Plan:
             verify=self.config.verify_weights,
             progress=progress,
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """What the steps of an engine call: the model, and the ops of each step.
-
-    `model`: the plan's model, or a model that passes its weights to ops with the names of their
-    axes. `plain`: the implementations of ops other than attention, by name, for samplers. Calls
-    are split over the devices of the plan's placement.
-    """
-
-    model: Model
-    ops: OpsFactory
-    plain: Mapping[str, Any]
 
 
 def make_title(plan: Plan) -> str:

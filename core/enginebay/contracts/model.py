@@ -4,6 +4,7 @@ from the configuration of a checkpoint.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -166,6 +167,13 @@ class Model(ABC):
     @abstractmethod
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
         """Return the logits f32 [S, vocab_size] of hidden states [S, hidden_size]."""
+
+
+def with_info(model: Model, info: ModelInfo) -> Model:
+    """Return a copy of a model with other facts about it."""
+    made = copy.copy(model)
+    made.info = info
+    return made
 
 
 class ModelFamily(ABC):

@@ -8,12 +8,12 @@ from typing import Protocol
 import jax
 
 from enginebay.contracts.cache import CacheArrays
-from enginebay.ops.op import CLOSE, Op
+from enginebay.ops.op import CLOSE, CallsAround, Op
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
 
-AttentionInputs = Mapping[str, jax.Array | int]
-NO_INPUTS: AttentionInputs = {}
+NamedInputs = Mapping[str, jax.Array | int]
+NO_INPUTS: NamedInputs = {}
 
 INPUT_AXES: Mapping[str, tuple[str | None, ...]] = {"sinks": ("heads",), "slopes": ("heads",)}
 """The axes of inputs that enginebay knows, as in `Caps.inputs`."""
@@ -44,7 +44,7 @@ class AttentionOp(Protocol):
         *,
         spec: AttnSpec,
         rope: RopeSpec | None = None,
-        inputs: AttentionInputs = NO_INPUTS,
+        inputs: NamedInputs = NO_INPUTS,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
 
 
@@ -54,7 +54,7 @@ ATTENTION: Op[AttentionOp] = Op(
     "enginebay_xla.attention:xla_attention",
     "enginebay_xla.attention_quick:quick_attention_cases",
     CLOSE,
-    calls=("rope", "kv_write", "rope_kv_write"),
+    calls=CallsAround(rotate="rope", write="kv_write", rotate_and_write="rope_kv_write"),
     kit="enginebay_testing.attention_suite:KIT",
     bench="enginebay_bench.attention:BENCH",
 )

@@ -59,7 +59,11 @@ class Caps:
     (`KVLayout.storage`). features: any of window, softcap, sinks, alibi, lse, kv_share, mla,
     deterministic, fused_write, shard_map, command_buffer, mixed_dtypes. Without the feature
     fused_write, the op kv_write runs first and the implementation receives k = v = None. With mla,
-    values are the first columns of the keys.
+    values are the first columns of the keys. inputs: further arguments that a call takes by name,
+    each with its axes, such as `{"bias": ("heads", None), "layer": ()}`. An axis "heads" is split
+    over devices as the query heads are; a number has no axes. The model passes them and names them
+    in `AttnSpec.inputs`; every model passes "layer", the number of the layer. The features sinks
+    and alibi stand for the inputs sinks and slopes.
 
     arch: whether an architecture of the device is served. head_dim: whether heads of this width
     are. latent_dim: checked in place of head_dim where values are a prefix of keys. group: whether
@@ -82,11 +86,6 @@ class Caps:
     inputs: Mapping[str, tuple[str | None, ...]] = dataclasses.field(
         default_factory=dict, hash=False
     )
-    """Further arguments that a call takes by name, each with its axes: "heads" for an axis that is
-    split over devices as the query heads are, None for another one; () for a number. The model
-    passes them, and its AttnSpec names them, except "layer", the number of the layer. The features
-    sinks and alibi stand for the inputs sinks and slopes.
-    """
     arch: Callable[[str], bool] = always
     head_dim: Callable[[int], bool] = always
     latent_dim: Callable[[int], bool] = always
@@ -124,7 +123,7 @@ class Caps:
     def why_not(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> str | None:
         """Return all reasons why the implementation cannot run this problem, joined; or None."""
         needed = _needed_features(spec)
-        unknown = [one for one in spec.inputs if one not in FEATURE_OF | self.inputs]
+        unknown = [one for one in spec.inputs if one not in {**FEATURE_OF, **self.inputs}]
         lacking = self.inputs.keys() - {*spec.inputs, LAYER}
         tests = (
             (layout.name in self.layouts, f"layout {layout.name} (has {', '.join(self.layouts)})"),

@@ -15,6 +15,17 @@ CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 
 @dataclasses.dataclass(frozen=True)
+class CallsAround:
+    """Names of the ops that are called before an implementation of attention: `rotate` rotates
+    queries and keys, `write` writes keys and values to the cache, `rotate_and_write` does both.
+    """
+
+    rotate: str
+    write: str
+    rotate_and_write: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Op(Generic[SignatureT]):
     """One op, registered with the hook `register_ops` under `name`. Models call it as
     `ops[RMS_NORM](x, weight, eps=1e-6)`, where `RMS_NORM: Op[RmsNormOp]` is the record of the op.
@@ -36,8 +47,7 @@ class Op(Generic[SignatureT]):
     are not fused have an implementation in every plan. reads_weights: whether an argument may be a
     QuantizedArray.
 
-    calls: for attention, the names of the ops to call around an implementation: the op that rotates
-    queries and keys, the op that writes the cache, and the op that does both.
+    calls: for attention, the ops to call around an implementation.
 
     partition: a function (implementation, *arguments, **keywords of a call) -> Partition, which
     splits calls over devices; see `enginebay.ops.partition_rules`. Without it XLA's compiler splits
@@ -65,13 +75,18 @@ class Op(Generic[SignatureT]):
     made_of: tuple[str, ...] = ()
     composed: str | None = None
     reads_weights: bool = False
-    calls: tuple[str, ...] = ()
+    calls: CallsAround | None = None
     oracle: str | None = None
     cost: str | None = None
     kit: str | None = None
     bench: str | None = None
     partition: str | None = None
     adapters: str | None = None
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """The ops of `calls` that write the cache."""
+        return () if self.calls is None else (self.calls.write, self.calls.rotate_and_write)
 
     @functools.cached_property
     def takes_batch(self) -> bool:

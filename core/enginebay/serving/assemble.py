@@ -11,8 +11,7 @@ import numpy as np
 
 from enginebay.contracts.engine import TokenLogprobs
 from enginebay.contracts.text import StopChecker, Tokenizer
-from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
-from enginebay.serving.prepare import Prepared
+from enginebay.outputs import CompletionOutput, RequestMetrics, StreamChunk
 from enginebay.serving.running import TokenEvent
 from enginebay.text.stopping import SequenceChecker
 from enginebay.types import FinishReason, Request
@@ -226,25 +225,3 @@ def _best_first(
         best = dict(zip(ids, rest, strict=True))
         found.append({**best, own: best.get(own, value)})
     return tuple(found)
-
-
-def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
-    """The finished output of a prompt. Its metrics are those of the first returned completion;
-    num_generated_tokens counts all completions that were made.
-    """
-    made = [reader.completion() for reader in readers]
-    choice = prepared.choice
-    completions = made if choice is None else choice.returned(made)
-    metrics = readers[0 if choice is None else choice.order(made)[0]].metrics
-    return RequestOutput(
-        prepared.request_id,
-        prepared.prompt,
-        prepared.prompt_token_ids,
-        completions,
-        finished=True,
-        metrics=metrics,
-        tokens_per_second=0.0 if metrics is None else metrics.tokens_per_second,
-        num_generated_tokens=sum([len(one.token_ids) for one in made]),
-        prompt_logprobs=readers[0].prompt_logprobs,
-        hidden=readers[0].hidden,
-    )

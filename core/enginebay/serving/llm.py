@@ -24,11 +24,11 @@ from enginebay.serving.abilities import Abilities
 from enginebay.serving.arguments import check_keywords, checks_keywords
 from enginebay.serving.events import AsyncEvents, Events
 from enginebay.serving.loop import EngineLoop
-from enginebay.serving.prepare import Param, Params, Prepared, Preparer, check_streamable
+from enginebay.serving.prepare import Param, Params, Preparer, check_streamable
 from enginebay.serving.priority import ChatTurn, Turn, Turns, split_turn
 from enginebay.serving.prompts import Prompt, Prompts, prompts_of
 from enginebay.serving.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
-from enginebay.serving.requests import Counts, RequestHandle, Requests, with_id
+from enginebay.serving.requests import Completion, Counts, RequestHandle, Requests, with_id
 from enginebay.toml_file import read_toml
 from enginebay.types import Pooling, as_sampling_params
 from enginebay.waits import waiting
@@ -255,9 +255,9 @@ class LLM:
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
     def _run(
-        self, prepared: Sequence[Prepared], progress: Progress | None = None
+        self, prepared: Sequence[Completion], progress: Progress | None = None
     ) -> list[RequestOutput]:
-        events, outputs = Events(), {}
+        events, outputs = Events(), dict[str, RequestOutput]()
         try:
             self._requests.submit(prepared, events, streams=False)
             while len(outputs) < len(prepared):
@@ -352,7 +352,12 @@ class LLM:
         return self._requests.counts(self._loop.prompt_ids()[1])
 
     def _queue(
-        self, one: Prepared, events: Events | AsyncEvents, request_id: str | None, *, streams: bool
+        self,
+        one: Completion,
+        events: Events | AsyncEvents,
+        request_id: str | None,
+        *,
+        streams: bool,
     ) -> RequestHandle:
         if streams:
             check_streamable([one])
@@ -379,7 +384,7 @@ class LLM:
         outputs = await self._arun(lambda: self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
-    async def _arun(self, prepare: Callable[[], list[Prepared]]) -> list[RequestOutput]:
+    async def _arun(self, prepare: Callable[[], list[Completion]]) -> list[RequestOutput]:
         prepared = await in_thread(prepare)
         events = AsyncEvents()
         try:

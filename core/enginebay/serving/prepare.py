@@ -29,6 +29,7 @@ from enginebay.serving.choice import BestOf
 from enginebay.serving.priority import RequestPriority, Turn, Turns, one_per_prompt, priorities_of
 from enginebay.serving.prompts import Prompt, Prompts, as_prompts, check_prompt
 from enginebay.serving.requested_processors import requested_processors
+from enginebay.serving.requests import Completion
 from enginebay.serving.segments import Segments
 from enginebay.types import (
     ALL_LOGPROBS,
@@ -49,20 +50,6 @@ Params = Param | Sequence[Param]
 
 _NO_SAMPLING = SamplingParams(max_tokens=0, prompt_logprobs=None, seed=0)
 """Parameters of a request for hidden states, which generates nothing."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prepared:
-    """One prompt, tokenised, with one request per completion. `prompt` is its text, or None when it
-    was given as token ids or Segments.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    requests: tuple[Request, ...]
-    choice: BestOf | None = None
-    """Selects which completions are returned; None: all of them."""
 
 
 class Preparer:
@@ -97,9 +84,9 @@ class Preparer:
         self.tokenizer.close()
         self._guide.close()
 
-    def prepare(self, prompts: Prompts, params: Params, **turns: Unpack[Turns]) -> list[Prepared]:
-        """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that
-        is invalid.
+    def prepare(self, prompts: Prompts, params: Params, **turns: Unpack[Turns]) -> list[Completion]:
+        """One Completion per prompt, in order. Raises RequestError for the first prompt or value
+        that is invalid.
         """
         listed = as_prompts(prompts)
         turn_of = priorities_of(len(listed), **turns)
@@ -107,8 +94,8 @@ class Preparer:
         each = map(as_sampling_params, given)
         return [self._prepare_one(*one) for one in zip(listed, each, turn_of, strict=True)]
 
-    def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Prepared]:
-        """A list with the Prepared of one prompt. Here a list of token ids is always one prompt,
+    def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Completion]:
+        """A list with the Completion of one prompt. Here a list of token ids is always one prompt,
         and a list of prompts is refused.
         """
         check_prompt(prompt)
@@ -116,8 +103,8 @@ class Preparer:
 
     def prepare_embed(
         self, prompts: Prompts, pooling: Pooling, **turns: Unpack[Turns]
-    ) -> list[Prepared]:
-        """One Prepared per prompt, of requests for pooled hidden states. RequestError when the
+    ) -> list[Completion]:
+        """One Completion per prompt, of requests for pooled hidden states. RequestError when the
         engine cannot return hidden states.
         """
         check_pooling(pooling, self.abilities)
@@ -153,7 +140,7 @@ class Preparer:
         params: SamplingParams,
         priority: RequestPriority,
         pooling: Pooling | None = None,
-    ) -> Prepared:
+    ) -> Completion:
         text = prompt if isinstance(prompt, str) else None
         embeds = None
         if isinstance(prompt, Segments):
@@ -208,7 +195,7 @@ class Preparer:
             )
             for index in range(params.best_of or params.n)
         ]
-        return Prepared(request_id, text, token_ids, tuple(requests), BestOf.of(params))
+        return Completion(request_id, text, token_ids, tuple(requests), BestOf.of(params))
 
     def _check_room(self, num_tokens: int, params: SamplingParams) -> None:
         """RequestError for a prompt of too many tokens. A request that generates nothing needs no
@@ -319,7 +306,7 @@ def check_length(params: SamplingParams) -> None:
         )
 
 
-def check_streamable(prepared: Sequence[Prepared]) -> None:
+def check_streamable(prepared: Sequence[Completion]) -> None:
     """RequestError for requests with best_of > n: which completions are returned is known only when
     all have ended.
     """

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, shown
-from enginebay.serving.assemble import CompletionReader, output_of
+from enginebay.outputs import RequestOutput
+from enginebay.serving.assemble import CompletionReader
+from enginebay.serving.choice import BestOf
 from enginebay.serving.events import Event, EventReader, LoopWakers, RequestEnded
-from enginebay.serving.prepare import Prepared
 from enginebay.serving.running import Running, TakeEvent, TokenEvent, Wake
 from enginebay.types import Request
 
@@ -49,44 +50,51 @@ class Counts:
     running: int
 
 
-class Submission:
-    """One submitted request: turns what its completions produce into events. Its methods belong to
-    the delivery thread, except abandon() and abort().
+class Completion:
+    """The completion of one prompt: what was asked for, and, once it is submitted, what turns its
+    tokens into events. Its methods belong to the delivery thread, except open(), abandon() and
+    abort().
     """
 
     def __init__(
         self,
-        prepared: Prepared,
-        events: EventReader,
-        requests: Requests,
-        *,
-        streams: bool,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        requests: tuple[Request, ...],
+        choice: BestOf | None = None,
     ) -> None:
-        """Without `streams`, RequestEnded is the only event."""
-        self.prepared = prepared
-        abort = requests.runs.abort
+        """`prompt`: its text, or None when it was given as token ids or Segments. `requests`: one
+        for each sequence that is made. `choice` selects which of them are returned; None: all.
+        """
+        self.request_id, self.prompt, self.prompt_token_ids = request_id, prompt, prompt_token_ids
+        self.requests, self.choice = requests, choice
+        self.readers: list[CompletionReader] = []
+        self.running: Sequence[Running] = ()
+        self._ended: RequestEnded | None = None
+        self._num_left = len(requests)
+
+    def open(self, events: EventReader, submits: Requests, *, streams: bool) -> None:
+        """Connect it to the reader of its events. Without `streams`, RequestEnded is the only
+        event.
+        """
         self.readers = [
             CompletionReader(
-                dataclasses.replace(request, streams=streams), requests.tokenizer, abort
+                dataclasses.replace(request, streams=streams), submits.tokenizer, submits.runs.abort
             )
-            for request in prepared.requests
+            for request in self.requests
         ]
-        self.running: Sequence[Running] = ()
-        self.inbound, self._wake = events.connect(requests.wakers)
-        self._requests = requests
-        self._streams = streams
-        self._ended: RequestEnded | None = None
-        self._num_left = len(self.readers)
+        self.inbound, self._wake = events.connect(submits.wakers)
+        self._submits, self._streams = submits, streams
 
     @property
     def handle(self) -> RequestHandle:
         """The handle that the caller gets."""
-        one = self.prepared
-        return RequestHandle(one.request_id, tuple(one.prompt_token_ids), len(self.readers))
+        return RequestHandle(self.request_id, tuple(self.prompt_token_ids), len(self.readers))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the loop has ended all its completions."""
+        """Whether the loop has ended all its sequences."""
         return bool(self.running) and all(running.has_ended for running in self.running)
 
     def abandon(self) -> None:
@@ -94,36 +102,56 @@ class Submission:
         this.
         """
         self.abort()
-        self._requests.forget(self)
+        self._submits.forget(self)
 
     def abort(self) -> None:
         """End the completions that have not ended. Any thread may call this."""
         for reader in self.readers:
             if not reader.done:
-                self._requests.runs.abort(reader.request.request_id)
+                self._submits.runs.abort(reader.request.request_id)
 
     def take(self, reader: CompletionReader, event: TokenEvent) -> Wake | None:
         """Receive an event of a completion from the loop. Returns what wakes the reader."""
         if reader.finish_reason is not None or not self._num_left:
             return None
-        request_id = self.prepared.request_id
         if event.error is not None:
             self._num_left = 0
             reader.finish_reason = "error"
             self.abort()
-            self._ended = RequestEnded(request_id, error=event.error)
+            self._ended = RequestEnded(self.request_id, error=event.error)
         elif not reader.feed(event):
             return None
         elif reader.finish_reason is not None:
             self._num_left -= 1
             if not self._num_left:
-                self._ended = RequestEnded(request_id, output_of(self.prepared, self.readers))
+                self._ended = RequestEnded(self.request_id, self._output())
         if not self._num_left:
-            self._requests.forget(self)
+            self._submits.forget(self)
         elif not self._streams:
             return None
         self.inbound.put(self)
         return self._wake()
+
+    def _output(self) -> RequestOutput:
+        """The finished output of the prompt. Its metrics are those of the first returned sequence;
+        num_generated_tokens counts all sequences that were made.
+        """
+        readers, choice = self.readers, self.choice
+        made = [reader.completion() for reader in readers]
+        completions = made if choice is None else choice.returned(made)
+        metrics = readers[0 if choice is None else choice.order(made)[0]].metrics
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            completions,
+            finished=True,
+            metrics=metrics,
+            tokens_per_second=0.0 if metrics is None else metrics.tokens_per_second,
+            num_generated_tokens=sum([len(one.token_ids) for one in made]),
+            prompt_logprobs=readers[0].prompt_logprobs,
+            hidden=readers[0].hidden,
+        )
 
     def read(self) -> list[Event]:
         """Return the events since the last call: a chunk of each completion that has news, and the
@@ -146,7 +174,7 @@ class Requests:
         self.wakers = LoopWakers()
         self.runs = runs
         self.tokenizer = tokenizer
-        self._active: dict[str, Submission] = {}
+        self._active: dict[str, Completion] = {}
         # Reentrant: garbage collection inside it may end a reader, which calls forget().
         self._lock = threading.RLock()
 
@@ -155,22 +183,23 @@ class Requests:
         return len(self._active)
 
     def submit(
-        self, prepared: Sequence[Prepared], events: EventReader, *, streams: bool
-    ) -> list[Submission]:
+        self, made: Sequence[Completion], events: EventReader, *, streams: bool
+    ) -> Sequence[Completion]:
         """Queue all requests or none; their events go to `events`. RequestError for the id of an
         unfinished request and for closed `events`, StoppedError after the loop has ended.
         """
-        made = [Submission(one, events, self, streams=streams) for one in prepared]
+        for one in made:
+            one.open(events, self, streams=streams)
         with self._lock:
             for one in made:
-                name = one.prepared.request_id
+                name = one.request_id
                 if name in self._active:
                     raise RequestError(
                         f"request id {shown(name)}, which an unfinished request has",
                         "the id of no unfinished request",
                         "Pass another id, or abort the first request.",
                     )
-            self._active |= {one.prepared.request_id: one for one in made}
+            self._active |= {one.request_id: one for one in made}
         try:
             for one in made:
                 one.inbound.add(one)
@@ -207,16 +236,16 @@ class Requests:
         num_waiting = sum(not one.has_ended for one in others)
         return Counts(num_waiting, len(active) - len(others))
 
-    def forget(self, one: Submission) -> None:
+    def forget(self, one: Completion) -> None:
         """Remove a request that has ended, or that was not queued."""
         with self._lock:
-            if self._active.get(one.prepared.request_id) is one:
-                del self._active[one.prepared.request_id]
+            if self._active.get(one.request_id) is one:
+                del self._active[one.request_id]
 
 
-def with_id(prepared: Prepared, request_id: str) -> Prepared:
-    """The same request under an id that the caller chose. RequestError for an id that is empty or
-    not a string.
+def with_id(one: Completion, request_id: str) -> Completion:
+    """The same under an id that the caller chose. RequestError for an id that is empty or not a
+    string.
     """
     if not isinstance(request_id, str) or not request_id:
         raise RequestError(
@@ -224,6 +253,6 @@ def with_id(prepared: Prepared, request_id: str) -> Prepared:
         )
     requests = tuple(
         dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
-        for r in prepared.requests
+        for r in one.requests
     )
-    return dataclasses.replace(prepared, request_id=request_id, requests=requests)
+    return Completion(request_id, one.prompt, one.prompt_token_ids, requests, one.choice)
