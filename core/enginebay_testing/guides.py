@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.contracts.constraint import Guide, MakeGuide
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar
+from enginebay.text.guides.guide import Guides, MakeGuides
 from enginebay.types import SamplingParams
 from enginebay_testing.grammars import (
     DEADLOCK_S,
@@ -43,7 +43,7 @@ CLOSING_S = 30.0
 
 
 def guide_checks(
-    make: MakeGuide, limits: GuidedLimits | None = None, closing_s: float = CLOSING_S
+    make: MakeGuides, limits: GuidedLimits | None = None, closing_s: float = CLOSING_S
 ) -> list[tuple[str, Callable[[], None]]]:
     """Return every check of the suite, by name; `make` makes a guide with these limits."""
     checks = (
@@ -63,7 +63,7 @@ def _name(check: Any) -> str:
     return str(getattr(check, "func", check).__name__)
 
 
-def _run(check: Callable[[Guide], None], make: MakeGuide) -> None:
+def _run(check: Callable[[Guides], None], make: MakeGuides) -> None:
     guide = make(example_vocabulary())
     try:
         check(guide)
@@ -71,26 +71,26 @@ def _run(check: Callable[[Guide], None], make: MakeGuide) -> None:
         guide.close()
 
 
-def grammar_of(guide: Guide, **fields: Any) -> Grammar:
+def grammar_of(guide: Guides, **fields: Any) -> Grammar:
     """Return the grammar of a request with these fields."""
     found = guide.grammar(SamplingParams(**fields))
     assert found is not None, f"a request with {', '.join(fields)} has no grammar"
     return found
 
 
-def free_requests_have_no_grammar(guide: Guide) -> None:
+def free_requests_have_no_grammar(guide: Guides) -> None:
     """A request without a structure has no grammar."""
     for params in (SamplingParams(), SamplingParams(temperature=1.0, json_object=False)):
         assert guide.grammar(params) is None, "a request without a structure has a grammar"
 
 
-def grammars_allow_the_texts_and_nothing_else(guide: Guide) -> None:
+def grammars_allow_the_texts_and_nothing_else(guide: Guides) -> None:
     """Each request gets the grammar of its own fields, also after other requests."""
     for words in (WORDS, OTHERS, WORDS):
         check_texts(grammar_of(guide, choice=words), words, f"choice = {words}")
 
 
-def completions_go_their_own_way(guide: Guide) -> None:
+def completions_go_their_own_way(guide: Guides) -> None:
     """Two constraints do not affect each other: neither two that start from one grammar, nor
     those of two requests with the same field.
     """
@@ -99,13 +99,13 @@ def completions_go_their_own_way(guide: Guide) -> None:
     check_place(grammar_of(guide, choice=WORDS).start(), WORDS, "", "a second request")
 
 
-def one_field_at_a_time(guide: Guide) -> None:
+def one_field_at_a_time(guide: Guides) -> None:
     """Two structures in one request raise RequestError."""
     for fields in BOTH:
         _check_refused(guide, fields, " and ".join(fields))
 
 
-def limits_are_refused(guide: Guide, limits: GuidedLimits) -> None:
+def limits_are_refused(guide: Guides, limits: GuidedLimits) -> None:
     """Constraints beyond a size limit raise RequestError before they are compiled."""
     many = tuple(f"choice {i}" for i in range(limits.items + 1))
     _check_refused(guide, {"choice": many}, f"{len(many)} choices")
@@ -118,7 +118,7 @@ def limits_are_refused(guide: Guide, limits: GuidedLimits) -> None:
     check_place(grammar_of(guide, choice=WORDS).start(), WORDS, "", "after refusals")
 
 
-def malformed_constraints_are_refused(guide: Guide) -> None:
+def malformed_constraints_are_refused(guide: Guides) -> None:
     """Each malformed constraint raises RequestError, and the guide keeps working."""
     malformed: tuple[dict[str, Any], ...] = (
         {"regex": "(a"},
@@ -131,7 +131,7 @@ def malformed_constraints_are_refused(guide: Guide) -> None:
     check_place(grammar_of(guide, choice=WORDS).start(), WORDS, "", "after refusals")
 
 
-def _check_refused(guide: Guide, fields: dict[str, Any], case: str) -> None:
+def _check_refused(guide: Guides, fields: dict[str, Any], case: str) -> None:
     try:
         guide.grammar(SamplingParams(**fields))
     except RequestError:
@@ -139,7 +139,7 @@ def _check_refused(guide: Guide, fields: dict[str, Any], case: str) -> None:
     raise AssertionError(f"{case}: accepted")
 
 
-def threads_get_their_own_grammars(guide: Guide) -> None:
+def threads_get_their_own_grammars(guide: Guides) -> None:
     """Threads that request different grammars at once each follow their own grammar."""
 
     def follow(number: int) -> None:
@@ -151,7 +151,7 @@ def threads_get_their_own_grammars(guide: Guide) -> None:
             pass
 
 
-def close_ends_what_was_started(guide: Guide, closing_s: float) -> None:
+def close_ends_what_was_started(guide: Guides, closing_s: float) -> None:
     """close() ends threads and processes within `closing_s` seconds, may be called twice, and a
     later constraint starts them again.
     """

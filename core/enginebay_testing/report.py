@@ -106,16 +106,8 @@ def check(
     """
     results = []
     chosen = dataclasses.asdict(choices or Choices())
-    pool = Pool(
-        jobs,
-        timeout_s,
-        level,
-        wanted,
-        chosen,
-        first_failure=first_failure,
-        quickly=not wanted.everything,
-    )
-    for result in pool.run(list(entries)):
+    pool = Pool(jobs, timeout_s, level, wanted, chosen, quickly=not wanted.everything)
+    for result in pool.run(list(entries), first_failure=first_failure):
         results.append(result)
         tell(_record(entries[result.part], result))
         if watch is not None:

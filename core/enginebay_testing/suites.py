@@ -250,21 +250,6 @@ def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Chec
     return platform_checks(registry.load(entry)(), registry)
 
 
-def _grammar(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay_testing.grammars import grammar_checks
-
-    options = registry.options(entry, {})
-    more = () if options is None else (options,)
-    return grammar_checks(lambda vocabulary: registry.load(entry)(vocabulary, *more))
-
-
-def _guide(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay_testing.guides import guide_checks
-
-    config = EngineConfig()
-    return guide_checks(registry.load(entry)(registry, config), config.guided_limits)
-
-
 def _output_format(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.output_formats import output_format_checks
 
@@ -377,8 +362,6 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
 
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "engine": _engine,
-    "grammar": _grammar,
-    "guide": _guide,
     "kernel": _kernel,
     "layout": _layout,
     "logits_processor": _logits_processor,

@@ -198,8 +198,7 @@ class Pool:
     results as they arrive.
 
     `choices` are the fields of `suites.Choices`. `wanted` selects the cases of a part. With
-    `first_failure`, the check ends with the first case that fails. With `quickly`, workers compile
-    with fewer optimizations on a CPU.
+    `quickly`, workers compile with fewer optimizations on a CPU.
     """
 
     def __init__(
@@ -210,10 +209,9 @@ class Pool:
         wanted: Callable[[CaseName], bool],
         choices: Mapping[str, str | int | None] | None = None,
         *,
-        first_failure: bool = False,
         quickly: bool = True,
     ) -> None:
-        self._first_failure, self._quickly = first_failure, quickly
+        self._quickly = quickly
         self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
         self._choices = dict(choices or {})
         self._workers: list[CheckWorker] = []
@@ -225,8 +223,12 @@ class Pool:
         """Return the number of known jobs that no worker has started."""
         return len(self._queue)
 
-    def run(self, parts: Sequence[PartName]) -> Iterator[CaseResult]:
-        """Yield the results of all wanted cases of the parts, in the order in which they end."""
+    def run(
+        self, parts: Sequence[PartName], *, first_failure: bool = False
+    ) -> Iterator[CaseResult]:
+        """Yield the results of all wanted cases of the parts, in the order in which they end; with
+        `first_failure`, up to the first case that fails.
+        """
         jobs = (_Job(part, self._level, self._choices, (i, 0)) for i, part in enumerate(parts))
         self._queue.extend(jobs)
         try:
@@ -234,7 +236,7 @@ class Pool:
                 self._employ()
                 for result in self._wait():
                     yield result
-                    if self._first_failure and result.outcome.verdict in FAULTS:
+                    if first_failure and result.outcome.verdict in FAULTS:
                         return
         finally:
             for worker in list(self._workers):

@@ -1,4 +1,4 @@
-"""Registers samplers, eleven logits processors, grammars, guides and the proposer "ngram"."""
+"""Registers samplers, eleven logits processors and the proposer "ngram"."""
 
 from __future__ import annotations
 
@@ -56,29 +56,6 @@ def register_logits_processors(register: Register) -> None:
             summary=summary,
             capabilities={"order": order, "default": True},
         )
-
-
-@hookimpl
-def register_grammars(register: Register) -> None:
-    """Register llguidance."""
-    register(
-        "llguidance",
-        "enginebay.text.guides.guided_grammar:Llguidance",
-        options="enginebay.text.guides.guided_grammar:LlguidanceOptions",
-        summary="JSON schemas, regular expressions, choices and Lark grammars",
-        requires=("llguidance",),
-        capabilities={"priority": 0},
-    )
-
-
-@hookimpl
-def register_guides(register: Register) -> None:
-    """Register guarded."""
-    register(
-        "guarded",
-        "enginebay.text.guides.grammars:choose_grammars",
-        summary="the chosen library of grammars, in worker processes with limits",
-    )
 
 
 @hookimpl

@@ -57,7 +57,7 @@ def print_worker(llm: LLM) -> None:
     """What compiling in the worker process first adds, for schemas of 2 KB, and what its start
     costs.
     """
-    grammars = choose_grammars(llm.plan.registry, llm.plan.config)
+    grammars = choose_grammars(llm.plan.config)
     size, ends = llm.plan.model.info.vocab_size, llm.plan.checkpoint.token_info.eos_token_ids
     vocabulary = Vocabulary(llm.tokenizer, size, ends)
     alone, guarded = Llguidance(vocabulary), grammars.make(vocabulary)
@@ -141,7 +141,7 @@ def print_masks(llm: LLM, vocabulary: Vocabulary) -> None:
     serves requests: both are made in worker processes.
     """
     start = time.perf_counter()
-    library = choose_grammars(llm.plan.registry, llm.plan.config).make(vocabulary)
+    library = choose_grammars(llm.plan.config).make(vocabulary)
     assert isinstance(library, GuardedLibrary)
     library.compile(STRUCTURES["schema"])
     print(

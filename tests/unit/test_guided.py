@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from enginebay import LLM, SamplingParams
 from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.contracts.engine import Pending, StepPlan
-from enginebay.errors import InputError, InternalError, RequestError
+from enginebay.errors import ConfigError, InputError, InternalError, RequestError
 from enginebay.grammar import Constraint, Grammar
 from enginebay.outputs import CompletionOutput, RequestOutput
 from enginebay.serving.abilities import Abilities
@@ -333,6 +333,8 @@ def test_a_library_that_is_not_there_is_told(llm: LLM) -> None:
         InputError, match=r"unknown grammar 'llguidence'.*Did you mean 'llguidance'"
     ):
         LLM(BRIEF, grammars="llguidence", **SIZES)
+    with pytest.raises(ConfigError, match=r"no grammar library\. Allowed: a subclass"):
+        LLM(BRIEF, grammars="enginebay.text.guides.grammars:LIBRARIES", **SIZES)
     chosen = llm.plan.processors
     bare = dataclasses.replace(chosen, entries={}, processors=())
     with pytest.raises(RequestError, match="'guided', which the engine was made without"):

@@ -14,22 +14,18 @@ import jsonschema
 import numpy as np
 import pytest
 
-from enginebay import LLM
-from enginebay.compose.guides import choose_guide
-from enginebay.config import EngineConfig
-from enginebay.contracts.constraint import MakeGuide, Vocabulary, num_words, with_tokens
+from enginebay.contracts.constraint import Vocabulary, num_words, with_tokens
 from enginebay.contracts.processor import Sizes
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.plugins.registry import Registry
 from enginebay.text.guides.guide import MAX_GRAMMARS, Guides, structure_of
 from enginebay.text.guides.guided_grammar import Llguidance
 from enginebay.text.tokenizer import TextTokenizer
 from enginebay.types import SamplingParams
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guided import Guided
-from tests.brief import BRIEF, DEMO
+from tests.brief import DEMO
 from tests.unit.schemas import bounded_schema
 
 EOS = 2
@@ -280,20 +276,3 @@ def test_a_refusal_of_a_long_grammar_is_short(guides: Guides) -> None:
     with pytest.raises(RequestError, match="Expected token ':'") as caught:
         guides.grammar(SamplingParams(grammar="x" * 5000))
     assert len(str(caught.value)) < 1500
-
-
-@pytest.mark.usefixtures("faked")
-def test_structures_are_refused_where_no_guide_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def choose_of_others(registry: Registry, config: EngineConfig) -> MakeGuide:
-        others = [entry for entry in registry.entries if entry.kind != "guide"]
-        return choose_guide(Registry(others), config)
-
-    monkeypatch.setattr("enginebay.serving.abilities.choose_guide", choose_of_others)
-    with LLM(BRIEF, max_model_len=64, generation_config="none") as llm:
-        for form, value in (("regex", "a"), ("choice", ("a", "b")), ("json_object", True)):
-            with pytest.raises(UnsupportedError, match=f"a request with {form}, but no guide is"):
-                llm.generate("A", SamplingParams(max_tokens=2, **{form: value}))
-        [free] = llm.generate("A", SamplingParams(max_tokens=2))
-        assert len(free.outputs[0].token_ids) == 2

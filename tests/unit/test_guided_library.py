@@ -11,7 +11,6 @@ from enginebay import SamplingParams
 from enginebay.config import make_config
 from enginebay.contracts.constraint import Vocabulary
 from enginebay.errors import UnsupportedError
-from enginebay.plugins.registry import load_registry
 from enginebay.text.guides.grammar_child import SerialisedTokenizer
 from enginebay.text.guides.grammars import choose_grammars
 from enginebay.text.guides.guide import Guides
@@ -24,7 +23,7 @@ def guides_of(backend: tokenizers.Tokenizer) -> Guides:
     """The guide of an engine with this tokenizer."""
     size = backend.get_vocab_size()
     tokenizer = TextTokenizer(SerialisedTokenizer(backend))
-    chosen = choose_grammars(load_registry(), make_config({}))
+    chosen = choose_grammars(make_config({}))
     return chosen(Vocabulary(tokenizer, size, (size - 1,)))
 
 

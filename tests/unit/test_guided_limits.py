@@ -20,7 +20,6 @@ from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Structure
-from enginebay.plugins.registry import load_registry
 from enginebay.serving.events import Events, RequestEnded
 from enginebay.serving.guided import advance, wait_for_mask
 from enginebay.text.guides.grammars import ChosenGrammars, choose_grammars
@@ -31,6 +30,7 @@ from enginebay_esurge import eSurge
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_vinference.requests import RequestMaker
 from tests.brief import BRIEF, DEMO
+from tests.unit.slow_grammar import SlowLibrary
 
 EOS = 2
 CHAIN = "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3000)) + 'r3000: "b"\n'
@@ -79,7 +79,7 @@ def tokenizer() -> Tokenizer:
 
 
 def chosen(**choices: Any) -> ChosenGrammars:
-    return choose_grammars(load_registry(), make_config(choices))
+    return choose_grammars(make_config(choices))
 
 
 def guides_of(tokenizer: Tokenizer, grammars: ChosenGrammars) -> Guides:
@@ -236,9 +236,8 @@ def test_a_step_beyond_a_limit_ends_its_own_request(
 ) -> None:
     """It compiles and begins. The loop gives the error to the request, and goes on."""
     grammars = chosen(grammars={"name": "llguidance"} | options)
-    library: GrammarLibrary = grammars.registry.load(grammars.entry)(  # type: ignore[arg-type]
-        Vocabulary(tokenizer, 2048, (0, EOS)), grammars.options
-    )
+    make: Any = grammars.library
+    library: GrammarLibrary = make(Vocabulary(tokenizer, 2048, (0, EOS)), grammars.options)
     (form, text), (name, most) = *fields.items(), *options.items()
     sampling = types.SimpleNamespace(stop_token_ids=())
     request = types.SimpleNamespace(sampling=sampling, request_id="r")
@@ -257,6 +256,13 @@ def test_options_of_grammars_are_checked_when_the_engine_is_made() -> None:
         make_config({"guided_limits": {"depth": 0}})
     assert chosen(grammars={"step_max_items": 7}).options.step_max_items == 7  # type: ignore[union-attr]
     assert make_config({"grammars": "llguidance"}).grammars.name == "llguidance"
+
+
+def test_a_library_of_your_own_is_named_by_its_import_path() -> None:
+    own = chosen(grammars="tests.unit.slow_grammar:SlowLibrary")
+    assert (own.library, own.options) == (SlowLibrary, None)
+    with pytest.raises(ConfigError, match=r"options most for grammar 'tests.*no options"):
+        chosen(grammars={"name": "tests.unit.slow_grammar:SlowLibrary", "most": 7})
 
 
 def test_a_library_that_no_process_can_import_is_unsupported(tokenizer: Tokenizer) -> None:

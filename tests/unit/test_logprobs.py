@@ -16,7 +16,6 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.cli import generate
 from enginebay.compose.composition import make_plan
-from enginebay.compose.guides import choose_guide
 from enginebay.config import make_config
 from enginebay.contracts.commands import Step
 from enginebay.contracts.engine import Pending
@@ -24,6 +23,7 @@ from enginebay.errors import InternalError, RequestError
 from enginebay.outputs import CompletionOutput
 from enginebay.plugins.registry import Registry, load_registry
 from enginebay.serving.abilities import Abilities
+from enginebay.text.guides.grammars import choose_grammars
 from enginebay.types import MAX_LOGPROBS
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.logprobs import logprobs_of
@@ -273,11 +273,10 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
             )
         entries.append(entry)
     plan = make_plan(make_config({"model": TINY} | SMALL), registry)
-    make_guide = choose_guide(registry, plan.config)
     assert Abilities.of(plan) == Abilities(
         greedy_only=False,
         processors=plan.processors,
-        make_guide=make_guide,
+        make_guides=choose_grammars(plan.config),
         hidden_size=plan.model.info.hidden_size,
         capabilities=frozenset(
             {"logprobs", "full_vocab_logprobs", "hidden_states", "prompt_embeds"}

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from enginebay.contracts.constraint import Guide, MakeGuide, Vocabulary, forms_of
+from enginebay.contracts.constraint import Vocabulary, forms_of
 from enginebay.grammar import Grammar
-from enginebay.text.guides.guide import Guides
+from enginebay.text.guides.guide import Guides, MakeGuides
 from enginebay.types import SamplingParams
 from enginebay_testing.guides import guide_checks
 from tests.zoo.grammars import Choices, Follows, Shared, Texts
@@ -20,7 +20,7 @@ from tests.zoo.grammars import Choices, Follows, Shared, Texts
 Check = tuple[str, Callable[[], None]]
 
 
-class Wrapped(Guide):
+class Wrapped(Guides):
     """A right guide over lists of texts. Each fault changes one of its methods."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -173,7 +173,7 @@ class LeavesOut(Wrapped):
         return Texts(tuple(params.choice[1:]), Follows) if params.choice else made
 
 
-FAULTS: dict[str, MakeGuide] = {
+FAULTS: dict[str, MakeGuides] = {
     "a free request has a grammar": Always,
     "no choice is held": Never,
     "the first of two fields": FirstField,
@@ -191,7 +191,7 @@ FAULTS: dict[str, MakeGuide] = {
 }
 """By name, what makes a guide over a vocabulary."""
 
-RIGHT: dict[str, MakeGuide] = {"guides over choices": Wrapped}
+RIGHT: dict[str, MakeGuides] = {"guides over choices": Wrapped}
 
 
 def checks(part: Any) -> list[Check]:

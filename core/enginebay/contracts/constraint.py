@@ -1,15 +1,13 @@
-"""The contracts of guided decoding: libraries that compile grammars, and guides that make the
-grammar of a request. Both run on the host.
-"""
+"""The contract of guided decoding: libraries that compile grammars, on the host."""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
+from pydantic import BaseModel
 
 from enginebay.contracts.text import Tokenizer
 from enginebay.grammar import Form, Grammar, Structure
@@ -35,8 +33,9 @@ class Vocabulary:
 
 
 class GrammarLibrary(ABC):
-    """Compiles grammars. A plugin registers a subclass as kind "grammar". The first guided request
-    of an engine makes an instance, from a Vocabulary and the options if the part has any.
+    """Compiles grammars. The setting `grammars` names a subclass as "module:attribute". The first
+    guided request of an engine makes an instance, from a Vocabulary and, with an `options_model`,
+    the options.
 
     The constructor raises UnsupportedError for a tokenizer that the library cannot use. Methods may
     be called from several threads. An instance is also made in a worker process, which compiles
@@ -44,33 +43,14 @@ class GrammarLibrary(ABC):
     `backend_tokenizer`, `encode` and `decode`. Importing the library's module must not import JAX.
     """
 
+    options_model: ClassVar[type[BaseModel] | None] = None
+    """A frozen pydantic model with extra="forbid" for the section `grammars` of a configuration."""
+
     @abstractmethod
     def compile(self, structure: Structure) -> Grammar:
         """Compile a structure. RequestError, with the library's reason, for a structure that is
         malformed, that matches nothing, or that the library can enforce only in part.
         """
-
-
-class Guide(ABC):
-    """Makes the grammars for the requests of one engine. Any thread may call its methods.
-
-    A plugin registers, as kind "guide", a callable (`Registry`, `EngineConfig`) -> `MakeGuide`. The
-    callable raises ConfigError for wrong options in the configuration.
-    """
-
-    @abstractmethod
-    def grammar(self, params: SamplingParams) -> Grammar | None:
-        """Return the grammar that the output of a request must follow, or None when the request is
-        not guided. RequestError for a grammar that cannot be enforced.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the worker processes. They start again with the next guided request."""
-
-
-MakeGuide = Callable[[Vocabulary], Guide]
-"""Makes the guide of an engine from the vocabulary of its model."""
 
 
 def forms_of(params: SamplingParams) -> dict[Form, Any]:

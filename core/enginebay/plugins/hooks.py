@@ -198,19 +198,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_grammars(self, register: Register) -> None:
-        """Register grammar libraries. Target: a subclass of
-        `enginebay.contracts.constraint.GrammarLibrary` whose constructor takes a Vocabulary, and
-        the options if the part has any.
-        """
-
-    @hookspec
-    def register_guides(self, register: Register) -> None:
-        """Register guides, which make the grammars of requests. Target: a callable that takes
-        (registry, configuration) and returns an `enginebay.contracts.constraint.MakeGuide`.
-        """
-
-    @hookspec
     def register_proposers(self, register: Register) -> None:
         """Register proposers of draft tokens. Target: a subclass of
         `enginebay.contracts.proposer.Proposer` whose constructor takes the options, if the part has
@@ -265,6 +252,8 @@ INTERFACE_VERSIONS = {
 
 FORMER_HOOKS = {
     "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_grammars": 'name the library in the configuration: grammars = "module:attribute"',
+    "register_guides": "register a logits processor, or set `grammars` to a library",
     "register_tunings": "ship tables of tuned configurations in the folder `tuned` of the package",
     "register_revisions": "register the part that the plan should use, such as a kernel",
 }

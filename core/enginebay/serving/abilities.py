@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from enginebay.compose.guides import choose_guide
 from enginebay.compose.plan import Plan
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.contracts.adapters import Adapters, required
-from enginebay.contracts.constraint import MakeGuide
 from enginebay.errors import RequestError, shown
 from enginebay.serving.choice import BestOf
 from enginebay.serving.requested_processors import PENALTIES
+from enginebay.text.guides.grammars import choose_grammars
+from enginebay.text.guides.guide import MakeGuides
 from enginebay.types import ALL_LOGPROBS, ROW_VALUES, Pooling, SamplingParams
 
 OPTION_OF = {
@@ -31,7 +31,7 @@ class Abilities:
 
     greedy_only: bool
     processors: ChosenProcessors
-    make_guide: MakeGuide
+    make_guides: MakeGuides
     hidden_size: int
     capabilities: frozenset[str] = frozenset()
     """The capabilities in OPTION_OF that the engine declares."""
@@ -54,7 +54,7 @@ class Abilities:
         return Abilities(
             greedy_only=bool(sampler.capability("greedy_only")),
             processors=plan.processors,
-            make_guide=choose_guide(plan.registry, config),
+            make_guides=choose_grammars(config),
             hidden_size=plan.model.info.hidden_size,
             capabilities=frozenset(name for name in OPTION_OF if engine.capability(name)),
             compiled=frozenset(compiled) if config.forbid_compiling else None,

@@ -76,7 +76,7 @@ class Preparer:
         (`Ledger.max_tokens`); None: max_model_len is the limit.
         """
         self.abilities = abilities
-        self._guide = abilities.make_guide(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
+        self._guide = abilities.make_guides(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
 
     def close(self) -> None:

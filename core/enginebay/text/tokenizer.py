@@ -130,8 +130,9 @@ class TextTokenizer(Tokenizer):
             check_chat(chat)
             chat, marks = self._special.marked(chat)
         text, spans = marks.removed(self._chats.render(self.inner, chat))
+        marked = {"spans": spans} if spans else {}
         ids = self.encode(
-            text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens, spans=spans
+            text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens, **marked
         )
         return ids if options.get("continue_final_message") else ChatPrompt(ids)
 

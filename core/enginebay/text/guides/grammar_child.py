@@ -127,7 +127,7 @@ def _library(settings: Mapping[str, Any]) -> GrammarLibrary:
     vocabulary = Vocabulary(tokenizer, settings["size"], tuple(settings["eos_token_ids"]))
     made = _named(settings["library"])
     options = settings["options"]
-    more = () if options is None else (_named(settings["options_model"])(**options),)
+    more = () if options is None else (made.options_model(**options),)
     library: GrammarLibrary = made(vocabulary, *more)
     return library
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO, GuidedLimits
 from enginebay.contracts.constraint import GrammarLibrary, Vocabulary
-from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.plugins.registry import Entry, Registry
+from enginebay.errors import ConfigError, unknown_name
+from enginebay.plugins.registry import import_target
 from enginebay.text.guides.guarded import GuardedLibrary
 from enginebay.text.guides.guide import Guides
+from enginebay.validation import describe_validation
+
+LIBRARIES = {"llguidance": "enginebay.text.guides.guided_grammar:Llguidance"}
+"""The built-in libraries; `auto` is the first. Others are named by import path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenGrammars:
-    """A registered library, made on first use; None means that no library is installed."""
+    """A library, made on first use, with its import path, its options, and the limits of the worker
+    processes.
+    """
 
-    registry: Registry
-    entry: Entry | None
+    target: str
+    library: type[GrammarLibrary]
     options: BaseModel | None = None
     limits: GuidedLimits = dataclasses.field(default_factory=GuidedLimits)
 
@@ -30,29 +37,20 @@ class ChosenGrammars:
         return Guides(lambda: self.make(vocabulary), self.limits)
 
     def make(self, vocabulary: Vocabulary) -> GrammarLibrary:
-        """Make the library for a vocabulary; UnsupportedError when none is installed or it does not
-        support the vocabulary.
+        """Make the library for a vocabulary; UnsupportedError when it does not support the
+        vocabulary.
 
         It is made and runs in worker processes, unless the tokenizer cannot be sent to another
         process: for a large vocabulary it is made for seconds, and holds the GIL meanwhile.
         """
-        if self.entry is None:
-            raise UnsupportedError(
-                "a guided request, but no grammar library is installed",
-                "a plugin that registers a library",
-                "Install one, or leave the structure out of the request.",
-            )
-        make_library = self.registry.load(self.entry)
         serialised = _serialised(vocabulary)
         if serialised is None:
+            make_library: Any = self.library
             more = () if self.options is None else (self.options,)
             library: GrammarLibrary = make_library(vocabulary, *more)
             return library
-        declared = self.entry.declaration
-        assert declared is not None, "find() returns declared parts only"
         settings = {
-            "library": declared.target,
-            "options_model": declared.options,
+            "library": self.target,
             "options": None if self.options is None else self.options.model_dump(mode="json"),
             "tokenizer": serialised,
             "size": vocabulary.size,
@@ -61,25 +59,41 @@ class ChosenGrammars:
         return GuardedLibrary(settings, self.limits)
 
 
-def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
-    """The one that the configuration names, or with `auto` that of the highest priority.
-    ConfigError for wrong options.
+def choose_grammars(config: EngineConfig) -> ChosenGrammars:
+    """Return the library that the configuration names, or with `auto` the first built-in one.
+    UnknownNameError for an unknown name, PluginError for an import path that cannot be imported,
+    ConfigError for one that names no library and for wrong options.
     """
-    name, options = config.grammars.name, config.grammars.options
-    if name != AUTO:
-        entry = registry.find("grammar", name)
-    else:
-        able = [e for e in registry.entries if e.kind == "grammar" and e.state == "ready"]
-        able.sort(key=lambda e: (-e.priority, e.name))
-        if not able:
-            if options:
-                given = f"grammars with options {', '.join(options)}, and no library of grammars"
-                raise ConfigError(
-                    given, "an installed library", "Install a plugin with a grammar library."
-                )
-            return ChosenGrammars(registry, None)
-        entry = able[0]
-    return ChosenGrammars(registry, entry, registry.options(entry, options), config.guided_limits)
+    name = next(iter(LIBRARIES)) if config.grammars.name == AUTO else config.grammars.name
+    if name not in LIBRARIES and ":" not in name:
+        todo = 'Name a library of your own by its import path, "module:attribute".'
+        raise unknown_name("grammar", name, LIBRARIES, todo)
+    target = LIBRARIES.get(name, name)
+    library = import_target(target, f"grammar {name!r}")
+    if not (isinstance(library, type) and issubclass(library, GrammarLibrary)):
+        raise ConfigError(
+            f"grammars = {name!r}, which is no grammar library",
+            "a subclass of enginebay.contracts.constraint.GrammarLibrary",
+            "Correct the import path.",
+        )
+    options = _options(library, name, config.grammars.options)
+    return ChosenGrammars(target, library, options, config.guided_limits)
+
+
+def _options(
+    library: type[GrammarLibrary], name: str, values: Mapping[str, Any]
+) -> BaseModel | None:
+    model, what = library.options_model, f"grammar {name!r}"
+    if model is None:
+        if values:
+            given = f"options {', '.join(values)} for {what}"
+            todo = "Leave these options out."
+            raise ConfigError(given, "no options: this library has none", todo)
+        return None
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise ConfigError(f"{what}: {describe_validation(error, model)}") from None
 
 
 def _serialised(vocabulary: Vocabulary) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.contracts.constraint import GrammarLibrary, Guide, forms_of
+from enginebay.contracts.constraint import GrammarLibrary, Vocabulary, forms_of
 from enginebay.errors import RequestError
 from enginebay.grammar import Grammar, Structure
 from enginebay.text.guides.guarded import GuardedLibrary
@@ -23,12 +23,15 @@ MAX_GRAMMARS = 64
 
 DEFAULT_LIMITS = GuidedLimits()
 
+MakeGuides = Callable[[Vocabulary], "Guides"]
+"""Makes the Guides of an engine from the vocabulary of its model."""
+
 ANY_OBJECT = '{"type": "object"}'
 
 
-class Guides(Guide):
-    """Compiles structures with a library that the first structure makes, and keeps the latest
-    grammars. Thread-safe.
+class Guides:
+    """Makes the grammars for the requests of one engine: compiles structures with a library that
+    the first structure makes, and keeps the latest grammars. Thread-safe.
     """
 
     def __init__(

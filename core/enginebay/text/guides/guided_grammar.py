@@ -114,6 +114,8 @@ class Llguidance(GrammarLibrary):
     otherwise.
     """
 
+    options_model = LlguidanceOptions
+
     def __init__(
         self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS
     ) -> None:
