@@ -80,7 +80,7 @@ def _find_folder(choice: str) -> tuple[Path, str | None]:
     return folder, f"{folder}: {problem}" if problem else None
 
 
-class _Mending(CacheInterface):
+class _RepairingCache(CacheInterface):
     """JAX's cache, except that an unusable entry is replaced by the newly compiled program.
 
     JAX looks for an entry before it compiles, and writes one afterwards. An entry that was found
@@ -115,7 +115,7 @@ def _mend_entries() -> None:
 
     def get_file_cache(path: str) -> tuple[CacheInterface, str] | None:
         made = make(path)
-        return made if made is None else (_Mending(made[0], Path(path)), made[1])
+        return made if made is None else (_RepairingCache(made[0], Path(path)), made[1])
 
     get_file_cache.mends = True  # type: ignore[attr-defined]
     _cache.get_file_cache = get_file_cache

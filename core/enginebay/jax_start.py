@@ -28,7 +28,7 @@ NOISE = ("WARNING: All log messages before absl::InitializeLog() is called", "cu
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class InstalledPlugins:
     """The device plugins of JAX that are installed here, and the devices that may be present."""
 
     plugins: frozenset[str] = frozenset()
@@ -43,11 +43,13 @@ class Found:
         return self.libtpu or bool(self.plugins)
 
 
-def look_around() -> Found:
+def look_around() -> InstalledPlugins:
     """Return what this machine has."""
     plugins = _installed_plugins()
     libtpu = importlib.util.find_spec("libtpu") is not None
-    return Found(frozenset(plugins), libtpu, bool(plugins) and _may_have_cuda(), _may_have_tpu())
+    return InstalledPlugins(
+        frozenset(plugins), libtpu, bool(plugins) and _may_have_cuda(), _may_have_tpu()
+    )
 
 
 def start_jax() -> None:
@@ -64,7 +66,7 @@ def start_jax() -> None:
             jax.devices()  # load all libraries now, while their messages are held back
 
 
-def settle_platforms(found: Found | None = None) -> bool:
+def settle_platforms(found: InstalledPlugins | None = None) -> bool:
     """Restrict JAX to the CPU if its plugins are for devices that are certainly absent. Return
     whether that was done.
 

@@ -18,7 +18,7 @@ Section = str | Mapping[str, Any] | BaseModel
 
 
 class ServingChoices(TypedDict, total=False):
-    """The fields of enginebay.config.EngineConfig that every face accepts from its caller."""
+    """The fields of enginebay.config.EngineConfig that every API accepts from its caller."""
 
     checkpoint: str
     executor: str

@@ -49,7 +49,7 @@ class FromCheckpoint:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AppliedBy:
+class ProcessorOption:
     """Metadata of a field whose value becomes an option of a logits processor."""
 
     processor: str

@@ -14,7 +14,7 @@ from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
 from enginebay.item_limits import check_items
-from enginebay.row_value import AppliedBy, FromCheckpoint, RowValue, declared
+from enginebay.row_value import FromCheckpoint, ProcessorOption, RowValue, declared
 from enginebay.validation import Accepts, Validated, option
 
 Float = TypeVar("Float")
@@ -74,12 +74,12 @@ class RowParams(Validated, Generic[Float, Int]):
         0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the highest probability"
     )
     presence_penalty: Annotated[
-        Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "presence")
+        Float, RowValue("float32", 0.0, "penalty"), ProcessorOption("penalties", "presence")
     ] = option(
         0.0, ge=-2.0, le=2.0, description="subtracted from the logit of each token in the output"
     )
     frequency_penalty: Annotated[
-        Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "frequency")
+        Float, RowValue("float32", 0.0, "penalty"), ProcessorOption("penalties", "frequency")
     ] = option(
         0.0,
         ge=-2.0,
@@ -89,7 +89,7 @@ class RowParams(Validated, Generic[Float, Int]):
     repetition_penalty: Annotated[
         Float,
         RowValue("float32", 1.0, "penalty", lowest=1e-30, highest=1e30),
-        AppliedBy("penalties", "repetition"),
+        ProcessorOption("penalties", "repetition"),
         FromCheckpoint("repetition_penalty"),
     ] = option(
         1.0,
@@ -164,37 +164,38 @@ class SamplingParams(RowParams[float, int]):
     )
 
     suppress_repetition_in_generation: Annotated[
-        bool, AppliedBy("penalties", "output_only", uses=False)
+        bool, ProcessorOption("penalties", "output_only", uses=False)
     ] = Field(default=False, description="repetition_penalty counts tokens of the output only")
     no_repeat_ngram_size: Annotated[
-        int, AppliedBy("no_repeat_ngram", "size"), FromCheckpoint("no_repeat_ngram_size")
+        int, ProcessorOption("no_repeat_ngram", "size"), FromCheckpoint("no_repeat_ngram_size")
     ] = Field(
         default=0,
         ge=0,
         description="no sequence of N tokens occurs twice in prompt and output; 0: no limit",
     )
-    min_tokens: Annotated[int, AppliedBy("min_tokens", "min_tokens")] = Field(
+    min_tokens: Annotated[int, ProcessorOption("min_tokens", "min_tokens")] = Field(
         default=0, ge=0, description="min number of new tokens before a stop token or stop text"
     )
     logit_bias: Annotated[
-        dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]], AppliedBy("logit_bias", "bias")
+        dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]],
+        ProcessorOption("logit_bias", "bias"),
     ] = Field(default_factory=dict, description="token id -> value added to its logit, -100 to 100")
     allowed_token_ids: Annotated[
         Accepts[Sequence[int] | None, tuple[int, ...] | None],
-        AppliedBy("allowed_token_ids", "token_ids"),
+        ProcessorOption("allowed_token_ids", "token_ids"),
     ] = option(None, min_length=1, description="the only tokens that may be chosen; None: all")
     bad_words: Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]] = option(
         (),
         description="texts whose tokens, at the beginning of a text or after a space, must not "
         "follow one another; the same letters may come from other tokens",
     )
-    typical_p: Annotated[float, AppliedBy("typical", "typical_p"), FromCheckpoint("typical_p")] = (
-        Field(
-            default=1.0,
-            gt=0.0,
-            le=1.0,
-            description="keep the most typical tokens, up to this total probability",
-        )
+    typical_p: Annotated[
+        float, ProcessorOption("typical", "typical_p"), FromCheckpoint("typical_p")
+    ] = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="keep the most typical tokens, up to this total probability",
     )
     processors: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="other logits processors by name, each with its options"

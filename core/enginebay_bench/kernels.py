@@ -27,8 +27,8 @@ from enginebay_bench.problem import (
 from enginebay_bench.roofline import Roofline
 from enginebay_bench.shapes import Shape
 from enginebay_bench.timing import (
-    Contestant,
     Rotation,
+    TimedCandidate,
     Timing,
     compile_step,
     num_sets,
@@ -94,7 +94,7 @@ def measure_shape(
     figure = Figure(op.name, shape.name, setting.dtype, "")
     reason = why_not_measured(problems[0], bench, setting.dtype)
     refused: dict[str, str] = {}
-    contestants: list[Contestant] = []
+    contestants: list[TimedCandidate] = []
     for candidate in candidates:
         why = candidate.unavailable or reason or problems[0].why_not(candidate.impl)
         if why is not None:
@@ -137,8 +137,8 @@ def _configured(op: str, impl: Any, setting: BenchSetting, problem: Problem) -> 
     return with_config(impl, found[0]), dataclasses.replace(problem, config=lambda _: found)
 
 
-def _contestant(label: str, impl: Any, problem: Problem) -> Contestant:
-    return Contestant(label, impl, *problem.config(impl), problem)
+def _contestant(label: str, impl: Any, problem: Problem) -> TimedCandidate:
+    return TimedCandidate(label, impl, *problem.config(impl), problem)
 
 
 def _figures(figure: Figure, problem: Problem, parity: Parity, timing: Timing) -> Figure:
@@ -181,7 +181,7 @@ def why_not_measured(problem: Problem, bench: Bench, dtype: str) -> str | None:
 
 def run_contestants(
     bench: Bench,
-    contestants: Sequence[Contestant],
+    contestants: Sequence[TimedCandidate],
     *,
     only_right: bool = False,
     drop_slower_than: float | None = None,
@@ -223,9 +223,11 @@ def run_contestants(
     return failed | {label: (parities[label], timing) for label, timing in timings.items()}
 
 
-def _by_problem(contestants: Sequence[Contestant]) -> list[tuple[Problem, list[Contestant]]]:
+def _by_problem(
+    contestants: Sequence[TimedCandidate],
+) -> list[tuple[Problem, list[TimedCandidate]]]:
     """Group the contestants that share inputs."""
-    groups: dict[int, list[Contestant]] = {}
+    groups: dict[int, list[TimedCandidate]] = {}
     for contestant in contestants:
         groups.setdefault(id(contestant.problem), []).append(contestant)
     return [(group[0].problem, group) for group in groups.values()]

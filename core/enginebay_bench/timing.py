@@ -28,7 +28,7 @@ ROUNDS_BEFORE_DROPPING = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant:
+class TimedCandidate:
     """An implementation with a configuration on a problem; `label` is unique in a run.
 
     Contestants of one `group` are alternatives; the slow ones need not be timed for long.
@@ -61,7 +61,7 @@ class Timing:
         return Timing(median, (first, third), tuple(samples), calls)
 
 
-def compile_step(contestant: Contestant, inputs: Inputs, options: Mapping[str, Any]) -> Any:
+def compile_step(contestant: TimedCandidate, inputs: Inputs, options: Mapping[str, Any]) -> Any:
     """Compile the contestant's step for these inputs with a donated state, as engines do."""
     step = contestant.problem.bind(contestant.impl, contestant.config)
     jitted = jax.jit(step, donate_argnums=0, compiler_options=dict(options))

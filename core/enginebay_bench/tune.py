@@ -27,7 +27,7 @@ from enginebay_bench.problem import (
     with_config,
 )
 from enginebay_bench.shapes import Shape
-from enginebay_bench.timing import Contestant
+from enginebay_bench.timing import TimedCandidate
 
 DROP_SLOWER_THAN = 1.5
 """A configuration is dropped if its best of two samples exceeds the fastest by this factor."""
@@ -90,13 +90,13 @@ def tune_bucket(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entrant:
+class _TunedImplementation:
     """An implementation's configurations as contestants, the default first, and the key of its
     table entry.
     """
 
     place: TableKey
-    contestants: Sequence[Contestant]
+    contestants: Sequence[TimedCandidate]
     has_candidates: bool
     """Whether it has candidates here, even if only the default: then engines look for an entry."""
 
@@ -105,13 +105,13 @@ def _tune(
     bench: Bench, op: str, setting: BenchSetting, candidates: Sequence[tuple[Candidate, Problem]]
 ) -> list[Tuned]:
     found: list[Tuned] = []
-    entrants: dict[str, _Entrant] = {}
+    entrants: dict[str, _TunedImplementation] = {}
     for candidate, problem in candidates:
         version = str(getattr(candidate.impl, "version", ""))
         too_large = why_not_measured(problem, bench, setting.dtype)
         reason = candidate.unavailable or too_large or problem.why_not(candidate.impl)
         entrant = reason or _entrant(candidate, problem, setting)
-        if isinstance(entrant, _Entrant):
+        if isinstance(entrant, _TunedImplementation):
             entrants[candidate.name] = entrant
         why = entrant if isinstance(entrant, str) else None
         found.append(Tuned(op, candidate.name, version, problem.name, setting.dtype, reason=why))
@@ -123,7 +123,9 @@ def _tune(
     ]
 
 
-def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _Entrant | str:
+def _entrant(
+    candidate: Candidate, problem: Problem, setting: BenchSetting
+) -> _TunedImplementation | str:
     """Return the entrant; for an op without phases, a reason if there is nothing to choose."""
     impl, env, key = candidate.impl, setting.env, problem.key
     if key is not None:
@@ -140,10 +142,10 @@ def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _
             TableKey.of_op(asked),
         )
     configs = {DEFAULT: default} | {_text(config): config for config in others if config != default}
-    return _Entrant(
+    return _TunedImplementation(
         place,
         [
-            Contestant(
+            TimedCandidate(
                 f"{candidate.name}: {name}",
                 impl if key is not None else with_config(impl, config),
                 config,
@@ -161,7 +163,9 @@ def _text(config: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items())
 
 
-def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: Bench) -> Tuned:
+def _outcome(
+    one: Tuned, entrant: _TunedImplementation, results: Mapping[str, Any], bench: Bench
+) -> Tuned:
     """Return the fastest of an implementation's configurations, or its default if that
     is as fast.
     """

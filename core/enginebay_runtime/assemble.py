@@ -37,7 +37,7 @@ def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
     return np.argsort(np.asarray(kinds), kind="stable")
 
 
-class SentTables:
+class TableCopies:
     """A copy of the page tables that the executor has, to find the entries that have changed."""
 
     def __init__(self, ledger: Ledger, num_rows: int, widths: Mapping[str, int]) -> None:
@@ -75,7 +75,7 @@ class SentTables:
 
 
 def prefill_command(
-    rows: Sequence[RowPlan], key: StepKey, table: RowTable, sent: SentTables, hidden_size: int
+    rows: Sequence[RowPlan], key: StepKey, table: RowTable, sent: TableCopies, hidden_size: int
 ) -> Step:
     """The Step that prefills `rows` with the program `key`."""
     bucket, order = key.bucket, sorted_for_attention(rows)
@@ -194,7 +194,7 @@ def decode_command(
     places: np.ndarray,
     num_steps: int,
     table: RowTable,
-    sent: SentTables,
+    sent: TableCopies,
 ) -> Step:
     """The Step that decodes `rows`, each at its place in the bucket, with the program `key`."""
     if key.full_vocab and num_steps > 1:
@@ -207,7 +207,7 @@ def decode_command(
 
 
 def verify_command(
-    rows: Sequence[RowPlan], key: StepKey, most: int, table: RowTable, sent: SentTables
+    rows: Sequence[RowPlan], key: StepKey, most: int, table: RowTable, sent: TableCopies
 ) -> Step:
     """The Step that verifies the drafts of `rows`, at most `most` per row."""
     places = np.arange(len(rows), dtype=np.int32)
@@ -233,7 +233,7 @@ def _rows_command(
     inputs: DecodeInputs | VerifyInputs,
     places: np.ndarray,
     table: RowTable,
-    sent: SentTables,
+    sent: TableCopies,
 ) -> Step:
     return Step(
         key,

@@ -16,7 +16,7 @@ from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInpu
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.ops import prefill_columns as columns
-from enginebay_runtime.ahead import compile_ahead, release_memory
+from enginebay_runtime.compile_ahead import compile_ahead, release_memory
 from enginebay_runtime.dump import dump_program
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step

@@ -44,7 +44,7 @@ from enginebay.contracts.step_key import StepKey
 from enginebay.errors import InternalError
 from enginebay_runtime.account import ACCOUNT
 from enginebay_runtime.assemble import (
-    SentTables,
+    TableCopies,
     decode_command,
     needs_of,
     prefill_command,
@@ -95,7 +95,7 @@ class StepEngine(Engine):
         self.memory = plan_memory(parts, sizes)
         self.compilations = self.executor.compilations
         widths = {g: pages_for(rows.max_model_len, s.page_size) for g, s in sizes.first.items()}
-        self._sent = SentTables(ledger, rows.max_num_reqs, widths)
+        self._sent = TableCopies(ledger, rows.max_num_reqs, widths)
         self._first = self._shapes = sizes.first
         self._has_arrays = False
         self._num_updates = 0

@@ -28,7 +28,7 @@ MAX_MOVING = MAX_UNREAD + 2 * max(MOVED_PAGES)
 """Max pages on the device that are not in the cache because they are moving."""
 
 
-class PageKeeper(ABC):
+class PageStorage(ABC):
     """Keeps copies of pages longer than the host does."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class HostPages:
         parts: EngineParts,
         shapes: Shapes,
         num_slots: Mapping[str, int],
-        keeper: PageKeeper | None = None,
+        keeper: PageStorage | None = None,
     ) -> None:
         """`shapes`: of the whole cache. `num_slots`: by group."""
         self._num_slots, self.keeper = dict(num_slots), keeper
@@ -213,7 +213,7 @@ def _store(
     arrays: Mapping[str, np.ndarray],
     moves: Sequence[PageMove],
     found: Mapping[str, jax.Array],
-    keeper: PageKeeper | None,
+    keeper: PageStorage | None,
 ) -> None:
     """Copy pages from the device to their slots, and pass them to the keeper."""
     slots = [move.target for move in moves]

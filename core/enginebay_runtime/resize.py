@@ -13,7 +13,7 @@ from enginebay.contracts.commands import Drop, Grow, Make
 from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
-from enginebay_runtime.rowwriter import RowWriter
+from enginebay_runtime.row_writer import RowWriter
 from enginebay_runtime.step import StepState
 from enginebay_runtime.view import ExecutorView
 

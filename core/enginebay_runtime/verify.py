@@ -93,7 +93,7 @@ def verify_step(
     return StepState(cache, rows, state.processor_state, tables), sampled
 
 
-class _Fed(NamedTuple):
+class _PassInputs(NamedTuple):
     """The inputs of one pass of the model: its bucket, each group's batch, and token ids int32 [T].
 
     places int32 [S * W]: the index in T of the rows' positions, row by row; None when it is the
@@ -111,7 +111,7 @@ def _run_model(
     layouts: Layouts,
     weights: Weights,
     cache: ModelCache,
-    fed: _Fed,
+    fed: _PassInputs,
     adapters: jax.Array | None,
 ) -> tuple[jax.Array, ModelCache]:
     """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the new cache."""
@@ -134,7 +134,7 @@ def _as_chunks(
     tables: Mapping[str, jax.Array],
     layouts: Layouts,
     bucket: Bucket,
-) -> _Fed:
+) -> _PassInputs:
     """The first num_fed int32 [S] of tokens int32 [S, W] of each row, packed one row after the
     other, as in a prefill.
     """
@@ -148,7 +148,7 @@ def _as_chunks(
     offset = jnp.arange(len(batch.seq_ids)) - batch.cu_q_lens[row]
     token_ids = jnp.where(batch.seq_ids < num_rows, tokens[row, jnp.clip(offset, 0, width - 1)], 0)
     places = jnp.minimum(batch.cu_q_lens[:-1, None] + jnp.arange(width), bucket.tokens - 1)
-    return _Fed(bucket, batches, token_ids, places.reshape(-1))
+    return _PassInputs(bucket, batches, token_ids, places.reshape(-1))
 
 
 def _as_rows(
@@ -158,7 +158,7 @@ def _as_rows(
     tables: Mapping[str, jax.Array],
     layouts: Layouts,
     bucket: Bucket,
-) -> _Fed:
+) -> _PassInputs:
     """The same as in a decode step: each token is a row with the pages of its row, and one token
     longer than the one before.
 
@@ -176,7 +176,7 @@ def _as_rows(
         )
         for g in layouts
     }
-    return _Fed(one_each, batches, jnp.where(is_fed, tokens, 0).reshape(-1), None)
+    return _PassInputs(one_each, batches, jnp.where(is_fed, tokens, 0).reshape(-1), None)
 
 
 def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:

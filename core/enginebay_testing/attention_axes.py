@@ -50,7 +50,7 @@ SMALLEST_SIZE, MANY_ROWS = 8, 17
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach:
+class RowBounds:
     """Bounds on the rows of cases: an interpreted kernel takes time for each token."""
 
     context: int
@@ -59,8 +59,8 @@ class Reach:
     """Block size assumed for a kernel without a configuration."""
 
 
-DEVICE = Reach(1750, 800, 128)
-INTERPRETED = Reach(580, 160, 32)
+DEVICE = RowBounds(1750, 800, 128)
+INTERPRETED = RowBounds(580, 160, 32)
 
 LONG, LONG_CAPACITY = 4096 + 41, 8192
 """Tokens of a long context, and the size of its bucket that a kernel must allow."""
@@ -110,7 +110,7 @@ def attention_covering_cases(
     kernel: AttentionImpl,
     env: Env,
     layouts: Mapping[str, type[KVLayout]],
-    reach: Reach,
+    reach: RowBounds,
     *,
     triples: bool,
 ) -> Iterator[tuple[AttentionCase, type[KVLayout]]]:
@@ -199,7 +199,7 @@ def spec_of(row: Combination) -> AttnSpec:
 
 
 def case_of(
-    row: Combination, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: Reach
+    row: Combination, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: RowBounds
 ) -> AttentionCase:
     """Return the case of a row of values, with lengths that suit the configuration which the kernel
     chooses for a context of that size.
@@ -228,7 +228,7 @@ def _sized(row: Combination, context: int, new_tokens: int) -> AttentionCase:
 
 
 def _with_lengths(
-    row: Combination, block: int, sizes: Sequence[int], reach: Reach
+    row: Combination, block: int, sizes: Sequence[int], reach: RowBounds
 ) -> AttentionCase:
     page = _page(row)
     phase = cast("Mode", row["phase"])

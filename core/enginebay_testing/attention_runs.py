@@ -64,7 +64,8 @@ def check_case(
     runs: AttentionRuns,
 ) -> None:
     """Raise AssertionError where a result of the case breaks the contract in any run."""
-    program = AttentionProgram(impl, case, layout_type, env, quickly=runs.quickly)
+    quickly = runs.quickly and _work(case) < REPEATED_WORK  # quick programs run slowly
+    program = AttentionProgram(impl, case, layout_type, env, quickly=quickly)
     light = _work(case) < HEAVY_WORK and case.layout(layout_type).num_bytes() < HEAVY_BYTES
     scores = [str(each) for each in ATTENTION.values["scores"] if each != case.scores]
     others = scores if runs.all_scores and light else []

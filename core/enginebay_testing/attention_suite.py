@@ -28,7 +28,7 @@ from enginebay_testing.attention_runs import (
     check_case,
 )
 from enginebay_testing.compile_suite import attention_programs
-from enginebay_testing.op_kit import Extent, OpCase, OpKit
+from enginebay_testing.op_kit import CaseBudget, OpCase, OpKit
 from enginebay_testing.traits import traits_of
 
 
@@ -200,7 +200,7 @@ def _next(value: int, sizes: Sequence[int], claims: Callable[[int], bool]) -> in
 
 
 def _cases(
-    kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]], extent: Extent
+    kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]], extent: CaseBudget
 ) -> Iterator[OpCase]:
     for check in attention_checks(
         kernel,

@@ -19,7 +19,7 @@ from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, ex
 from enginebay.ops.caps import Env, Interpretable
 from enginebay.plugins.registry import Entry, Registry, import_target
 from enginebay_testing import suites
-from enginebay_testing.op_kit import Extent, OpCase, OpKit, kit_of
+from enginebay_testing.op_kit import CaseBudget, OpCase, OpKit, kit_of
 from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 from enginebay_testing.suites import Choices
 from enginebay_testing.toolchains import KernelCompiler
@@ -153,9 +153,9 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
     yield from kernels.values()
 
 
-def _extent(entry: Entry, choices: Choices, *, interpreted: bool = False) -> Extent:
+def _extent(entry: Entry, choices: Choices, *, interpreted: bool = False) -> CaseBudget:
     """Return the extent of a kernel's cases, with as many sets of inputs as the caller chose."""
-    extent = Extent(interpreted=interpreted).of(entry)
+    extent = CaseBudget(interpreted=interpreted).of(entry)
     return extent if choices.seeds is None else dataclasses.replace(extent, num_seeds=choices.seeds)
 
 

@@ -30,6 +30,7 @@ from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.engine_logprobs import logprobs_are_the_models
 from enginebay_testing.engine_moves import put_restores_the_bytes, state_moves_to_another_engine
 from enginebay_testing.ledgers import ledger_checks
+from enginebay_testing.near_ties import TOLERANCE, assert_same_tokens, first_impossible_token
 from enginebay_testing.subject import (
     LENGTHS,
     EngineSubject,
@@ -39,7 +40,6 @@ from enginebay_testing.subject import (
     random_prompts,
     seeded,
 )
-from enginebay_testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
 from enginebay_testing.verdicts import Check
 
 

@@ -26,7 +26,7 @@ MAX_WORLDS = 8000
 
 
 @dataclasses.dataclass
-class LedgerWorld:
+class LedgerModel:
     """A ledger with rows 0 to num_rows - 1 of at most max_tokens, and a model of the device that
     its tables describe.
 
@@ -251,16 +251,16 @@ class LedgerWorld:
         return set(pages) if is_whole else set(pages) - {0}
 
 
-class LedgerMachine(stateful.RuleBasedStateMachine):
+class LedgerStateMachine(stateful.RuleBasedStateMachine):
     """Requests that share prefixes arrive, grow, commit and end in any order; at the end, all space
     is free again.
     """
 
-    make_world: ClassVar[Callable[[], LedgerWorld]]
+    make_simulation: ClassVar[Callable[[], LedgerModel]]
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = type(self).make_world()
+        self.world = type(self).make_simulation()
         self.free = self.world.ledger.num_free_tokens
 
     def row(self, which: int) -> int:
@@ -337,11 +337,11 @@ def any_sequence_keeps_the_ledger_consistent(
 
     numbers = itertools.cycle(range(MAX_WORLDS))
 
-    def make_world() -> LedgerWorld:
+    def make_simulation() -> LedgerModel:
         ledger = make()
         _, device = devices.setdefault(id(ledger), (ledger, Device()))
         first_token = FIRST_TOKEN + (next(numbers) << 16)
-        return LedgerWorld(ledger, num_rows, max_tokens, page_size, device, first_token=first_token)
+        return LedgerModel(ledger, num_rows, max_tokens, page_size, device, first_token=first_token)
 
     settings = hypothesis.settings(
         max_examples=60,
@@ -351,5 +351,7 @@ def any_sequence_keeps_the_ledger_consistent(
         database=None,
         report_multiple_bugs=False,
     )
-    machine = type("Machine", (LedgerMachine,), {"make_world": staticmethod(make_world)})
+    machine = type(
+        "Machine", (LedgerStateMachine,), {"make_simulation": staticmethod(make_simulation)}
+    )
     stateful.run_state_machine_as_test(machine, settings=settings)

@@ -16,7 +16,7 @@ from enginebay_testing.verdicts import Check
 
 
 @dataclasses.dataclass(frozen=True)
-class Books:
+class LedgerUnderTest:
     """A ledger under test. It serves rows 0 to num_rows - 1, and a row that is alone can reserve
     max_tokens tokens.
     """
@@ -122,8 +122,8 @@ def ledger_checks(
         a_row_that_is_alone_gets_the_most,
     )
 
-    def run(check: Callable[[Books], None]) -> None:
-        check(Books(make(), num_rows, max_tokens))
+    def run(check: Callable[[LedgerUnderTest], None]) -> None:
+        check(LedgerUnderTest(make(), num_rows, max_tokens))
 
     named: list[Check] = [(check.__name__, lambda check=check: run(check)) for check in checks]  # type: ignore[misc]
     machine = functools.partial(
@@ -156,7 +156,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def everything_given_back_is_free_again(books: Books) -> None:
+def everything_given_back_is_free_again(books: LedgerUnderTest) -> None:
     """Releasing all leases, in any order, frees all tokens again."""
     ledger = books.ledger
     free = ledger.num_free_tokens
@@ -175,7 +175,7 @@ def everything_given_back_is_free_again(books: Books) -> None:
         )
 
 
-def promises_never_exceed_what_is_free(books: Books) -> None:
+def promises_never_exceed_what_is_free(books: LedgerUnderTest) -> None:
     """Rows that want the max are admitted until the ledger refuses one; each admission reduces the
     free tokens by what it reserves.
     """
@@ -200,7 +200,7 @@ def promises_never_exceed_what_is_free(books: Books) -> None:
     books.release(leases)
 
 
-def refused_calls_change_nothing(books: Books) -> None:
+def refused_calls_change_nothing(books: LedgerUnderTest) -> None:
     """A request for more than a row can have is refused, and the row can still be admitted, or
     continue, as before.
     """
@@ -223,7 +223,7 @@ def refused_calls_change_nothing(books: Books) -> None:
     assert ledger.num_free_tokens == free
 
 
-def reserve_grows_and_never_shrinks(books: Books) -> None:
+def reserve_grows_and_never_shrinks(books: LedgerUnderTest) -> None:
     """reserve() grows a lease to what is requested and keeps its pages; a smaller request shrinks
     nothing.
     """
@@ -242,7 +242,7 @@ def reserve_grows_and_never_shrinks(books: Books) -> None:
     books.release([lease])
 
 
-def releasing_twice_is_refused(books: Books) -> None:
+def releasing_twice_is_refused(books: LedgerUnderTest) -> None:
     """Releasing a lease twice raises InternalError, and a newer lease of the row stays
     unchanged.
     """
@@ -260,7 +260,7 @@ def releasing_twice_is_refused(books: Books) -> None:
     assert books.ledger.num_free_tokens == free
 
 
-def _assert_refuses_release(books: Books, lease: Lease) -> None:
+def _assert_refuses_release(books: LedgerUnderTest, lease: Lease) -> None:
     try:
         books.ledger.release(lease)
     except InternalError:
@@ -269,7 +269,7 @@ def _assert_refuses_release(books: Books, lease: Lease) -> None:
         raise AssertionError("a lease can be released twice")
 
 
-def tables_of_rows_do_not_overlap(books: Books) -> None:
+def tables_of_rows_do_not_overlap(books: LedgerUnderTest) -> None:
     """Rows whose prompts share no prefix share no page; a row that is admitted after a release may
     reuse pages.
     """
@@ -288,7 +288,7 @@ def tables_of_rows_do_not_overlap(books: Books) -> None:
     books.release(leases)
 
 
-def tables_hold_nothing_else(books: Books) -> None:
+def tables_hold_nothing_else(books: LedgerUnderTest) -> None:
     """A row of a table holds the pages of its lease and then zeros, whatever it held before, in the
     order of the leases.
     """
@@ -304,7 +304,7 @@ def tables_hold_nothing_else(books: Books) -> None:
     books.release(leases)
 
 
-def a_row_that_is_alone_gets_the_most(books: Books) -> None:
+def a_row_that_is_alone_gets_the_most(books: LedgerUnderTest) -> None:
     """A row that is alone can reserve max_tokens, at once and step by step, and not one
     token more.
     """

@@ -39,7 +39,7 @@ because many calls run one program.
 
 
 @dataclasses.dataclass(frozen=True)
-class Mix:
+class MixedRequest:
     """A request and the shares that its draws must have.
 
     `logits` are f32 [vocab]; all mixes have the same vocab. `options` are the options of its
@@ -56,7 +56,10 @@ class Mix:
 
 
 def check_mixed_draws(
-    sampler: Sampler, processors: Processors, mixes: Mapping[str, Mix], num_draws: int = NUM_DRAWS
+    sampler: Sampler,
+    processors: Processors,
+    mixes: Mapping[str, MixedRequest],
+    num_draws: int = NUM_DRAWS,
 ) -> None:
     """Draw `num_draws` tokens for each mix, as rows of one batch, and compare them with its shares.
 
@@ -89,7 +92,7 @@ def check_mixed_draws(
 class _Rows:
     """ROWS_OF_EACH rows per mix, mix after mix, with all inputs of the step except their keys."""
 
-    def __init__(self, processors: Processors, mixes: list[Mix]) -> None:
+    def __init__(self, processors: Processors, mixes: list[MixedRequest]) -> None:
         self.logits = _of_each([mix.logits for mix in mixes], np.float32)
         self.own = _fields(processors, mixes, Sizes(self.logits.shape[1], WIDTH))
         tokens = np.zeros((len(mixes), WIDTH), np.int32)
@@ -115,7 +118,7 @@ class _Rows:
 
 
 def _fields(
-    processors: Processors, mixes: list[Mix], sizes: Sizes
+    processors: Processors, mixes: list[MixedRequest], sizes: Sizes
 ) -> dict[str, dict[str, jax.Array]]:
     """Return the fields of each processor for all rows; a row that does not use it has initial
     values.

@@ -98,8 +98,8 @@ def model_checks(
     tiny_config(family)), with a vocabulary of at least 96 tokens and a context of at least 64.
     Shardings over 2 and 4 devices are checked if there are `num_devices`.
     """
-    lab = _Lab(family, dict(config or tiny_config(family)), make_ops)
-    checks: list[tuple[str, Callable[[_Lab], None]]] = [
+    lab = _FamilyUnderTest(family, dict(config or tiny_config(family)), make_ops)
+    checks: list[tuple[str, Callable[[_FamilyUnderTest], None]]] = [
         ("declarations_agree", _declarations_agree),
         ("parts_of_a_weight_are_the_whole_ones", _parts_of_a_weight_are_the_whole_ones),
         ("shapes_and_dtypes", _shapes_and_dtypes),
@@ -129,7 +129,7 @@ def harness_steps(
     ]
 
 
-class _Lab:
+class _FamilyUnderTest:
     """The family under test, and the one-device harness that most checks share."""
 
     def __init__(self, family: ModelFamily, config: dict[str, Any], make_ops: MakeOps) -> None:
@@ -163,7 +163,7 @@ class _Lab:
         return [int(i) for i in ids]
 
 
-def _declarations_agree(lab: _Lab) -> None:
+def _declarations_agree(lab: _FamilyUnderTest) -> None:
     model = lab.model()
     specs, sources, info = model.weight_specs(), model.tensor_sources(), model.info
     assert specs, "the model has no weights"
@@ -197,7 +197,7 @@ def _declarations_agree(lab: _Lab) -> None:
     assert info.family == lab.family.name, "info.family differs from the family's name"
 
 
-def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
+def _parts_of_a_weight_are_the_whole_ones(lab: _FamilyUnderTest) -> None:
     for num_shards in (1, 4):
         model = lab.model(num_shards)
         for path, spec in model.weight_specs().items():
@@ -221,7 +221,7 @@ def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
                     )
 
 
-def _shapes_and_dtypes(lab: _Lab) -> None:
+def _shapes_and_dtypes(lab: _FamilyUnderTest) -> None:
     for dtype in ("float32", "bfloat16"):
         harness = lab.new_harness(dtype=dtype)
         info = harness.model.info
@@ -240,7 +240,7 @@ def _shapes_and_dtypes(lab: _Lab) -> None:
         assert before == after, f"{dtype}: the step changed the structure of the cache"
 
 
-def _padding_changes_nothing(lab: _Lab) -> None:
+def _padding_changes_nothing(lab: _FamilyUnderTest) -> None:
     harness, text = lab.harness(), lab.text(40, 2)
     exact = Bucket(40, 1, 1, 40, CAPACITY, "mixed")
     unpadded = harness.run([Chunk(1, 0, text)], exact)[0]
@@ -249,7 +249,7 @@ def _padding_changes_nothing(lab: _Lab) -> None:
         _close(padded, unpadded, f"padded with token {pad_id}")
 
 
-def _rows_are_independent(lab: _Lab) -> None:
+def _rows_are_independent(lab: _FamilyUnderTest) -> None:
     harness = lab.harness()
     chunks = [
         Chunk(page, 0, lab.text(length, length)) for page, length in ((2, 21), (0, 1), (3, 30))
@@ -260,7 +260,7 @@ def _rows_are_independent(lab: _Lab) -> None:
         _close(batched, alone, f"a row of {len(chunk.token_ids)} in a batch and alone")
 
 
-def _chunked_prefill_equals_whole(lab: _Lab) -> None:
+def _chunked_prefill_equals_whole(lab: _FamilyUnderTest) -> None:
     text = lab.text(40, 3)
     whole = lab.harness().run([Chunk(1, 0, text)], MIXED)[0]
     for size in (7, 16, 39):
@@ -271,7 +271,7 @@ def _chunked_prefill_equals_whole(lab: _Lab) -> None:
         _close(np.concatenate(parts), whole, f"chunks of {size}")
 
 
-def _decode_equals_prefill_of_everything(lab: _Lab) -> None:
+def _decode_equals_prefill_of_everything(lab: _FamilyUnderTest) -> None:
     texts = [lab.text(30, 4), lab.text(9, 5)]
     whole = lab.harness().run([Chunk(page, 0, text) for page, text in enumerate(texts)], MIXED)
     harness = lab.harness()
@@ -282,7 +282,7 @@ def _decode_equals_prefill_of_everything(lab: _Lab) -> None:
             _close(logits[0], whole[page][step], f"row {page}, {-step} tokens before its end")
 
 
-def _devices_equal_one(lab: _Lab, num_devices: int) -> None:
+def _devices_equal_one(lab: _FamilyUnderTest, num_devices: int) -> None:
     text = lab.text(20, 6)
     harnesses = [lab.harness(), lab.new_harness(num_devices)]
     prefills = [h.run([Chunk(2, 0, text), Chunk(1, 0, text[:7])], MIXED) for h in harnesses]

@@ -62,7 +62,7 @@ class OpCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Extent:
+class CaseBudget:
     """How many cases of an op are made. Without `triples`, only pairs; `interpreted` kernels get
     short rows, no extreme sizes, and few repeats.
 
@@ -78,7 +78,7 @@ class Extent:
     activation_quantizations: tuple[str, ...] = ()
     storages: tuple[str, ...] = ()
 
-    def of(self, entry: Entry) -> Extent:
+    def of(self, entry: Entry) -> CaseBudget:
         """Return the extent for a kernel, with what its declaration says about quantisation."""
 
         def declared(capability: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class OpKit:
     or the reason why the op needs none.
     """
 
-    cases: Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]
+    cases: Callable[[Any, Env, LayoutTypes, CaseBudget], Iterator[OpCase]]
     programs: Callable[[Any, Env, int, LayoutTypes], Iterable[OpProgram]] = _no_programs
     capabilities: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -142,7 +142,7 @@ def kit_of(registry: Registry, op: str) -> OpKit:
 
 
 def _quick_cases(
-    op: Op[Any], kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent
+    op: Op[Any], kernel: Any, env: Env, layouts: LayoutTypes, extent: CaseBudget
 ) -> Iterator[OpCase]:
     setting = CheckSetting(env, [AttnSpec(4, 2, 16)], layouts[0], "float32", page_size=16)
 
@@ -229,7 +229,7 @@ def covering_cases(
     axes: OpAxes,
     check: Callable[[Any, PlainCase], None],
     named: Callable[[Any], Iterable[tuple[str, Callable[[], None]]]] = lambda _: (),
-) -> Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]:
+) -> Callable[[Any, Env, LayoutTypes, CaseBudget], Iterator[OpCase]]:
     """Return the cases of an op without phases: the checks in `named`, then `check`
     (implementation, case) for every row of a covering array of `axes`, with NUM_SEEDS sets of
     inputs or more. With --all, axes in `axes.blocks` also get the block sizes of the kernel's
@@ -239,7 +239,7 @@ def covering_cases(
     see `configured`) is used where the implementation has configurations.
     """
 
-    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent) -> Iterator[OpCase]:
+    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: CaseBudget) -> Iterator[OpCase]:
         yield from (OpCase(name, run) for name, run in named(kernel))
         kinds = {kind.__name__: kind for kind in layouts}
         claimed = _claimed(axes, kernel, kinds, extent)
@@ -261,7 +261,7 @@ def covering_cases(
     return cases
 
 
-def _all_rows(axes: OpAxes, extent: Extent) -> Iterator[tuple[Combination, bool, int]]:
+def _all_rows(axes: OpAxes, extent: CaseBudget) -> Iterator[tuple[Combination, bool, int]]:
     """Yield rows, whether the default check has them, and how often a step runs. The rows of the
     default check come first.
     """
@@ -274,7 +274,7 @@ def _all_rows(axes: OpAxes, extent: Extent) -> Iterator[tuple[Combination, bool,
 
 
 def _claimed(
-    axes: OpAxes, kernel: Any, layouts: Mapping[str, type[KVLayout]], extent: Extent
+    axes: OpAxes, kernel: Any, layouts: Mapping[str, type[KVLayout]], extent: CaseBudget
 ) -> OpAxes:
     """Return the axes with the kernel's layouts, the storages that it declares, and its other
     configurations if it has any.
@@ -286,7 +286,9 @@ def _claimed(
     return axes
 
 
-def _with_layouts(axes: OpAxes, layouts: Mapping[str, type[KVLayout]], extent: Extent) -> OpAxes:
+def _with_layouts(
+    axes: OpAxes, layouts: Mapping[str, type[KVLayout]], extent: CaseBudget
+) -> OpAxes:
     """Return the axes with layouts, each with the storages and the latent caches that it has."""
     axes = axes.having(layout=tuple(layouts))
     never: list[tuple[str, Value, str, Value]] = [

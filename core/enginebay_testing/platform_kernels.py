@@ -34,7 +34,7 @@ WEIGHTS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class PlatformUnderTest:
     """A platform, and the registry that it is used with."""
 
     platform: Platform
@@ -139,7 +139,7 @@ def kernel_checks(platform: Platform, registry: Registry) -> list[Check]:
     """Return the checks of the kernels of a platform: one for its defaults, and one for each op and
     each form of quantised weights, activations and caches that is known.
     """
-    subject = Subject(platform, registry)
+    subject = PlatformUnderTest(platform, registry)
     checks: list[Check] = [
         ("defaults_are_served", functools.partial(_defaults_are_served, subject)),
     ]
@@ -167,7 +167,7 @@ def _activations() -> list[str]:
     return sorted(set(allowed) - {AUTO, "none"})
 
 
-def _defaults_are_served(subject: Subject) -> None:
+def _defaults_are_served(subject: PlatformUnderTest) -> None:
     """Check that the default layout is registered, and that attention serves it in the default
     dtype in every phase.
     """
@@ -180,7 +180,7 @@ def _defaults_are_served(subject: Subject) -> None:
     assert refused is None, _no_kernel(subject, ATTENTION, refused or {})
 
 
-def _op_is_served(subject: Subject, op: Op[typing.Any]) -> None:
+def _op_is_served(subject: PlatformUnderTest, op: Op[typing.Any]) -> None:
     """Check that an op that every plan needs has a kernel on the platform."""
     refused = subject.refusals(op.name)
     if refused is None:
@@ -194,7 +194,7 @@ def _op_is_served(subject: Subject, op: Op[typing.Any]) -> None:
     )
 
 
-def _weights_are_served(subject: Subject, entry: Entry) -> None:
+def _weights_are_served(subject: PlatformUnderTest, entry: Entry) -> None:
     """Check that weights can be quantised by a registered method while they are loaded."""
     options = subject.registry.options(entry, {})
     target = subject.registry.load(entry)
@@ -204,19 +204,21 @@ def _weights_are_served(subject: Subject, entry: Entry) -> None:
     _expect_readers(subject, {"quantizations": methods}, f"{entry.name} weights")
 
 
-def _activations_are_served(subject: Subject, form: str) -> None:
+def _activations_are_served(subject: PlatformUnderTest, form: str) -> None:
     """Check that inputs of products can be rounded to a form."""
     _expect_readers(subject, {"activation_quantizations": {form}}, f"{form} activations")
 
 
-def _expect_readers(subject: Subject, needs: Mapping[str, Collection[str]], what: str) -> None:
+def _expect_readers(
+    subject: PlatformUnderTest, needs: Mapping[str, Collection[str]], what: str
+) -> None:
     """Skip unless every op that reads weights, and that a plan needs, has a kernel with `needs`."""
     for op in subject.ops.values():
         if op.reads_weights and subject.why_optional(op) is None:
             _skip_if(subject, op.name, subject.refusals(op.name, needs), what)
 
 
-def _caches_are_served(subject: Subject, storage: str) -> None:
+def _caches_are_served(subject: PlatformUnderTest, storage: str) -> None:
     """Check that keys and values can be stored in a quantised form of the default layout."""
     what = f"{storage} caches"
     _skip_if(subject, ATTENTION, subject.attention_refusals(storage), what)
@@ -226,12 +228,14 @@ def _caches_are_served(subject: Subject, storage: str) -> None:
             _skip_if(subject, name, subject.refusals(name, {"storages": {storage}}), what)
 
 
-def _skip_if(subject: Subject, op: str, refused: Mapping[str, str] | None, what: str) -> None:
+def _skip_if(
+    subject: PlatformUnderTest, op: str, refused: Mapping[str, str] | None, what: str
+) -> None:
     if refused is not None:
         raise unittest.SkipTest(f"{what} are refused: {_no_kernel(subject, op, refused)}")
 
 
-def _no_kernel(subject: Subject, op: str, refused: Mapping[str, str]) -> str:
+def _no_kernel(subject: PlatformUnderTest, op: str, refused: Mapping[str, str]) -> str:
     kernels = [e for e in subject.registry.entries if (e.kind, e.op) == ("kernel", op)]
     elsewhere = sorted({e.name for e in kernels if _is_elsewhere(e, subject.name)})
     refusals = [f"{name}: {reason}" for name, reason in refused.items() if name not in elsewhere]

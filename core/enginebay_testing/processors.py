@@ -61,7 +61,7 @@ def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list
     If the options' model has `examples` in its JSON schema, each example is tried besides the
     defaults.
     """
-    checks: list[tuple[str, Callable[[_Subject], None]]] = [
+    checks: list[tuple[str, Callable[[_ProcessorUnderTest], None]]] = [
         ("is_a_logits_processor", _is_a_logits_processor),
         ("fields_are_as_declared", _fields_are_as_declared),
         ("result_has_the_logits_shape", _result_has_the_logits_shape),
@@ -75,11 +75,11 @@ def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list
         ("tokens_are_read_as_declared", _tokens_are_read_as_declared),
         ("fields_evolve_as_declared", _fields_evolve_as_declared),
     ]
-    subject = _Subject(target, examples)
+    subject = _ProcessorUnderTest(target, examples)
     return [(name, functools.partial(check, subject)) for name, check in checks]
 
 
-class _Subject:
+class _ProcessorUnderTest:
     """The processor under test and its rows, which are made on first use; each shape is compiled
     once.
     """
@@ -228,7 +228,7 @@ def _told(case: _Case) -> str:
     return f"row with options ({case.options}), {case.what}, temperature {case.temperature}"
 
 
-def _is_a_logits_processor(subject: _Subject) -> None:
+def _is_a_logits_processor(subject: _ProcessorUnderTest) -> None:
     target = subject.target
     is_class = isinstance(target, type) and issubclass(target, LogitsProcessor)
     assert is_class, f"{target} is not a subclass of enginebay.contracts.processor.LogitsProcessor"
@@ -237,7 +237,7 @@ def _is_a_logits_processor(subject: _Subject) -> None:
         assert isinstance(value, bool), f"{flag} is {value!r}, expected True or False"
 
 
-def _fields_are_as_declared(subject: _Subject) -> None:
+def _fields_are_as_declared(subject: _ProcessorUnderTest) -> None:
     declared = subject.processor.fields(SIZES)
     assert IS_USED not in declared, f"the field name {IS_USED} is reserved for the core"
     for name, field in declared.items():
@@ -250,7 +250,7 @@ def _fields_are_as_declared(subject: _Subject) -> None:
         subject.values(case)  # raises TypeError for another shape
 
 
-def _result_has_the_logits_shape(subject: _Subject) -> None:
+def _result_has_the_logits_shape(subject: _ProcessorUnderTest) -> None:
     logits, fields, state = subject.rows
     got = jax.eval_shape(subject.processor, logits, fields[NAME], state)
     assert (got.shape, got.dtype) == (logits.shape, logits.dtype), (
@@ -258,7 +258,7 @@ def _result_has_the_logits_shape(subject: _Subject) -> None:
     )
 
 
-def _examples_change_scores(subject: _Subject) -> None:
+def _examples_change_scores(subject: _ProcessorUnderTest) -> None:
     changed = (subject.together != np.asarray(subject.rows[0])).any(axis=-1)
     options = {str(case.options) for case in subject.cases}
     assert changed.any(), (
@@ -267,7 +267,7 @@ def _examples_change_scores(subject: _Subject) -> None:
     )
 
 
-def _rows_do_not_depend_on_the_batch(subject: _Subject) -> None:
+def _rows_do_not_depend_on_the_batch(subject: _ProcessorUnderTest) -> None:
     cases, together = subject.cases, subject.together
     for row, case in enumerate(cases):
         alone = subject.scores(_taken(subject.rows, np.asarray([row])))
@@ -278,7 +278,7 @@ def _rows_do_not_depend_on_the_batch(subject: _Subject) -> None:
         _check_same([cases[i] for i in order], got, together[order], "in another order")
 
 
-def _unused_rows_keep_their_logits(subject: _Subject) -> None:
+def _unused_rows_keep_their_logits(subject: _ProcessorUnderTest) -> None:
     """A row that does not use the processor has fields of zeros; scores of other rows stay the
     same.
     """
@@ -296,19 +296,19 @@ def _unused_rows_keep_their_logits(subject: _Subject) -> None:
     _check_same(subject.cases, got, wanted, "beside rows that do not use it")
 
 
-def _scores_are_finite_or_minus_infinity(subject: _Subject) -> None:
+def _scores_are_finite_or_minus_infinity(subject: _ProcessorUnderTest) -> None:
     for case, scores in zip(subject.cases, subject.together, strict=True):
         wrong = np.flatnonzero(~(np.isfinite(scores) | np.isneginf(scores)))
         assert not wrong.size, f"{_told(case)}: token {wrong[0]} has the score {scores[wrong[0]]}"
 
 
-def _some_token_stays_possible(subject: _Subject) -> None:
+def _some_token_stays_possible(subject: _ProcessorUnderTest) -> None:
     for case, scores in zip(subject.cases, subject.together, strict=True):
         had, has = np.isfinite(case.logits).any(), np.isfinite(scores).any()
         assert has or not had, f"{_told(case)}: the processor makes every token impossible"
 
 
-def _impossible_tokens_stay_impossible(subject: _Subject) -> None:
+def _impossible_tokens_stay_impossible(subject: _ProcessorUnderTest) -> None:
     for case, scores in zip(subject.cases, subject.together, strict=True):
         back = np.flatnonzero(np.isneginf(case.logits) & ~np.isneginf(scores))
         assert not back.size, (
@@ -316,7 +316,7 @@ def _impossible_tokens_stay_impossible(subject: _Subject) -> None:
         )
 
 
-def _argmax_is_kept(subject: _Subject) -> None:
+def _argmax_is_kept(subject: _ProcessorUnderTest) -> None:
     if not subject.processor.keeps_argmax:
         return
     for case, scores in zip(subject.cases, subject.together, strict=True):
@@ -337,7 +337,7 @@ def _argmax_is_kept(subject: _Subject) -> None:
             )
 
 
-def _tokens_are_read_as_declared(subject: _Subject) -> None:
+def _tokens_are_read_as_declared(subject: _ProcessorUnderTest) -> None:
     logits, fields, state = subject.rows
     reads = subject.processor.reads_tokens
     known = np.arange(WIDTH) < np.asarray(state.positions)[:, None]
@@ -352,7 +352,7 @@ def _tokens_are_read_as_declared(subject: _Subject) -> None:
     _check_same(subject.cases, got, subject.together, what)
 
 
-def _fields_evolve_as_declared(subject: _Subject) -> None:
+def _fields_evolve_as_declared(subject: _ProcessorUnderTest) -> None:
     """Generate token after token: in a loop on the device, alone and in another order give the same
     scores and fields.
     """

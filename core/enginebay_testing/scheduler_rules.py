@@ -92,9 +92,9 @@ def _check_names(
     case: object,
 ) -> None:
     names = [*(name for name, _ in decision.prefill), *decision.decode, *decision.preempt]
-    strangers = [name for name in names if name not in waiting and name not in running]
-    assert not strangers, (
-        f"the decision names {', '.join(map(repr, strangers[:4]))}, which the view has not{case}"
+    unknown = [name for name in names if name not in waiting and name not in running]
+    assert not unknown, (
+        f"the decision names {', '.join(map(repr, unknown[:4]))}, which the view has not{case}"
     )
     idle = [name for name in decision.preempt if name not in running]
     assert not idle, f"{', '.join(idle[:4])} is preempted, but waits and has no row{case}"

@@ -15,7 +15,13 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView, WaitingView
-from enginebay_testing.scheduler_world import POOL, ROWS, SETTINGS, SchedulerLimits, World
+from enginebay_testing.scheduler_simulation import (
+    POOL,
+    ROWS,
+    SETTINGS,
+    LoopSimulation,
+    SchedulerLimits,
+)
 from enginebay_testing.verdicts import Check
 
 MakeScheduler = Callable[[], Scheduler]
@@ -114,10 +120,10 @@ def check_order(view: SchedulerView, decision: Decision, order: str) -> None:
 
 
 def _nothing_to_do(make: MakeScheduler) -> None:
-    World(make(), ROWS).finish(0)
+    LoopSimulation(make(), ROWS).finish(0)
 
 
-def _add_any(world: World, chance: random.Random) -> int:
+def _add_any(world: LoopSimulation, chance: random.Random) -> int:
     """Add a random request and return its length in tokens."""
     prompt, new = chance.choice([1, 3, 31, 32, 33, 70]), chance.choice([1, 2, 9, 40])
     cached = chance.choice([0, 0, prompt // 2, prompt])
@@ -127,11 +133,13 @@ def _add_any(world: World, chance: random.Random) -> int:
     return prompt + new
 
 
-def _busy_world(make: MakeScheduler, setting: SchedulerLimits, seed: int) -> tuple[World, int]:
+def _busy_simulation(
+    make: MakeScheduler, setting: SchedulerLimits, seed: int
+) -> tuple[LoopSimulation, int]:
     """Return a world that has served random requests for a while, and a bound on the decisions to
     finish.
     """
-    world, chance = World(make(), setting), random.Random(seed)
+    world, chance = LoopSimulation(make(), setting), random.Random(seed)
     total = 0
     for _ in range(chance.randrange(5, 40)):
         for _ in range(chance.choice([0, 1, 1, 2, 8])):
@@ -146,14 +154,14 @@ def _busy_world(make: MakeScheduler, setting: SchedulerLimits, seed: int) -> tup
 def _decisions_keep_the_rules(make: MakeScheduler, setting: SchedulerLimits) -> None:
     """Check each decision of some runs, whatever becomes of their requests."""
     for seed in range(4):
-        world, _ = _busy_world(make, setting, seed)
+        world, _ = _busy_simulation(make, setting, seed)
         for _ in range(20):
             world.act()
 
 
 def _everything_ends(make: MakeScheduler, setting: SchedulerLimits) -> None:
     for seed in range(6):
-        world, max_decisions = _busy_world(make, setting, seed)
+        world, max_decisions = _busy_simulation(make, setting, seed)
         world.finish(max_decisions)
 
 
@@ -161,7 +169,7 @@ def _a_run_can_be_replayed(make: MakeScheduler) -> None:
     """Check that the same history gives the same decisions, also from another scheduler object."""
     histories = []
     for _ in range(2):
-        world, _ = _busy_world(make, POOL, seed=3)
+        world, _ = _busy_simulation(make, POOL, seed=3)
         histories.append([world.act() for _ in range(30)])
     assert histories[0] == histories[1], "two runs over the same requests differ"
 
@@ -172,7 +180,10 @@ def _order_is_kept(make: MakeScheduler, setting: SchedulerLimits, order: str) ->
     """
     assert order in ORDERS, f"order {order!r} is not among {', '.join(ORDERS)}"
     for seed in range(4):
-        world, chance = World(make(), setting, seconds_per_decision=0.0), random.Random(seed)
+        world, chance = (
+            LoopSimulation(make(), setting, seconds_per_decision=0.0),
+            random.Random(seed),
+        )
         for _ in range(3 * min(setting.max_num_seqs, 8)):
             _add_any(world, chance)
         while world.waiting or world.running:
@@ -189,7 +200,7 @@ def _no_request_starves(make: MakeScheduler, flood: str) -> None:
     for setting in (ROWS, POOL):
         short, long = (5, 10), (setting.max_model_len * 3 // 4, setting.max_model_len // 4)
         others, mine = (long, short) if kind.are_long else (short, long)
-        world = World(make(), setting, seconds_per_decision=0.5)
+        world = LoopSimulation(make(), setting, seconds_per_decision=0.5)
         watched = [world.add(*others, **kind.one(i)) for i in range(setting.max_num_seqs)]
         world.act()
         one = world.add(*mine, tenant=WAITING_TENANT)
@@ -226,7 +237,7 @@ def _invariants_hold(make: MakeScheduler, setting: SchedulerLimits) -> None:
     class Machine(stateful.RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.world = World(make(), setting)
+            self.world = LoopSimulation(make(), setting)
 
         @stateful.rule(
             prompt=st.integers(1, 90),

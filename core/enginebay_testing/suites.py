@@ -332,10 +332,12 @@ def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[C
     They cover all pairs of values of the op's axes and the named attention cases. `enginebay check
     --all` runs triples too.
     """
-    from enginebay_testing.op_kit import Extent, kit_of
+    from enginebay_testing.op_kit import CaseBudget, kit_of
 
     layouts = kernel_layouts(registry, entry, kernel)
-    cases = kit_of(registry, entry.op).cases(kernel, env, layouts, Extent(triples=False).of(entry))
+    cases = kit_of(registry, entry.op).cases(
+        kernel, env, layouts, CaseBudget(triples=False).of(entry)
+    )
     return [(case.name, case.run) for case in cases]
 
 

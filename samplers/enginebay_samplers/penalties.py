@@ -24,7 +24,7 @@ from enginebay.row_value import RowValue
 from enginebay_samplers.tokens import is_among
 
 
-class _Strengths(NamedTuple):
+class _PenaltyValues(NamedTuple):
     """The penalties of S rows: f32 [S] each, and bool [S] for repetition counted over the output
     only.
     """
@@ -41,7 +41,7 @@ def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
 
     While no row uses a penalty, nothing is computed.
     """
-    strengths = _Strengths(
+    strengths = _PenaltyValues(
         state.params.presence_penalty,
         state.params.frequency_penalty,
         state.params.repetition_penalty,
@@ -58,7 +58,7 @@ def penalizes(state: SamplingState) -> jax.Array:
     return counted | (state.params.repetition_penalty != 1.0)
 
 
-def _penalized(logits: jax.Array, strengths: _Strengths, state: SamplingState) -> jax.Array:
+def _penalized(logits: jax.Array, strengths: _PenaltyValues, state: SamplingState) -> jax.Array:
     num_rows, vocab = logits.shape
     row = jnp.arange(num_rows)[:, None]
     position = jnp.arange(state.token_ids.shape[1])[None]
@@ -139,5 +139,7 @@ class Penalties(LogitsProcessor):
     ) -> jax.Array:
         """Return f32 [S, vocab]."""
         return _penalized(
-            logits, _Strengths(*(processor_state[name] for name in _Strengths._fields)), state
+            logits,
+            _PenaltyValues(*(processor_state[name] for name in _PenaltyValues._fields)),
+            state,
         )

@@ -40,7 +40,7 @@ MaxWait = Annotated[
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Room:
+class PromptBudget:
     """What prompts may use: free rows, tokens of the budget, tokens of free cache."""
 
     rows: int
@@ -152,14 +152,14 @@ def is_ending(row: RunningView) -> bool:
     return row.num_left == 0 and row.max_new_left == 0
 
 
-def room_beside(rows: Iterable[RunningView], limits: Limits) -> Room:
+def room_beside(rows: Iterable[RunningView], limits: Limits) -> PromptBudget:
     """Return what prompts may use after one decode step of all rows that can decode."""
     return _room_beside(decodable(rows, limits), limits, limits.free_tokens)
 
 
-def _room_beside(decoding: Sequence[RunningView], limits: Limits, free_tokens: int) -> Room:
+def _room_beside(decoding: Sequence[RunningView], limits: Limits, free_tokens: int) -> PromptBudget:
     budget = limits.max_num_batched_tokens - len(decoding)
-    return Room(limits.free_rows, budget, free_tokens - growth(decoding, 1))
+    return PromptBudget(limits.free_rows, budget, free_tokens - growth(decoding, 1))
 
 
 def growth(decoding: Iterable[RunningView], num_steps: int) -> int:
@@ -190,12 +190,14 @@ def make_room(
     return tuple(preempt), kept, free_tokens
 
 
-def has_room(one: WaitingView, room: Room) -> bool:
+def has_room(one: WaitingView, room: PromptBudget) -> bool:
     """Return whether a waiting request can be admitted."""
     return room.rows > 0 and room.budget > 0 and cache_to_admit(one) <= room.tokens
 
 
-def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int], ...], Room]:
+def fill_budget(
+    order: Iterable[One], room: PromptBudget
+) -> tuple[tuple[tuple[str, int], ...], PromptBudget]:
     """Return (prefills in this order, the room after them).
 
     When a waiting request is not admitted, no later one is.
@@ -213,7 +215,7 @@ def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int]
             is_open = is_open and has_room(one, room)
             if not is_open:
                 continue
-            room = Room(room.rows - 1, room.budget, room.tokens - cache_to_admit(one))
+            room = PromptBudget(room.rows - 1, room.budget, room.tokens - cache_to_admit(one))
         prefill.append((one.request_id, num))
         room = dataclasses.replace(room, budget=room.budget - num)
     return tuple(prefill), room

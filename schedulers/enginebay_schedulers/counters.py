@@ -24,7 +24,7 @@ class TokenWeights:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Account:
+class TenantCounter:
     """The service of a tenant; `queued` says whether it had waiting requests after the last
     decision.
     """
@@ -40,7 +40,7 @@ class Account:
 class Counters:
     """The accounts, and the number of tokens that each admitted request has been charged for."""
 
-    accounts: tuple[Account, ...] = ()
+    accounts: tuple[TenantCounter, ...] = ()
     paid: tuple[tuple[str, int], ...] = ()
     last: str = ""
     """The tenant that was admitted last. A tenant that returns to an empty queue is raised to its
@@ -60,7 +60,7 @@ def settle(
     present = {one.request_id: one for one in everybody(view)}
     tenants = {one.tenant: None for one in present.values()}
     accounts = {a.tenant: a for a in state.accounts if _is_kept(a, view, state, tenants, forget_s)}
-    accounts |= {tenant: Account(tenant) for tenant in tenants if tenant not in accounts}
+    accounts |= {tenant: TenantCounter(tenant) for tenant in tenants if tenant not in accounts}
     counters = {tenant: account.counter for tenant, account in accounts.items()}
     paid = {row.request_id: row.num_tokens for row in view.running}
     for name, num in state.paid:
@@ -109,13 +109,13 @@ def charge(
             paid[row.request_id] += num
     waiting = set(queued.values())
     accounts = tuple(
-        Account(t, counter, admitted[t], t in waiting) for t, counter in counters.items()
+        TenantCounter(t, counter, admitted[t], t in waiting) for t, counter in counters.items()
     )
     return Counters(accounts, tuple(paid.items()), last)
 
 
 def _is_kept(
-    account: Account,
+    account: TenantCounter,
     view: SchedulerView,
     state: Counters,
     tenants: dict[str, None],

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from enginebay.contracts.scheduler import Decision, Limits, Scheduler, SchedulerView, WaitingView
 from enginebay_schedulers.batch import (
     One,
-    Room,
+    PromptBudget,
     decodable,
     fill_budget,
     make_room,
@@ -90,5 +90,5 @@ def _prompts(view: SchedulerView, batch: frozenset[str]) -> tuple[tuple[str, int
     todo: list[One] = [*view.running, *(one for one in view.waiting if one.request_id in batch)]
     limits = view.limits
     return fill_budget(
-        todo, Room(limits.free_rows, limits.max_num_batched_tokens, limits.free_tokens)
+        todo, PromptBudget(limits.free_rows, limits.max_num_batched_tokens, limits.free_tokens)
     )[0]

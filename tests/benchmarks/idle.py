@@ -3,7 +3,7 @@ core.
 
     python -m tests.benchmarks.idle --seconds 10
 
-Each face serves a request first, so that all its threads run, and is then left alone.
+Each API serves a request first, so that all its threads run, and is then left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEW_TOKENS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
 def main() -> int:
-    """Print a row for each face; 1 when one of them costs more than the target."""
+    """Print a row for each API; 1 when one of them costs more than the target."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.idle", description=__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--seconds", type=float, default=10.0)

@@ -3,7 +3,7 @@ free.
 
     python -m tests.benchmarks.inference_api --models M --dtypes float32
 
-Both faces share the weights of one process and take turns; a figure is the median over rounds, and
+Both APIs share the weights of one process and take turns; a figure is the median over rounds, and
 the ratio that of the medians. The machine should be idle.
 """
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("websockets", reason="websockets is not installed; see `make test-browser`")
 from tests.browser.chromium import Tab, find_chromium
-from tests.browser.driving import STATE, choose, give_key, page_of_two, say
+from tests.browser.page_driver import STATE, choose, give_key, page_of_two, say
 
 pytestmark = [
     pytest.mark.browser,

@@ -1,4 +1,4 @@
-"""Files from strangers: configurations, weights, tokenizers, stored states. 10,000 hostile inputs
+"""Untrusted files: configurations, weights, tokenizers, stored states. 10,000 hostile inputs
 in all, see docs/testing.md.
 """
 

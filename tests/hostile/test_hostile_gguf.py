@@ -1,4 +1,4 @@
-"""GGUF files from strangers: damaged headers, counts beyond the file, metadata of wrong types."""
+"""Untrusted GGUF files: damaged headers, counts beyond the file, metadata of wrong types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests from strangers: parameters, prompts, messages, chat templates and constraints."""
+"""Untrusted requests: parameters, prompts, messages, chat templates and constraints."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay_testing.near_ties import assert_same_tokens
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.ties import assert_same_tokens
 from tests.parity import demo, reference
 
 TOLERANCE = 1e-4

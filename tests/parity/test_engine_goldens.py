@@ -14,8 +14,8 @@ import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
+from enginebay_testing.near_ties import TOLERANCE, assert_same_tokens
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.ties import TOLERANCE, assert_same_tokens
 from tests.parity import tiny
 
 GREEDY = SamplingParams(max_tokens=tiny.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)

@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from enginebay import LLM
-    from tests.server.asking import Asker
+    from tests.server.in_process_client import Asker
 
 HERE = Path(__file__).parent
 NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client", "httpx", "openai")
@@ -50,7 +50,7 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture
 def asker(llm: LLM) -> Iterator[Asker]:
     """A client of an application with default settings; nothing is left allocated at its end."""
-    from tests.server.asking import Asker
+    from tests.server.in_process_client import Asker
 
     yield Asker(llm)
     llm.run_on_engine(llm.engine.ledger.check)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.adapters import change_config, change_tensors, write_adapter
 from tests.brief import TINY
-from tests.server.asking import Asker, error_of
+from tests.server.in_process_client import Asker, error_of
 from tests.server.test_metrics import samples
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from enginebay_server.anthropic import CountBody
 from enginebay_server.messages_in import as_messages
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 from tests.server.test_tools import CALL, PARSERS
 
 PATH = "/v1/messages"

@@ -12,7 +12,7 @@ import pytest
 
 from enginebay.errors import EnginebayError
 from enginebay_server.bodies import Body
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WAIT_S = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.asking import HELLO, Asker, reasons_of, text_of
+from tests.server.in_process_client import HELLO, Asker, reasons_of, text_of
 
 PATH = "/v1/chat/completions"
 

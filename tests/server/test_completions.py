@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.asking import Asker, reasons_of, text_of
+from tests.server.in_process_client import Asker, reasons_of, text_of
 
 PATH = "/v1/completions"
 TEXT = "Once upon a time"

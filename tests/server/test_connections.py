@@ -19,7 +19,7 @@ import uvicorn
 from enginebay_server import heads
 from enginebay_server.heads import MAX_HEAD_BYTES
 from enginebay_server.serving import Address, run_until_drained
-from tests.server.asking import Asker
+from tests.server.in_process_client import Asker
 from tests.server.wire import Answer, ask, connected
 
 COMPLETIONS = "/v1/completions"

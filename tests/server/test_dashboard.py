@@ -11,8 +11,8 @@ import pytest
 
 from tests.adapters import write_adapter
 from tests.brief import TINY
-from tests.server.asking import HELLO, Asker
 from tests.server.dashboard import names, panels, queries
+from tests.server.in_process_client import HELLO, Asker
 
 
 @pytest.fixture

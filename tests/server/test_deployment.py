@@ -22,7 +22,7 @@ from unittest.mock import Mock
 import pytest
 
 from enginebay_server.command import add_arguments
-from enginebay_server.door import PROBES
+from enginebay_server.ingress import PROBES
 from tests.server.containerfile import Stages, last, read
 from tests.server.test_connections import listening
 from tools.reference_tables import with_tables

@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import Response
 
 from enginebay_server.keys import read_api_keys
-from tests.server.asking import HELLO, Asker, error_of
+from tests.server.in_process_client import HELLO, Asker, error_of
 
 CHAT = "/v1/chat/completions"
 

@@ -12,7 +12,7 @@ import pytest
 
 from enginebay.errors import RequestError
 from enginebay_server.errors import api_error
-from tests.server.asking import HELLO, Asker, error_of
+from tests.server.in_process_client import HELLO, Asker, error_of
 from tests.server.process import ServerProcess
 from tests.server.wire import ask
 
@@ -171,7 +171,7 @@ def test_the_flags_of_a_server_reach_its_application(tmp_path: Path) -> None:
     assert KEY not in written
 
 
-def test_a_refusal_at_the_door_names_its_request(asker: Asker) -> None:
+def test_a_refusal_before_any_route_names_its_request(asker: Asker) -> None:
     answer = Asker(asker.llm, api_keys=(KEY,)).get("/v1/models", headers={"x-request-id": "mine"})
     error_of(answer, 401)
     assert answer.headers["x-request-id"] == "mine"

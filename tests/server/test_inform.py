@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.server.asking import Asker, error_of
+from tests.server.in_process_client import Asker, error_of
 
 
 def test_a_lazy_server_says_when_it_compiles(asker: Asker) -> None:

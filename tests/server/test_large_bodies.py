@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from enginebay_server import json_bodies
 from enginebay_server.chat import ChatBody
-from enginebay_server.door import MAX_HELD_BODIES
 from enginebay_server.errors import ApiError
+from enginebay_server.ingress import MAX_BUFFERED_BODIES
 from enginebay_server.json_bodies import check_values, num_values, read_body
 from enginebay_server.lanes import LARGE_BYTES, Lane
-from tests.server.asking import HELLO, Asker
 from tests.server.hostile_bodies import BASES
+from tests.server.in_process_client import HELLO, Asker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -221,7 +221,7 @@ def test_bodies_that_wait_are_bounded_together(asker: Asker) -> None:
             async def send() -> int:
                 return (await client.post("/tokenize", content=large, headers=JSON)).status_code
 
-            waiting = [asyncio.create_task(send()) for _ in range(MAX_HELD_BODIES + 4)]
+            waiting = [asyncio.create_task(send()) for _ in range(MAX_BUFFERED_BODIES + 4)]
             while not any(task.done() for task in waiting):
                 await asyncio.sleep(0.01)
             held.set()

@@ -58,7 +58,7 @@ def test_a_place_that_comes_as_its_taker_leaves_goes_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_place_is_lost_whoever_leaves(seed: int) -> None:
+def test_no_place_is_lost_when_clients_disconnect(seed: int) -> None:
     draw = random.Random(seed)
 
     async def run() -> None:

@@ -14,7 +14,7 @@ from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.outputs import RequestMetrics, StreamChunk
 from enginebay.serving.observer import Ending, Execution, Observer, Update
 from tests.fakes import make_request
-from tests.server.asking import Asker
+from tests.server.in_process_client import Asker
 from tests.server.test_metrics import samples
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 
 if TYPE_CHECKING:
     from enginebay.contracts.cache import Lease

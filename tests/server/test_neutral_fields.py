@@ -13,7 +13,7 @@ from enginebay_server.completions import CompletionBody
 from enginebay_server.embeddings import EmbeddingBody
 from enginebay_server.responses import ResponsesBody, input_messages
 from enginebay_server.routes_tokens import DetokenizeBody, TokenizeBody
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 BODIES: dict[type[Body], dict[str, Any]] = {

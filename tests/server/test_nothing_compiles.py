@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax.monitoring
 import pytest
 
-from tests.server.asking import HELLO, Asker, events_of
+from tests.server.in_process_client import HELLO, Asker, events_of
 
 if TYPE_CHECKING:
     from enginebay import LLM

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.asking import HELLO
+from tests.server.in_process_client import HELLO
 from tests.server.process import ServerProcess
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def test_errors_are_the_classes_of_the_client(server: ServerProcess, client: ope
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(**CHAT, extra_body={"temprature": 1})
     assert wrong.value.param == "temprature"
-    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="another-key", max_retries=0)
+    intruder = openai.OpenAI(base_url=f"{server.url}/v1", api_key="another-key", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
-        stranger.models.list()
+        intruder.models.list()
 
 
 def test_the_asynchronous_client_streams_many_at_once(server: ServerProcess) -> None:

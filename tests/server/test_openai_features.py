@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 from tests.server.test_connections import listening
 
 if TYPE_CHECKING:
@@ -265,9 +265,9 @@ def test_each_error_is_a_class_of_the_client(llm: LLM) -> None:
         long = [{"role": "user", "content": "a" * 3000}]
         assert error(openai.APIStatusError, messages=long).status_code == 413
         error(openai.APITimeoutError, timeout=1e-6)
-        stranger = made.with_options(api_key="another-key")
+        intruder = made.with_options(api_key="another-key")
         with pytest.raises(openai.AuthenticationError):
-            stranger.chat.completions.create(**CHAT)
+            intruder.chat.completions.create(**CHAT)
         stream = made.chat.completions.create(**{**CHAT, "max_tokens": 200}, stream=True)
         next(stream)
         assert error(openai.RateLimitError).response.headers["retry-after"] == "1"

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from enginebay import LLM
     from enginebay.contracts.cache import Lease
-    from tests.server.asking import Asker
+    from tests.server.in_process_client import Asker
 
 
 def test_page_and_the_files_that_it_names_are_served_with_a_policy(asker: Asker) -> None:
@@ -101,7 +101,7 @@ def test_figures_have_the_rate_of_reads_and_its_limit(asker: Asker) -> None:
 
 
 def test_page_needs_no_key_and_its_figures_do(llm: LLM) -> None:
-    from tests.server.asking import Asker
+    from tests.server.in_process_client import Asker
 
     asker = Asker(llm, api_keys=("a-secret-key",))
     assert asker.get("/ui/").status_code == 200

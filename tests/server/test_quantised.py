@@ -10,8 +10,8 @@ import pytest
 from enginebay import LLM
 from tests.brief import BRIEF
 from tests.pool import few_sizes
-from tests.server.asking import Asker, text_of
 from tests.server.conftest import SIZES
+from tests.server.in_process_client import Asker, text_of
 
 pytestmark = pytest.mark.slow
 

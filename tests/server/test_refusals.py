@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.asking import HELLO, Asker, error_of
+from tests.server.in_process_client import HELLO, Asker, error_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMALESS = {"type": "json_schema", "json_schema": {"name": "person"}}
@@ -176,7 +176,7 @@ def test_the_error_of_a_stream_is_its_last_event(
     from enginebay.errors import StoppedError
     from enginebay.serving.events import RequestEnded
     from enginebay_server.generation import Generation
-    from tests.server.asking import events_of
+    from tests.server.in_process_client import events_of
 
     first = True
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from enginebay.cli.program import main
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 from tests.server.raw import RawClient
 
 CHAT = "/v1/chat/completions"
@@ -68,7 +68,7 @@ def test_joined_metrics_name_their_replica_once_per_family() -> None:
 
 
 def test_the_beginning_of_a_prompt_is_what_the_router_gets() -> None:
-    from enginebay_server.replicas.front import BALANCED, prompt_text
+    from enginebay_server.replicas.proxy import BALANCED, prompt_text
 
     fields = BALANCED[CHAT]
     one = prompt_text(json.dumps({"seed": 1, "messages": HELLO, "model": "demo"}).encode(), fields)
@@ -105,18 +105,18 @@ async def listening(app: Any) -> AsyncIterator[int]:
 @contextlib.asynccontextmanager
 async def front_over(*apps: Any) -> AsyncIterator[Any]:
     """The front over servers of applications, without a router process, and its state."""
-    from enginebay_server.replicas.front import FrontState, front_app
+    from enginebay_server.replicas.proxy import ProxyState, proxy_app
     from enginebay_server.replicas.router import Router
     from enginebay_server.replicas.table import ReplicaTable
     from enginebay_server.settings import ServerSettings
 
     table = ReplicaTable(len(apps), "the-secret-of-replicas")
-    state = FrontState(ServerSettings(api_keys=(KEY,)), table, Router(table, 1), ["demo"])
+    state = ProxyState(ServerSettings(api_keys=(KEY,)), table, Router(table, 1), ["demo"])
     async with contextlib.AsyncExitStack() as opened:
         for replica, app in zip(table, apps, strict=True):
             replica.listens(("127.0.0.1", await opened.enter_async_context(listening(app))))
             replica.state = "ready"
-        yield front_app(state), state
+        yield proxy_app(state), state
         for replica in table:
             replica.lose()
 
@@ -204,7 +204,7 @@ def test_a_request_is_repeated_once_when_its_replica_ends_at_once(
     live, live_got = replica_that(answers)
 
     async def run(repeat_s: float) -> RawClient:
-        monkeypatch.setattr("enginebay_server.replicas.front.REPEAT_S", repeat_s)
+        monkeypatch.setattr("enginebay_server.replicas.proxy.REPEAT_S", repeat_s)
         async with front_over(dead, live) as (front, _):
             return await asked(front, CHAT, {})
 

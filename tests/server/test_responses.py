@@ -20,7 +20,7 @@ from enginebay_server.response_store import (
     StoredResponse,
     StoreLimits,
 )
-from tests.server.asking import HELLO, Asker, error_of
+from tests.server.in_process_client import HELLO, Asker, error_of
 from tests.server.test_tools import CALL, PARSERS
 
 PATH = "/v1/responses"

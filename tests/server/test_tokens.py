@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginebay import LLM, __version__
-from tests.server.asking import HELLO, Asker, error_of
+from tests.server.in_process_client import HELLO, Asker, error_of
 
 
 def test_a_text_becomes_tokens_and_a_text_again(asker: Asker) -> None:

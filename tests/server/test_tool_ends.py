@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.asking import HELLO, Asker, reasons_of
+from tests.server.in_process_client import HELLO, Asker, reasons_of
 
 if TYPE_CHECKING:
     from enginebay import LLM

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.asking import HELLO, Asker, reasons_of
+from tests.server.in_process_client import HELLO, Asker, reasons_of
 
 PATH = "/v1/chat/completions"
 PARSERS = {"tool_parser": "hermes", "reasoning_parser": "think"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from enginebay.errors import InputError, StoppedError, UnsupportedError
-from tests.server.asking import HELLO, Asker
+from tests.server.in_process_client import HELLO, Asker
 from tests.server.process import ServerProcess, refused
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.asking import HELLO, Asker, error_of, reasons_of, text_of
+from tests.server.in_process_client import HELLO, Asker, error_of, reasons_of, text_of
 
 if TYPE_CHECKING:
     from enginebay import LLM

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.asking import HELLO, Asker, events_of, text_of
+from tests.server.in_process_client import HELLO, Asker, events_of, text_of
 
 if TYPE_CHECKING:
     from starlette.responses import Response

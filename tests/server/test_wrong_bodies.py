@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.server.asking import Asker
+from tests.server.in_process_client import Asker
 from tests.server.raw import RawClient
 from tests.server.test_connections import COMPLETIONS, WAIT_S, listening
 from tests.server.wire import Answer, connected

@@ -1,4 +1,4 @@
-"""Logits processors of a stranger: one that leaves a single token, and one whose fields change with
+"""Logits processors of a plugin: one that leaves a single token, and one whose fields change with
 each token.
 """
 
@@ -88,5 +88,5 @@ def registry() -> Registry:
             "logits_processor", "counting", f"{here}:Counting", options=f"{here}:CountingOptions"
         ),
     ]
-    added = [Entry(d.kind, d.name, "stranger", "1", "stranger", declaration=d) for d in declared]
+    added = [Entry(d.kind, d.name, "external", "1", "external", declaration=d) for d in declared]
     return Registry([*load_registry().entries, *added])

@@ -13,7 +13,7 @@ import numpy as np
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
 from enginebay_oengine.documented_rows import SparseParams
-from enginebay_paged.held import GroupPages
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.store import PageStore
@@ -39,7 +39,7 @@ class RichSampling(FrozenSampling):
 
 @dataclasses.dataclass(frozen=True)
 class EngineRequest:
-    """A record as users of the documented face make it."""
+    """A record as users of the documented API make it."""
 
     req_id: str
     prompt_token_ids: list[int]

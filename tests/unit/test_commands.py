@@ -19,11 +19,11 @@ from enginebay.contracts.processor import RowValues
 from enginebay.contracts.step_key import StepKey
 from enginebay.errors import InputError
 from enginebay.ops.spec import Bucket
-from enginebay_paged.held import GroupPages
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.store import PageStore
-from enginebay_runtime.assemble import SentTables, decode_command
+from enginebay_runtime.assemble import TableCopies, decode_command
 from enginebay_runtime.codec import decode, encode
 from enginebay_runtime.rows import RowTable
 from enginebay_testing.driver import request_of
@@ -135,7 +135,7 @@ def test_a_decode_of_32_rows_has_at_most_2_kb_at_any_context(length: int) -> Non
         PageStore(PagePool(1 + NUM_ROWS * LONGEST // SMALLEST_PAGE)), table.page_tables[0]
     )
     ledger = PageLedger({"full": pages}, NUM_ROWS, LONGEST)
-    sent = SentTables(ledger, NUM_ROWS, {"full": LONGEST // SMALLEST_PAGE})
+    sent = TableCopies(ledger, NUM_ROWS, {"full": LONGEST // SMALLEST_PAGE})
     prompt = np.zeros(length, np.int32)
     leases = []
     for row in range(NUM_ROWS):
@@ -170,7 +170,7 @@ class Lent(PageLedger):
 
 def test_pages_behind_a_row_are_not_sent_and_pages_given_back_are() -> None:
     ledger = Lent([[5, 6, 7, 0], [8, 9, 0, 0]])
-    sent = SentTables(ledger, 2, {"window": 4})
+    sent = TableCopies(ledger, 2, {"window": 4})
     leases = [Lease(0, 24), Lease(1, 16)]
     assert sent.changes(leases, 2)["window"].tolist() == [
         [0, 0, 5],

@@ -42,9 +42,9 @@ IMPL = UnshardedAttention()
 
 
 def with_parts(*declarations: Declaration) -> Registry:
-    """The built-in parts and these, of a plugin named "stranger"."""
+    """The built-in parts and these, of a plugin named "external"."""
     added = [
-        Entry(d.kind, d.name, "stranger", "1", "stranger", declaration=d) for d in declarations
+        Entry(d.kind, d.name, "external", "1", "external", declaration=d) for d in declarations
     ]
     return Registry([*load_registry().entries, *added])
 
@@ -86,7 +86,7 @@ def test_a_model_is_opened_by_the_checkpoint_part_that_is_chosen() -> None:
 def test_a_named_platform_that_cannot_be_made_is_the_plugins_fault() -> None:
     registry = with_parts(Declaration("platform", "broken", f"{__name__}:BrokenPlatform"))
     with pytest.raises(
-        PluginError, match=r"platform 'broken' of plugin 'stranger' .*RuntimeError: no driver"
+        PluginError, match=r"platform 'broken' of plugin 'external' .*RuntimeError: no driver"
     ):
         make_plan(make_config({"compile_cache": "off", "platform": "broken"}), registry)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from enginebay.cli.options import add_engine_arguments, config_from
-from enginebay.compose.resolve import Facts, pick, resolve
+from enginebay.compose.resolve import ResolveInputs, pick, resolve
 from enginebay.config import EngineConfig, make_config
 from enginebay.config_sections import Choice, KernelChoice
 from enginebay.errors import ConfigError, InputError
@@ -294,7 +294,7 @@ def test_the_schema_describes_every_field() -> None:
     json.dumps(schema)
 
 
-FACTS = Facts(
+FACTS = ResolveInputs(
     platforms=[Candidate("cpu", 0), Candidate("cuda", 10, unavailable="no such device")],
     engines=[Candidate("a", 1), Candidate("b", 1), Candidate("c", 0)],
     schedulers=[Candidate("fcfs", 5), Candidate("gone", 9, unavailable="its plugin is broken")],

@@ -69,7 +69,7 @@ def plan_of(**changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize("name", ["oengine", "vinference"])
-def test_an_engine_steps_by_a_strangers_executor_that_has_no_device(name: str) -> None:
+def test_an_engine_steps_by_a_plugins_executor_that_has_no_device(name: str) -> None:
     engine = make_engine(plan_of(engine=name, executor="listing"))
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.executor, Listing)
@@ -105,7 +105,7 @@ class Lending(Listing):
 LENDING = Declaration("executor", "lending", f"{__name__}:Lending")
 
 
-def test_a_strangers_executor_with_weights_keeps_files_of_prefixes(tmp_path: Path) -> None:
+def test_a_plugins_executor_with_weights_keeps_files_of_prefixes(tmp_path: Path) -> None:
     options = {"name": "oengine", "prefix_host_bytes": 2**24, "prefix_disk_dir": str(tmp_path)}
     sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
     config = EngineConfig(dtype="float32", engine=options, executor="lending", **sizes)

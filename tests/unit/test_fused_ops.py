@@ -106,7 +106,7 @@ def test_an_op_that_does_not_know_the_layout_is_passed_over_with_the_reason() ->
     registry = Registry(
         [
             *load_registry().entries,
-            Entry("kernel", "narrow", "stranger", "1", "stranger", declaration=declared),
+            Entry("kernel", "narrow", "external", "1", "external", declaration=declared),
         ]
     )
     base = {"compile_cache": "off", "platform": "cpu", "max_model_len": 64}

@@ -29,7 +29,7 @@ from enginebay.serving.prepare import Preparer
 from enginebay.text.guides.guide import Guides
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
-from tests.unit.changing import Changing, Interrupting, changing
+from tests.unit.replaceable_parts import Changing, Interrupting, changing
 from tests.unit.schemas import bounded_schema
 from tests.unit.serving import SIZES, assert_idle, with_
 

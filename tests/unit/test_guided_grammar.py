@@ -148,7 +148,7 @@ def test_completions_of_a_grammar_go_their_own_way(guides: Guides) -> None:
     assert np.array_equal(allowed(grammar.start()), before)
 
 
-def test_a_token_that_is_not_allowed_is_told(guides: Guides) -> None:
+def test_a_token_that_is_not_allowed_is_named(guides: Guides) -> None:
     constraint = grammar_of(guides, choice=("ab",)).start()
     with pytest.raises(RequestError, match="disallowed token 600 under the grammar"):
         constraint.accept(600)

@@ -1,4 +1,4 @@
-"""Constraints of strangers: whatever one needs beyond the limits ends as a refused request, and
+"""Untrusted constraints: whatever one needs beyond the limits ends as a refused request, and
 nothing else ends with it.
 """
 

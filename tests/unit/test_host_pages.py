@@ -17,7 +17,7 @@ from enginebay.contracts.commands import PageIn, PageOut
 from enginebay.errors import InternalError
 from enginebay_paged.engine import is_paged
 from enginebay_runtime.engine import StepEngine
-from enginebay_runtime.host_pages import MAX_UNREAD, MOVED_PAGES, PageKeeper
+from enginebay_runtime.host_pages import MAX_UNREAD, MOVED_PAGES, PageStorage
 from tests.brief import LEAST
 
 NUM_PAGES = 90
@@ -102,7 +102,7 @@ def test_any_number_of_pages_moves_with_few_programs_and_little_of_the_device() 
         engine.close()
 
 
-class Seen(PageKeeper):
+class Seen(PageStorage):
     """Remembers what it gets."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.verdicts import judge
 from enginebay_xla.collectives import all_gather, all_reduce
 from enginebay_xla.layout import HndLayout
@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 def wrong_cases(op: str, kernel: Any, *, only: str = "") -> list[str]:
     """Return the names of the default cases with `only` in their names that do not pass."""
     cases = kit_of(load_registry(), op).cases(
-        kernel, Env("cpu"), [HndLayout], Extent(triples=False, num_seeds=1)
+        kernel, Env("cpu"), [HndLayout], CaseBudget(triples=False, num_seeds=1)
     )
     return [c.name for c in cases if only in c.name and judge(c.run).verdict != "PASS"]
 

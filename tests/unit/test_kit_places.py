@@ -9,7 +9,7 @@ import pytest
 
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.verdicts import judge
 from enginebay_xla.linear import linear
 from enginebay_xla.norm import rms_norm
@@ -39,7 +39,7 @@ def wrong_linear(x: jax.Array, weight: Any, bias: Any = None, *, out_dtype: Any 
     ],
 )
 def test_a_failure_names_its_place_once(op: str, kernel: Any, place: str) -> None:
-    cases = kit_of(REGISTRY, op).cases(kernel, Env("cpu"), [], Extent(triples=False))
+    cases = kit_of(REGISTRY, op).cases(kernel, Env("cpu"), [], CaseBudget(triples=False))
     outcome = judge(next(case for case in cases if case.name == f"{op}[float32]").run)
     assert outcome.verdict == "INCORRECT"
     assert f"{place} is off by 1, allowed" in outcome.detail

@@ -16,7 +16,7 @@ from enginebay.contracts.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.kv_storage import KV_STORAGES, QUANTIZE
 from enginebay.plugins.registry import load_registry
-from enginebay_testing.op_kit import Extent, OpCase, kit_of
+from enginebay_testing.op_kit import CaseBudget, OpCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.kit.heads import rounded_one_way
 from enginebay_xla.kv_write import kv_write
@@ -31,7 +31,7 @@ Arrays = Mapping[str, jax.Array]
 
 def cases(op: str, kernel: Any, *parts: str, storages: tuple[str, ...] = ALL) -> list[OpCase]:
     """Return the default cases in the layout hnd whose names have all `parts`."""
-    extent = Extent(triples=False, storages=storages)
+    extent = CaseBudget(triples=False, storages=storages)
     found = kit_of(REGISTRY, op).cases(kernel, Env("cpu"), [HndLayout], extent)
     return [case for case in found if all(part in case.name for part in parts)]
 

@@ -15,7 +15,7 @@ import pytest
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
 from enginebay_lora.xla import lora
-from enginebay_testing.op_kit import Extent, OpCase, kit_of
+from enginebay_testing.op_kit import CaseBudget, OpCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.grouped_linear import grouped_linear
 from enginebay_xla.linear import embedding, linear
@@ -25,10 +25,10 @@ REGISTRY = load_registry()
 
 
 @functools.cache
-def extent_of(op: str, package: str) -> Extent:
+def extent_of(op: str, package: str) -> CaseBudget:
     entries = (e for e in REGISTRY.entries if e.kind == "kernel" and e.op == op)
     entry = next(e for e in entries if e.package == package)
-    return Extent(triples=False).of(entry)
+    return CaseBudget(triples=False).of(entry)
 
 
 def cases(op: str, kernel: Any, *parts: str) -> list[OpCase]:

@@ -30,14 +30,16 @@ LONG_FUNCTIONS: dict[str, str] = {}
 MANY_METHODS: dict[str, str] = {
     "core/enginebay/plugins/hooks.py::Hooks": "one hook for each kind of part",
     "core/enginebay/serving/llm.py::LLM": (
-        "the outside face: generate, stream and chat with their async twins; it hands over at once"
+        "the public API: generate, stream and chat with their async twins; it hands over at once"
     ),
     "core/enginebay_runtime/local.py::LocalExecutor": (
         "the owner of the device: its arrays, the commands that change them, and their programs"
     ),
-    "core/enginebay_testing/scheduler_world.py::World": "a method for each event of the loop",
+    "core/enginebay_testing/scheduler_simulation.py::LoopSimulation": (
+        "a method for each event of the loop"
+    ),
     "backends/apis/enginebay_dashinfer/engine.py::Engine": (
-        "the documented face; hands over at once"
+        "the documented API; hands over at once"
     ),
     "backends/apis/enginebay_dashinfer/generation_config.py::ASGenerationConfigBuilder": (
         "the documented builder: a method for each field"
@@ -46,7 +48,7 @@ MANY_METHODS: dict[str, str] = {
     "backends/apis/enginebay_dashinfer/runtime_config.py::AsModelRuntimeConfigBuilder": (
         "the documented builder: a method for each field"
     ),
-    "backends/apis/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
+    "backends/apis/enginebay_esurge/esurge.py::eSurge": "the documented API; hands over at once",
     "core/enginebay/contracts/cache.py::Ledger": (
         "six are abstract; others are for ledgers that share pages"
     ),
@@ -55,13 +57,13 @@ MANY_METHODS: dict[str, str] = {
         "the contract of ledgers; hands over to held pages and prefixes"
     ),
     "backends/apis/enginebay_oengine/oengine.py::oEngine": (
-        "the documented face; hands over at once"
+        "the documented API; hands over at once"
     ),
     "backends/apis/enginebay_oengine/sequence_buffer.py::SequenceBuffer": (
-        "the documented face; hands over at once"
+        "the documented API; hands over at once"
     ),
     "backends/apis/enginebay_vinference/inference.py::vInference": (
-        "the documented face: half of them are properties"
+        "the documented API: half of them are properties"
     ),
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {

@@ -11,8 +11,8 @@ from enginebay.contracts.cache import Lease, Ledger
 from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
 from enginebay_contiguous.ledger import SlotLedger
-from enginebay_paged.held import GroupPages
 from enginebay_paged.host_tier import HostTier, MoveLog
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex

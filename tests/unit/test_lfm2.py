@@ -321,7 +321,7 @@ def test_proposers_are_refused_by_name(folder: str) -> None:
         make_plan(config)
 
 
-def test_faces_with_arrays_of_their_own_are_refused(folder: str) -> None:
+def test_apis_with_arrays_of_their_own_are_refused(folder: str) -> None:
     from enginebay_oengine import open_model
     from enginebay_vinference.loaded_model import make_loaded_model
 

@@ -32,9 +32,9 @@ from enginebay_testing.engine_logprobs import asking, check_returned_logprobs, l
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY
 from tests.fakes import install
-from tests.unit.changing import Changing
+from tests.unit.logprob_engines import SMALL, pages
+from tests.unit.replaceable_parts import Changing
 from tests.unit.serving import GREEDY, HOT, assert_idle, with_
-from tests.unit.telling import SMALL, pages
 
 pytestmark = [pytest.mark.xdist_group("logprobs"), pytest.mark.usefixtures("few_sizes_module")]
 

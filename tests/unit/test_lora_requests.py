@@ -102,7 +102,7 @@ def test_requests_go_on_while_an_adapter_is_read(
 
 
 MESSAGES = [{"role": "user", "content": "A"}]
-FACES: dict[str, Callable[[LLM, str], object]] = {
+APIS: dict[str, Callable[[LLM, str], object]] = {
     "generate": lambda llm, name: llm.generate("A", GREEDY, lora=name),
     "stream": lambda llm, name: list(llm.stream("A", GREEDY, lora=name)),
     "chat": lambda llm, name: llm.chat(MESSAGES, GREEDY, lora=name),
@@ -119,10 +119,10 @@ async def first_of(chunks: AsyncIterator[Any]) -> Any:
     return await anext(chunks)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_every_face_passes_the_name_on(llm: LLM, face: str) -> None:
+@pytest.mark.parametrize("api", APIS)
+def test_every_api_passes_the_name_on(llm: LLM, api: str) -> None:
     with pytest.raises(AdapterNotFoundError, match=r"adapter 'other'.*the loaded adapters: 'a'"):
-        FACES[face](llm, "other")
+        APIS[api](llm, "other")
 
 
 def test_a_configuration_file_names_adapters(faked: None, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from enginebay.plugins.registry import load_registry
 from enginebay_samplers import standard
-from enginebay_testing.mixed_draws import NUM_DRAWS, Mix, check_mixed_draws
+from enginebay_testing.mixed_draws import NUM_DRAWS, MixedRequest, check_mixed_draws
 from enginebay_testing.sampler_runs import RowHistory, logits_of
 from enginebay_testing.sampling_oracle import OracleParams, penalised, probabilities
 from enginebay_xla import sample as draw
@@ -88,7 +88,7 @@ PENALTIES = OracleParams(presence_penalty=0.4, frequency_penalty=0.3, repetition
 BIAS = {1: 3.0, 4: -2.5, 9: 1.5}
 
 
-def cutting() -> dict[str, Mix]:
+def cutting() -> dict[str, MixedRequest]:
     """Penalties and biases, and what cuts by probability."""
     lessened = penalised(LOGITS, PENALTIES, *HISTORY)
     penalties = {"presence": 0.4, "frequency": 0.3, "repetition": 1.3}
@@ -101,33 +101,33 @@ def cutting() -> dict[str, Mix]:
     wide = OracleParams(temperature=2.0, min_p=0.05)
     allowed = tuple(range(0, VOCAB, 2))
     return {
-        "temperature, top_p and typical": Mix(
+        "temperature, top_p and typical": MixedRequest(
             LOGITS, probabilities(typical(LOGITS, 0.8, 0.7), t_typical), t_typical,
             options_of(typical={"typical_p": 0.7}),
         ),
-        "xtc at two of five positions": Mix(
+        "xtc at two of five positions": MixedRequest(
             LOGITS,
             0.4 * probabilities(xtc(LOGITS, 1.3, 0.05), t_xtc) + 0.6 * probabilities(LOGITS, t_xtc),
             t_xtc, options_of(xtc={"threshold": 0.05, "probability": 0.4}),
         ),
-        "penalties and min_p": Mix(
+        "penalties and min_p": MixedRequest(
             LOGITS, probabilities(lessened, OracleParams(min_p=0.05)), OracleParams(min_p=0.05),
             options_of(penalties=penalties), HISTORY,
         ),
-        "logit_bias and top_k": Mix(
+        "logit_bias and top_k": MixedRequest(
             LOGITS, probabilities(after_bias, OracleParams(top_k=5)), OracleParams(top_k=5),
             options_of(logit_bias={"bias": BIAS}),
         ),
-        "mirostat's first token": Mix(
+        "mirostat's first token": MixedRequest(
             LOGITS, probabilities(mirostat(LOGITS, 1.2, 3.0), t_miro), t_miro,
             options_of(mirostat={"tau": 1.5}),
         ),
-        "allowed tokens, biased, and min_p": Mix(
+        "allowed tokens, biased, and min_p": MixedRequest(
             LOGITS,
             probabilities(without(after_bias, ~np.isin(np.arange(VOCAB), allowed)), wide), wide,
             options_of(logit_bias={"bias": BIAS}, allowed_token_ids={"token_ids": allowed}),
         ),
-        "penalties, bias, typical, xtc, top_k, top_p and min_p": Mix(
+        "penalties, bias, typical, xtc, top_k, top_p and min_p": MixedRequest(
             LOGITS,
             0.5 * probabilities(xtc(all_typical, 1.5, 0.08), t_all)
             + 0.5 * probabilities(all_typical, t_all),
@@ -141,7 +141,7 @@ def cutting() -> dict[str, Mix]:
     }  # fmt: skip
 
 
-def repeating() -> dict[str, Mix]:
+def repeating() -> dict[str, MixedRequest]:
     """What looks at the text so far: here it ends with 2 5, which 7 followed, and 5 was followed by
     7, 8 and 3.
     """
@@ -152,11 +152,11 @@ def repeating() -> dict[str, Mix]:
     drier = biased(LOGITS, {7: -1.2 * 1.5**1, 8: -1.2, 3: -1.2})
     cut = OracleParams(top_p=0.8)
     return {
-        "no two tokens twice, and top_p": Mix(
+        "no two tokens twice, and top_p": MixedRequest(
             LOGITS, probabilities(banned(LOGITS, 7, 8, 3), cut), cut,
             options_of(no_repeat_ngram={"size": 2}), HISTORY,
         ),
-        "bad words, no end yet, and top_k": Mix(
+        "bad words, no end yet, and top_k": MixedRequest(
             LOGITS, probabilities(banned(LOGITS, 1, 6, 9, 10), early), early,
             options_of(
                 bad_words={"sequences": ((6,), (2, 5, 10), (5, 2, 12))},
@@ -164,11 +164,11 @@ def repeating() -> dict[str, Mix]:
             ),
             HISTORY, eos_token_ids=(1, 9),
         ),
-        "dry and temperature": Mix(
+        "dry and temperature": MixedRequest(
             LOGITS, probabilities(drier, warm), warm,
             options_of(dry={"multiplier": 1.2, "base": 1.5, "allowed_length": 1}), HISTORY,
         ),
-        "dry, no three tokens twice, and typical": Mix(
+        "dry, no three tokens twice, and typical": MixedRequest(
             LOGITS, probabilities(typical(banned(drier, 7), 1.4, 0.8), warm), warm,
             options_of(
                 dry={"multiplier": 1.2, "base": 1.5, "allowed_length": 1},

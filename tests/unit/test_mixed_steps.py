@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.compose.resolve import Facts, resolve
+from enginebay.compose.resolve import ResolveInputs, resolve
 from enginebay.config import EngineConfig
 from enginebay.contracts.engine import Engine, Pending, StepPlan
 from enginebay.errors import ConfigError
@@ -91,7 +91,7 @@ def test_tokens_are_the_same_in_one_program_and_in_two(
 
 def test_auto_is_the_platforms_choice_where_the_engine_can() -> None:
     parts = [Candidate("only", 0)]
-    facts = Facts(parts, parts, parts, parts, "float32", 64, 1)
+    facts = ResolveInputs(parts, parts, parts, parts, "float32", 64, 1)
     able = dataclasses.replace(facts, mixing=["only"])
     prefers = dataclasses.replace(able, prefers_mixed_steps=True)
     cannot = dataclasses.replace(prefers, mixing=())

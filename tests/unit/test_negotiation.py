@@ -34,12 +34,12 @@ SMALL = {"compile_cache": "off", "platform": "cpu", "max_model_len": 64, "max_nu
 
 
 def kernel(**limits: Any) -> XlaAttention:
-    """Attention named "stranger" that has the highest priority and these capabilities, and decodes
+    """Attention named "external" that has the highest priority and these capabilities, and decodes
     on pages.
     """
     limits = {"compact_decode": False} | limits
     return dataclasses.replace(
-        XlaAttention(), name="stranger", priority=100, caps=dataclasses.replace(CAPS, **limits)
+        XlaAttention(), name="external", priority=100, caps=dataclasses.replace(CAPS, **limits)
     )
 
 
@@ -55,12 +55,12 @@ def planned(impl: str, *layers: Mapping[str, Any]) -> Reason:
     """Why attention of decode steps is what it is, with the kernel `impl` of this module
     installed.
     """
-    registry = with_parts(Declaration("kernel", "stranger", f"{__name__}:{impl}", op="attention"))
+    registry = with_parts(Declaration("kernel", "external", f"{__name__}:{impl}", op="attention"))
     plan = make_plan(make_config(SMALL, *layers), registry)
     return choice(plan.reasons, "kernels.attention.decode")
 
 
-NAMED = {"kernels": {"attention": "stranger"}}
+NAMED = {"kernels": {"attention": "external"}}
 
 
 def paged(page_size: int) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def paged(page_size: int) -> dict[str, Any]:
 def test_a_kernel_for_pages_of_one_size_serves_an_engine_with_pages_of_this_size(
     impl: str, size: int
 ) -> None:
-    assert planned(impl, paged(size)).chosen == "stranger"
-    assert planned(impl, paged(size), NAMED).chosen == "stranger"
+    assert planned(impl, paged(size)).chosen == "external"
+    assert planned(impl, paged(size), NAMED).chosen == "external"
 
 
 @pytest.mark.parametrize(("impl", "size"), [("PAGES_OF_32", 64), ("PAGES_OF_64", 32)])
@@ -80,23 +80,23 @@ def test_a_kernel_for_pages_of_another_size_is_refused_with_the_engines_size(
     impl: str, size: int
 ) -> None:
     reason = planned(impl, paged(size))
-    assert reason.chosen != "stranger"
-    assert ("stranger", f"does not support page size {size}") in reason.refused
-    with pytest.raises(UnsupportedError, match=f"stranger: does not support page size {size}"):
+    assert reason.chosen != "external"
+    assert ("external", f"does not support page size {size}") in reason.refused
+    with pytest.raises(UnsupportedError, match=f"external: does not support page size {size}"):
         planned(impl, paged(size), NAMED)
 
 
 def test_rows_that_are_one_page_have_pages_as_long_as_the_rows() -> None:
     slots = {"engine": "vinference", "max_model_len": 512}
     reason = planned("PAGES_OF_64", slots)
-    assert ("stranger", "does not support page size 256") in reason.refused
+    assert ("external", "does not support page size 256") in reason.refused
     options = {"engine": {"name": "vinference", "options": {"grow": False}}, "max_model_len": 512}
-    assert ("stranger", "does not support page size 512") in planned("PAGES_OF_64", options).refused
+    assert ("external", "does not support page size 512") in planned("PAGES_OF_64", options).refused
 
 
 def test_a_kernel_that_decodes_on_copies_is_asked_about_the_copies() -> None:
     reason = planned("COMPACT", paged(64), {"max_model_len": 128})
-    assert ("stranger", "does not support page size 128") in reason.refused
+    assert ("external", "does not support page size 128") in reason.refused
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_kernel_that_decodes_on_copies_is_asked_about_the_copies() -> None:
 def test_limits_of_rows_and_contexts_are_held_against_the_engines(
     impl: str, few: dict[str, int], many: dict[str, int], why: str
 ) -> None:
-    assert planned(impl, paged(64), few).chosen == "stranger"
-    assert ("stranger", why) in planned(impl, paged(64), many).refused
+    assert planned(impl, paged(64), few).chosen == "external"
+    assert ("external", why) in planned(impl, paged(64), many).refused
 
 
 def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout() -> None:
@@ -136,13 +136,13 @@ def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout()
         seen.append(layout)
         return problems
 
-    registry = with_parts(Declaration("kernel", "stranger", f"{__name__}:NARROW", op="attention"))
+    registry = with_parts(Declaration("kernel", "external", f"{__name__}:NARROW", op="attention"))
     args = (registry, plan.config, plan.platform.env())
     chosen = choose_kernels(*args, two, plan.placement, "hnd", steps)
     reason = choice(chosen.reasons, "kernels.attention.mixed")
-    assert ("stranger", "does not support head_dim 128") in reason.refused
+    assert ("external", "does not support head_dim 128") in reason.refused
     alone = choose_kernels(*args, info, plan.placement, "hnd", steps)
-    assert choice(alone.reasons, "kernels.attention.mixed").chosen == "stranger"
+    assert choice(alone.reasons, "kernels.attention.mixed").chosen == "external"
     assert set(seen) == {"hnd"}
 
 
@@ -175,13 +175,13 @@ def test_an_engine_that_does_not_declare_its_steps_is_asked_when_it_is_made(
         f"{__name__}:small_pages",
         options="enginebay_paged.options:PagedOptions",
     )
-    attention = Declaration("kernel", "stranger", f"{__name__}:PAGES_OF_64", op="attention")
+    attention = Declaration("kernel", "external", f"{__name__}:PAGES_OF_64", op="attention")
     plan = make_plan(
         make_config(SMALL, NAMED, {"engine": "undeclared"}), with_parts(engine, attention)
     )
     with pytest.raises(
         UnsupportedError,
-        match=r"decode = 'stranger' with engine 'undeclared': it does not support page size 32",
+        match=r"decode = 'external' with engine 'undeclared': it does not support page size 32",
     ):
         make_engine(plan)
 
@@ -194,7 +194,7 @@ def test_of_parts_with_equal_priority_auto_takes_the_built_in_one(kind: str) -> 
     reason = choice(make_plan(make_config(SMALL), with_parts(part)).reasons, kind)
     assert reason.chosen == own.chosen
     assert ("aaa", f"the same priority ({priority}), and the other is built in") in reason.refused
-    # Between two strangers the name decides.
+    # Between two third-party plugins the name decides.
     higher = [
         dataclasses.replace(part, name=name, capabilities={"priority": priority + 1})
         for name in ("b", "a")
@@ -216,7 +216,7 @@ def test_a_kernel_of_default_priority_does_not_win_by_its_name() -> None:
     assert found is built_in
 
 
-def test_a_strangers_fused_op_of_equal_priority_leaves_the_built_in_parts() -> None:
+def test_a_plugins_fused_op_of_equal_priority_leaves_the_built_in_parts() -> None:
     parts = [FusedPart("rms_norm", Candidate("xla", 0, impl="xla", built_in=True), is_named=False)]
     fused = Candidate("aaa", 0, impl="fused")
     assert choose_fused("kernels.add_rms_norm", "auto", [fused], parts)[0] is None
@@ -232,7 +232,7 @@ class EqualPlatform(CpuPlatform):
     name = "aaa"
 
 
-def test_a_strangers_platform_and_family_of_equal_priority_are_not_taken() -> None:
+def test_a_plugins_platform_and_family_of_equal_priority_are_not_taken() -> None:
     from enginebay_testing.suites import best_platform
 
     platform = Declaration("platform", "aaa", f"{__name__}:EqualPlatform")

@@ -17,8 +17,8 @@ from enginebay.config import make_config
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.outputs import RequestOutput
 from enginebay_testing.driver import RequestDriver, request_of
+from enginebay_testing.near_ties import MAX_NEAR_TIES, assert_same_tokens
 from enginebay_testing.subject import EngineSubject, generate, greedy, penalty_params, seeded
-from enginebay_testing.ties import MAX_NEAR_TIES, assert_same_tokens
 from tests.brief import TINY
 from tests.pool import EnginePool
 from tests.unit import loops

@@ -12,13 +12,13 @@ import pytest
 from enginebay.contracts.cache import Lease, PageMove
 from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay_paged.held import GroupPages, HeldPages
+from enginebay_paged.lease_records import GroupPages, LeaseRecords
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex
 from enginebay_paged.store import PageStore
 from enginebay_runtime.rows import PageTable
-from enginebay_testing.ledger_machine import LedgerWorld
+from enginebay_testing.ledger_machine import LedgerModel
 
 PAGE, ROWS, MOST = 8, 4, 64
 
@@ -280,7 +280,7 @@ def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
             return ()
 
     ledger = Forgetful(make_ledger().groups, ROWS, MOST)
-    world = LedgerWorld(ledger, ROWS, MOST, PAGE)
+    world = LedgerModel(ledger, ROWS, MOST, PAGE)
     for row in (0, 1):
         assert world.add(row, world.prompt(0, 0, (1, 2), 0), 1)
         if row == 0:
@@ -321,7 +321,7 @@ def test_broken_books_are_found(
 
 def test_more_hashes_than_computed_pages_are_found() -> None:
     pool = PagePool(5)
-    held = HeldPages({"full": GroupPages(PageStore(pool), PageTable(ROWS, MOST // PAGE, PAGE))})
+    held = LeaseRecords({"full": GroupPages(PageStore(pool), PageTable(ROWS, MOST // PAGE, PAGE))})
     one = held.add(0, 2 * PAGE, [b"a", b"b"], {"full": [pool.take() for _ in range(3)]})
     one.lease.capacity = 3 * PAGE
     held.check()

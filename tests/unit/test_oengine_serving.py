@@ -198,7 +198,7 @@ def test_a_documented_view_shows_what_a_serving_engine_has(start: Loops) -> None
     assert not loop.call(lambda: view.num_reqs or view.temperature.any())
 
 
-def test_a_step_that_nobody_needs_any_more_fails_nobody(start: Loops) -> None:
+def test_a_failing_step_of_aborted_requests_fails_no_other(start: Loops) -> None:
     """All its rows were aborted before it was read. Who came meanwhile has the row of one, and
     begins again.
     """

@@ -16,7 +16,7 @@ from enginebay_bench.cost import Cost
 from enginebay_bench.problem import bench_of, call_problem, cost_of
 from enginebay_bench.shapes import LAYERS, Shape
 from enginebay_testing.exact import OpCall, errors, exact_results
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.verdicts import judge
 from enginebay_xla.layout import HndLayout
 from tests.unit.test_registered_ops import NUMBER, SWING, SWINGS, swing, wrong_swing
@@ -29,7 +29,7 @@ def test_an_op_without_a_kit_is_checked_by_its_quick_cases() -> None:
     kit = kit_of(Registry(SWINGS), "swing")
     verdicts = {}
     for impl in (swing, wrong_swing, NUMBER):
-        cases = kit.cases(impl, Env("cpu"), (HndLayout,), Extent())
+        cases = kit.cases(impl, Env("cpu"), (HndLayout,), CaseBudget())
         verdicts[impl] = [judge(case.run).verdict for case in cases]
     assert verdicts[swing] == ["PASS", "PASS"]
     assert verdicts[wrong_swing] == ["INCORRECT", "INCORRECT"]

@@ -153,7 +153,7 @@ class Shouting(Parser):
 shouting = OutputFormat(lambda _: Shouting(), lambda chat: "SHOUT" in chat.chat_template)
 
 
-def test_a_strangers_parser_is_chosen_like_ours(
+def test_a_plugins_parser_is_chosen_like_ours(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def entry(name: str, target: object, priority: int) -> Entry:
@@ -161,7 +161,7 @@ def test_a_strangers_parser_is_chosen_like_ours(
         declared = Declaration(
             "tool_parser", name, f"{name}:it", capabilities={"priority": priority}
         )
-        return Entry("tool_parser", name, "stranger", "1", "stranger", declaration=declared)
+        return Entry("tool_parser", name, "external", "1", "external", declaration=declared)
 
     both = Registry([*registry.entries, entry("shouting", shouting, 50), entry("wrong", 3, 99)])
     chat = ModelChat("SHOUT <tool_call>")

@@ -62,7 +62,7 @@ def test_no_plan_is_made_with_faulty_kernels(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", few(sorted(RIGHT.keys() - {"cpu"}), "an op of a stranger without a kernel")
+    "name", few(sorted(RIGHT.keys() - {"cpu"}), "an op of a plugin without a kernel")
 )
 def test_right_kernels_pass_and_make_a_plan(name: str) -> None:
     assert failing(RIGHT[name]) == {}
@@ -91,11 +91,11 @@ def test_quantised_numbers_pass_exactly_where_they_are_planned(check: str) -> No
         assert (verdict == "PASS") == is_planned(RIGHT[name], choices), name
 
 
-def test_an_op_of_a_stranger_is_told_and_not_demanded() -> None:
-    found = outcomes(RIGHT["an op of a stranger without a kernel"])["op_is_served[negate]"]
+def test_an_op_of_a_plugin_is_told_and_not_demanded() -> None:
+    found = outcomes(RIGHT["an op of a plugin without a kernel"])["op_is_served[negate]"]
     assert found.verdict == "UNSUPPORTED"
     assert "x: for other platforms" in found.detail
-    assert "only models that call this op of plugin 'stranger' need one" in found.detail
+    assert "only models that call this op of plugin 'external' need one" in found.detail
 
 
 def test_a_missing_fused_kernel_is_told_with_its_parts() -> None:

@@ -22,15 +22,15 @@ from enginebay.contracts.engine import Engine
 from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_esurge.engine_options import ESurgeOptions
-from enginebay_paged.held import GroupPages
 from enginebay_paged.host_tier import MAX_READ_S, HostTier, MoveLog, ReadFile
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex, key_digest, page_digests
 from enginebay_paged.store import PageStore
 from enginebay_runtime.rows import PageTable
-from enginebay_testing.ledger_machine import LedgerWorld
+from enginebay_testing.ledger_machine import LedgerModel
 from tests.brief import LEAST
 from tests.parity import tiny
 from tests.unit.test_oengine_ledger import Clock
@@ -286,7 +286,7 @@ def test_a_page_that_is_written_before_it_is_saved_is_seen_by_the_kit(
     kind: type[PageLedger],
 ) -> None:
     ledger, _ = make_ledger(num_slots=16, kind=kind)
-    world = LedgerWorld(ledger, ROWS, MOST, PAGE)
+    world = LedgerModel(ledger, ROWS, MOST, PAGE)
     prompts = [world.prompt(0, 0, numbers, 3) for numbers in ((1,) * 7, (2,) * 7)]
 
     def again(number: int) -> None:

@@ -19,7 +19,7 @@ from enginebay_testing.driver import RequestDriver, request_of
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit import processors_for_tests
-from tests.unit.changing import Changing, changing
+from tests.unit.replaceable_parts import Changing, changing
 from tests.unit.serving import SIZES, assert_idle
 
 pytestmark = pytest.mark.xdist_group("processors")
@@ -43,7 +43,7 @@ def params(**processors: dict[str, Any]) -> SamplingParams:
 
 @contextlib.contextmanager
 def made(engine: Any, sampler: str) -> Iterator[Changing]:
-    """An engine of few sizes with strangers' processors among its own.
+    """An engine of few sizes with a plugin's processors among its own.
 
     No prompt is cut, and none is found in the cache, so that there is one program of prefill.
     """
@@ -115,7 +115,7 @@ def test_rows_have_processors_of_their_own_and_steps_the_least_variant(
 
 
 def check_mixed(llm: LLM, plain: list[int]) -> None:
-    """Rows that use none, one or both of the strangers' processors, together and alone."""
+    """Rows that use none, one or both of the a plugin's processors, together and alone."""
     only, counting = {"token_id": 7}, {"first": 11}
     mixed = [
         PLAIN,

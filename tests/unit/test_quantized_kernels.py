@@ -16,7 +16,7 @@ import pytest
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
 from enginebay.weights import QuantizedArray
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.oracle import quantized_weight
 from enginebay_testing.quantized import FORMS, random_weight, rounded_inputs
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
@@ -60,7 +60,7 @@ def test_no_program_of_a_prompt_holds_a_dequantised_weight(kernels: str, roundin
     ops: dict[str, Any] = {}
     for op in ("linear", "grouped_linear"):
         declared = registry.find("kernel", kernels, op)
-        capabilities = Extent(triples=False).of(declared)
+        capabilities = CaseBudget(triples=False).of(declared)
         if rounding == "float" or capabilities.activation_quantizations:
             ops[op] = registry.load(declared), capabilities.quantizations
     x, sizes = random(256, inputs), np.array([100, 156], np.int32)
@@ -122,7 +122,7 @@ def test_a_kernel_is_checked_in_every_form_that_it_declares() -> None:
     kit = kit_of(registry, "linear")
     declared = registry.find("kernel", "xla", "linear")
     none = registry.find("kernel", "xla", "rms_norm")
-    extent = Extent(triples=False).of(declared)
+    extent = CaseBudget(triples=False).of(declared)
     assert extent.quantizations == tuple(FORMS)
     assert extent.activation_quantizations == ("int8",)
     names = [case.name for case in kit.cases(linear, Env("cpu"), (), extent)]
@@ -130,5 +130,5 @@ def test_a_kernel_is_checked_in_every_form_that_it_declares() -> None:
     for form in list(FORMS)[1:]:
         assert any(f"weights_{form}" in name for name in quantized)
     assert any("activations_int8" in name for name in quantized)
-    plain = Extent(triples=False).of(none)
+    plain = CaseBudget(triples=False).of(none)
     assert not any("quantized" in c.name for c in kit.cases(linear, Env("cpu"), (), plain))

@@ -93,7 +93,7 @@ def swing_cases(setting: CheckSetting) -> Iterator[QuickCase]:
 
 def entry(kind: str, name: str, target: str, op: str = "", priority: int = 0) -> Entry:
     declared = Declaration(kind, name, target, op=op, capabilities={"priority": priority})
-    return Entry(kind, name, "stranger", "1", "stranger", declaration=declared)
+    return Entry(kind, name, "external", "1", "external", declaration=declared)
 
 
 SWINGS = [
@@ -152,7 +152,7 @@ def test_a_fused_op_of_a_plugin_is_taken_apart_where_a_part_is_given() -> None:
     ("target", "why"),
     [
         (f"{HERE}:MISSING", "AttributeError"),
-        (f"{HERE}:NUMBER", "op 'swing' of plugin 'stranger' is 7. Allowed: an Op of the same name"),
+        (f"{HERE}:NUMBER", "op 'swing' of plugin 'external' is 7. Allowed: an Op of the same name"),
         (f"{HERE}:SWING_NORM", "Allowed: an Op of the same name"),
         (f"{HERE}:SWING", "none is installed"),
     ],
@@ -173,7 +173,7 @@ def test_an_op_made_of_an_unknown_one_is_left_out_with_the_nearest() -> None:
 
 def test_an_op_named_where_nothing_can_serve_it_is_an_error() -> None:
     declared = Declaration("kernel", "there", f"{HERE}:swing", op="swing", platforms=("tpu",))
-    there = Entry("kernel", "there", "stranger", "1", "stranger", declaration=declared)
+    there = Entry("kernel", "there", "external", "1", "external", declaration=declared)
     with pytest.raises(UnsupportedError, match="needs platform tpu, this is cpu"):
         plan_with(SWINGS[0], there, swing="there")
 

@@ -72,22 +72,22 @@ def part_entry(registry: Registry, package: str) -> Entry:
 
 
 def test_a_plugins_part_is_listed_found_and_loaded_when_it_is_picked(install: Install) -> None:
-    install("stranger", LIFO, parts=PARTS)
+    install("external", LIFO, parts=PARTS)
     registry = load_registry()
-    assert part_entry(registry, "stranger").record() == {
+    assert part_entry(registry, "external").record() == {
         "kind": "scheduler",
         "name": "lifo",
         "op": "",
-        "package": "stranger",
+        "package": "external",
         "version": "1.5",
-        "distribution": "stranger",
+        "distribution": "external",
         "state": "ready",
         "reason": "",
     }
     assert "lifo" in registry.names("scheduler")
-    assert "stranger_parts" not in sys.modules
+    assert "external_parts" not in sys.modules
     assert registry.load(registry.find("scheduler", "lifo")).__name__ == "Lifo"
-    assert "stranger_parts" in sys.modules
+    assert "external_parts" in sys.modules
 
 
 def test_the_built_in_parts_are_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,25 +162,25 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_a_broken_plugin_is_listed_with_its_reason_and_harms_nobody(
     install: Install, source: str, reason: str
 ) -> None:
-    install("stranger", source)
+    install("external", source)
     registry = load_registry()
-    entry = plugin_entry(registry, "stranger")
+    entry = plugin_entry(registry, "external")
     assert entry.state == "broken"
     with pytest.raises(PluginError, match=reason):
-        registry.find("scheduler", "stranger")
+        registry.find("scheduler", "external")
     with pytest.raises(PluginError, match=reason):
-        registry.find("scheduler", "stranger/lifo")
+        registry.find("scheduler", "external/lifo")
     assert registry.find("scheduler", "fcfs").state == "ready"
 
 
 def test_a_plugins_own_capability_has_a_dot_and_is_kept(install: Install) -> None:
-    install("stranger", register("register('lifo', 'a:b', capabilities={'stranger.depth': 3})"))
+    install("external", register("register('lifo', 'a:b', capabilities={'external.depth': 3})"))
     declaration = load_registry().find("scheduler", "lifo").declaration
     assert declaration is not None
-    assert declaration.capabilities == {"stranger.depth": 3}
+    assert declaration.capabilities == {"external.depth": 3}
 
 
-def test_the_ops_of_the_built_in_kernels_are_registered_through_the_same_door() -> None:
+def test_the_ops_of_the_built_in_kernels_are_registered_through_the_same_hooks() -> None:
     entries = load_registry().entries
     assert {e.op for e in entries if e.kind == "kernel"} == {
         e.name for e in entries if e.kind == "op"
@@ -199,7 +199,7 @@ def register_kernels(register):
 def test_a_kernel_of_a_misspelt_op_is_broken_with_the_nearest_and_its_plugin_stays(
     install: Install,
 ) -> None:
-    install("stranger", LIFO + KERNEL.replace("{op}", "atention"), parts=PARTS)
+    install("external", LIFO + KERNEL.replace("{op}", "atention"), parts=PARTS)
     registry = load_registry()
     with pytest.raises(
         PluginError,
@@ -213,36 +213,36 @@ def test_a_kernel_of_a_misspelt_op_is_broken_with_the_nearest_and_its_plugin_sta
 
 
 def test_a_kernel_may_implement_an_op_that_another_plugin_registers(install: Install) -> None:
-    install("a_stranger", KERNEL.replace("{op}", "swing"))
-    install("b_stranger", register("register('swing', 'a:swing')", kind="op"))
+    install("a_external", KERNEL.replace("{op}", "swing"))
+    install("b_external", register("register('swing', 'a:swing')", kind="op"))
     assert load_registry().find("kernel", "x", "swing").state == "ready"
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (register("1 / 0", kind="op"), "'b_stranger' .register_ops failed: ZeroDivisionError"),
+        (register("1 / 0", kind="op"), "'b_external' .register_ops failed: ZeroDivisionError"),
         (
             register("register('swing', 'a:swing', interface=9)", kind="op"),
-            "op 'swing' of plugin 'b_stranger' cannot be used: written for version 9",
+            "op 'swing' of plugin 'b_external' cannot be used: written for version 9",
         ),
         (
             register("register('swing', 'a:swing', requires=('nowhere_at_all',))", kind="op"),
-            "op 'swing' of plugin 'b_stranger' cannot be used: needs nowhere_at_all",
+            "op 'swing' of plugin 'b_external' cannot be used: needs nowhere_at_all",
         ),
     ],
 )
 def test_a_kernel_of_an_op_whose_plugin_is_broken_says_so(
     install: Install, source: str, reason: str
 ) -> None:
-    install("a_stranger", KERNEL.replace("{op}", "swing"))
-    install("b_stranger", source)
+    install("a_external", KERNEL.replace("{op}", "swing"))
+    install("b_external", source)
     with pytest.raises(PluginError, match=f"kernel 'x' cannot be used.*{reason}"):
         load_registry().find("kernel", "x", "swing")
 
 
 def test_a_part_for_another_interface_version_is_broken(install: Install) -> None:
-    install("stranger", register("register('lifo', 'a:b', interface=2)"))
+    install("external", register("register('lifo', 'a:b', interface=2)"))
     registry = load_registry()
     assert "lifo" not in registry.names("scheduler")
     with pytest.raises(
@@ -256,25 +256,25 @@ def test_a_part_for_another_interface_version_is_broken(install: Install) -> Non
 def test_a_part_that_needs_what_is_not_installed_is_unavailable(
     install: Install, module: str
 ) -> None:
-    install("stranger", register(f"register('lifo', 'a:b', requires=('{module}',), extra='fast')"))
+    install("external", register(f"register('lifo', 'a:b', requires=('{module}',), extra='fast')"))
     registry = load_registry()
-    assert part_entry(registry, "stranger").state == "unavailable"
+    assert part_entry(registry, "external").state == "unavailable"
     assert "lifo" in registry.names("scheduler")
-    with pytest.raises(PluginError, match=rf"needs {module}; install stranger\[fast\]"):
+    with pytest.raises(PluginError, match=rf"needs {module}; install external\[fast\]"):
         registry.find("scheduler", "lifo")
 
 
 def test_a_name_that_is_taken_stays_with_the_built_in_plugin(install: Install) -> None:
-    install("a_stranger", register("register('fcfs', 'a:b')"))
+    install("a_external", register("register('fcfs', 'a:b')"))
     registry = load_registry()
     assert registry.find("scheduler", "fcfs").package == "schedulers"
     assert registry.find("scheduler", "schedulers/fcfs").package == "schedulers"
     with pytest.raises(PluginError, match="the name is already taken by plugin 'schedulers'"):
-        registry.find("scheduler", "a_stranger/fcfs")
+        registry.find("scheduler", "a_external/fcfs")
 
 
 def test_a_plugin_that_registers_a_name_twice_keeps_the_first(install: Install) -> None:
-    install("stranger", register("register('lifo', 'a:first'); register('lifo', 'a:second')"))
+    install("external", register("register('lifo', 'a:first'); register('lifo', 'a:second')"))
     registry = load_registry()
     declaration = registry.find("scheduler", "lifo").declaration
     assert declaration is not None
@@ -283,7 +283,7 @@ def test_a_plugin_that_registers_a_name_twice_keeps_the_first(install: Install) 
 
 def test_the_same_name_may_stand_for_kernels_of_two_ops(install: Install) -> None:
     two = "register('mine', 'a:b', op='linear'); register('mine', 'a:c', op='rope')"
-    install("stranger", register(two, kind="kernel"))
+    install("external", register(two, kind="kernel"))
     registry = load_registry()
     assert {registry.find("kernel", "mine", op).op for op in ("linear", "rope")} == {
         "linear",
@@ -294,18 +294,18 @@ def test_the_same_name_may_stand_for_kernels_of_two_ops(install: Install) -> Non
 
 
 def test_a_plugin_cannot_take_the_place_of_a_built_in_one(install: Install) -> None:
-    install("stranger", register("register('lifo', 'a:b')"), name="schedulers")
+    install("external", register("register('lifo', 'a:b')"), name="schedulers")
     registry = load_registry()
     assert registry.find("scheduler", "fcfs").distribution == "enginebay"
     entry = plugin_entry(registry, "schedulers")
-    assert (entry.distribution, entry.state) == ("stranger", "broken")
+    assert (entry.distribution, entry.state) == ("external", "broken")
     assert "another distribution" in entry.reason
 
 
 def test_a_qualified_name_of_the_wrong_package_is_unknown(install: Install) -> None:
-    install("stranger", LIFO, parts=PARTS)
+    install("external", LIFO, parts=PARTS)
     registry = load_registry()
-    assert registry.find("scheduler", "stranger/lifo").name == "lifo"
+    assert registry.find("scheduler", "external/lifo").name == "lifo"
     with pytest.raises(UnknownNameError, match="unknown scheduler 'schedulers/lifo'"):
         registry.find("scheduler", "schedulers/lifo")
 
@@ -336,13 +336,13 @@ def test_a_misspelt_name_in_the_variable_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 def test_a_plugin_left_out_is_never_imported(install: Install) -> None:
-    install("stranger", LIFO, parts=PARTS)
+    install("external", LIFO, parts=PARTS)
     load_registry(["schedulers"])
-    assert "stranger" not in sys.modules
+    assert "external" not in sys.modules
 
 
 def test_options_are_checked_by_the_parts_own_model(install: Install) -> None:
-    install("stranger", LIFO, parts=PARTS)
+    install("external", LIFO, parts=PARTS)
     registry = load_registry()
     entry = registry.find("scheduler", "lifo")
     options = registry.options(entry, {"depth": 3})
@@ -357,7 +357,7 @@ def test_options_are_checked_by_the_parts_own_model(install: Install) -> None:
 
 
 def test_options_for_a_part_that_has_none_are_refused(install: Install) -> None:
-    install("stranger", register("register('lifo', 'stranger_parts:Lifo')"), parts=PARTS)
+    install("external", register("register('lifo', 'external_parts:Lifo')"), parts=PARTS)
     registry = load_registry()
     entry = registry.find("scheduler", "lifo")
     assert registry.options(entry, {}) is None
@@ -368,25 +368,25 @@ def test_options_for_a_part_that_has_none_are_refused(install: Install) -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("stranger_parts:Missing", "AttributeError"),
+        ("external_parts:Missing", "AttributeError"),
         ("nowhere_at_all:x", "ModuleNotFoundError"),
-        ("stranger_parts:", "AttributeError"),
+        ("external_parts:", "AttributeError"),
     ],
 )
 def test_a_part_that_cannot_be_imported_raises_its_reason_when_picked(
     install: Install, target: str, reason: str
 ) -> None:
-    install("stranger", register(f"register('lifo', '{target}')"), parts=PARTS)
+    install("external", register(f"register('lifo', '{target}')"), parts=PARTS)
     registry = load_registry()
     entry = registry.find("scheduler", "lifo")
     with pytest.raises(
-        PluginError, match=rf"scheduler 'lifo' of plugin 'stranger': importing .*{reason}"
+        PluginError, match=rf"scheduler 'lifo' of plugin 'external': importing .*{reason}"
     ):
         registry.load(entry)
 
 
 def test_a_target_may_lie_inside_a_class(install: Install) -> None:
-    install("stranger", register("register('lifo', 'stranger_parts:Lifo.Inner')"), parts=PARTS)
+    install("external", register("register('lifo', 'external_parts:Lifo.Inner')"), parts=PARTS)
     registry = load_registry()
     assert registry.load(registry.find("scheduler", "lifo")).__qualname__ == "Lifo.Inner"
 

@@ -33,9 +33,9 @@ from enginebay_testing.engine_logprobs import (
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
 from tests.fakes import install
-from tests.unit.changing import Changing
+from tests.unit.logprob_engines import SMALL, pages, slots
+from tests.unit.replaceable_parts import Changing
 from tests.unit.serving import GREEDY, HOT, assert_idle, with_
-from tests.unit.telling import SMALL, pages, slots
 
 pytestmark = [pytest.mark.xdist_group("logprobs"), pytest.mark.usefixtures("few_sizes_module")]
 
@@ -118,7 +118,9 @@ def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None
 
 
 @pytest.mark.long
-def test_nobody_who_does_not_ask_pays(llm: LLM) -> None:  # holds G101, G102
+def test_full_vocab_programs_run_only_for_requests_that_need_them(
+    llm: LLM,
+) -> None:  # holds G101, G102
     if not wide_programs(llm):  # this test is the first of its engine
         llm.generate([LONG, SHORT], [with_(GREEDY, logprobs=20), HOT])
         assert wide_programs(llm) == set()
@@ -133,7 +135,7 @@ def test_nobody_who_does_not_ask_pays(llm: LLM) -> None:  # holds G101, G102
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_best", [0, 3, 20])
-def test_prompts_are_told_across_chunks_whatever_the_cache_has(
+def test_prompt_logprobs_across_chunks_whatever_the_cache_has(
     made: Changing, references: dict[str, ReferenceModel], num_best: int
 ) -> None:  # holds G101
     llm, name = made.llm, made.llm.config.engine.name
@@ -154,7 +156,7 @@ def test_prompts_are_told_across_chunks_whatever_the_cache_has(
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2])
-def test_a_prompt_whose_last_chunk_is_one_token_is_told_of_all(
+def test_a_prompt_whose_last_chunk_is_one_token_has_all_prompt_logprobs(
     llm: LLM, reference: ReferenceModel, num_chunks: int
 ) -> None:
     prompt = LONG[: num_chunks * SMALL["max_num_batched_tokens"] + 1]
@@ -162,7 +164,7 @@ def test_a_prompt_whose_last_chunk_is_one_token_is_told_of_all(
     check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 1)
 
 
-def test_each_of_a_batch_is_told_of_its_own_prompt(
+def test_each_of_a_batch_gets_its_own_prompt_logprobs(
     llm: LLM, reference: ReferenceModel
 ) -> None:  # holds G101
     prompts = [LONG, SHORT, LONG[:40], [9], SHORT]
@@ -178,7 +180,9 @@ def test_each_of_a_batch_is_told_of_its_own_prompt(
     check_returned_logprobs(reference, prompts[2], outputs[2].outputs[0], 1)
 
 
-def test_several_completions_and_streams_are_told_once(llm: LLM, reference: ReferenceModel) -> None:
+def test_completions_and_streams_get_prompt_logprobs_once(
+    llm: LLM, reference: ReferenceModel
+) -> None:
     params = with_(HOT, n=3, seed=2, prompt_logprobs=1)
     output = llm.generate([SHORT], params)[0]
     check_prompt_logprobs(reference, SHORT, output.prompt_logprobs, 1)
@@ -192,7 +196,7 @@ def test_several_completions_and_streams_are_told_once(llm: LLM, reference: Refe
 
 
 @pytest.mark.parametrize("in_prompt", [True, False])
-def test_preempted_requests_are_told_of_the_whole_prompt(
+def test_preempted_requests_get_all_prompt_logprobs(
     made: Changing, references: dict[str, ReferenceModel], in_prompt: bool
 ) -> None:  # holds G101
     reference = references[made.llm.config.engine.name]
@@ -206,7 +210,7 @@ def test_preempted_requests_are_told_of_the_whole_prompt(
         assert reference.first_wrong_token(prompt, output.outputs[0].token_ids, 1e-3) is None
 
 
-def test_the_whole_vocabulary_is_told_beside_others(
+def test_full_vocab_logprobs_beside_others(
     llm: LLM, reference: ReferenceModel
 ) -> None:  # holds G102
     params = [with_(HOT, seed=1, max_tokens=5, logprobs=-1), with_(HOT, seed=2, logprobs=2), ON]

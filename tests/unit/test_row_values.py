@@ -25,7 +25,7 @@ DECLARATION = """    top_a: Annotated[Float, RowValue("float32", 0.0, "filter")]
         description="drop tokens below top_a times the square of the best one's",
     )
     presence_penalty: Annotated["""
-"""A parameter of a stranger, before the field that it is put in front of."""
+"""A parameter of a plugin, before the field that it is put in front of."""
 
 COMPUTED = """    z = (logits - highest) / jnp.where(draws, state.params.temperature, 1.0)[:, None]
     best = jnp.exp(-jax.nn.logsumexp(z, axis=-1, keepdims=True))
@@ -90,7 +90,7 @@ print(json.dumps({
 """
 
 
-def test_a_strangers_parameter_touches_its_declaration_and_the_file_that_computes_it(
+def test_a_plugins_parameter_touches_its_declaration_and_the_file_that_computes_it(
     tmp_path: Path,
 ) -> None:
     for folder in ("core/enginebay", "samplers/enginebay_samplers"):

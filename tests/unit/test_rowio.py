@@ -16,7 +16,7 @@ from enginebay.config import EngineConfig
 from enginebay.contracts.commands import Put
 from enginebay.contracts.engine import RowState
 from enginebay.errors import InputError
-from enginebay_runtime.rowio import put_row
+from enginebay_runtime.row_io import put_row
 from tests.brief import LEAST
 
 CONTEXT = 64

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay.contracts.scheduler import Limits, RunningView, Scheduler, SchedulerView, WaitingView
-from enginebay_schedulers.counters import Account, Counters
+from enginebay_schedulers.counters import Counters, TenantCounter
 from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs
-from enginebay_testing.scheduler_world import POOL, ROWS, SchedulerLimits, World
+from enginebay_testing.scheduler_simulation import POOL, ROWS, LoopSimulation, SchedulerLimits
 
 
 def running(name: str, arrival_s: float, tenant: str) -> RunningView:
@@ -31,7 +31,7 @@ class Served:
     """
 
     def __init__(self, scheduler: Scheduler, setting: SchedulerLimits = ROWS) -> None:
-        self.world = World(scheduler, setting)
+        self.world = LoopSimulation(scheduler, setting)
         self.tenants: dict[str, str] = {}
         self.service: collections.Counter[str] = collections.Counter()
 
@@ -142,8 +142,8 @@ def test_tenant_that_others_overtook_too_long_goes_first_once() -> None:
     scheduler = Fair(FairOptions(max_wait_s=5.0))
     state = Counters(
         (
-            Account("rich", 1000.0, admitted_s=1.0, queued=True),
-            Account("poor", 10.0, 5.0, queued=True),
+            TenantCounter("rich", 1000.0, admitted_s=1.0, queued=True),
+            TenantCounter("poor", 10.0, 5.0, queued=True),
         )
     )
     line = (
@@ -156,7 +156,7 @@ def test_tenant_that_others_overtook_too_long_goes_first_once() -> None:
         assert [name for name, _ in scheduler.decide(view, state)[0].prefill] == order
 
 
-def test_accounts_of_tenants_that_stay_away_are_forgotten() -> None:
+def test_counters_of_absent_tenants_are_forgotten() -> None:
     served = Served(Fair(FairOptions(max_wait_s=0.5)))
     for i in range(200):
         served.add(f"tenant-{i}", 5, 5)
@@ -171,7 +171,8 @@ def test_fair_preempts_the_tenant_that_was_served_most_but_never_the_oldest_row(
         running("rich", 1.0, "rich"),
     )
     state = Counters(
-        (Account("rich", 100.0), Account("poor", 1.0)), tuple((r.request_id, 10) for r in run)
+        (TenantCounter("rich", 100.0), TenantCounter("poor", 1.0)),
+        tuple((r.request_id, 10) for r in run),
     )
     for free_tokens, preempted in ((2, ("rich",)), (3, ())):
         view = SchedulerView(5.0, (), run, Limits(8, 64, 16, 1, free_tokens))

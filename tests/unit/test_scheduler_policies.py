@@ -24,7 +24,7 @@ from enginebay_schedulers.fcfs import Fcfs
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
 from enginebay_schedulers.priority import Priority, PriorityOptions
 from enginebay_schedulers.sjf import Sjf, SjfOptions
-from enginebay_testing.scheduler_world import POOL, ROWS, SchedulerLimits, World
+from enginebay_testing.scheduler_simulation import POOL, ROWS, LoopSimulation, SchedulerLimits
 
 
 def decide(
@@ -129,7 +129,9 @@ def test_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
 def test_low_priority_is_served_within_its_ageing_under_a_flood_of_urgent_ones(
     setting: SchedulerLimits,
 ) -> None:
-    world = World(Priority(PriorityOptions(ageing_s=5.0)), setting, seconds_per_decision=0.1)
+    world = LoopSimulation(
+        Priority(PriorityOptions(ageing_s=5.0)), setting, seconds_per_decision=0.1
+    )
     low = world.add(20, 10, priority=-2)
     while low not in world.ended:
         while len(world.waiting) < 10:
@@ -180,7 +182,7 @@ def test_the_youngest_is_preempted_first(make: Callable[[], Scheduler]) -> None:
 
 def test_short_prompts_wait_less_by_sjf_than_by_arrival() -> None:
     def mean_wait(scheduler: Scheduler) -> float:
-        world = World(scheduler, ROWS)
+        world = LoopSimulation(scheduler, ROWS)
         for _ in range(10):
             world.add(70, 8)
         short = [world.add(4, 8) for _ in range(10)]

@@ -27,7 +27,7 @@ from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
 from enginebay_schedulers.priority import Priority, PriorityOptions
 from enginebay_schedulers.sjf import Sjf, SjfOptions
 from enginebay_schedulers.static_batch import StaticBatch, StaticBatchOptions
-from enginebay_testing.scheduler_world import ROWS, SchedulerLimits, World
+from enginebay_testing.scheduler_simulation import ROWS, LoopSimulation, SchedulerLimits
 from enginebay_testing.schedulers import scheduler_checks
 
 MAKERS: dict[str, Callable[[], Scheduler]] = {
@@ -163,7 +163,7 @@ def test_fcfs_takes_no_more_steps_than_the_cache_has_room_for() -> None:
 
 
 def test_preempted_request_ends_and_first_arrival_is_never_preempted() -> None:
-    world = World(Fcfs(), SchedulerLimits(max_num_seqs=8, num_cache_tokens=60, grows=True))
+    world = LoopSimulation(Fcfs(), SchedulerLimits(max_num_seqs=8, num_cache_tokens=60, grows=True))
     names = [world.add(5, 30) for _ in range(6)]
     preempted: list[str] = []
     while world.waiting or world.running:
@@ -175,7 +175,7 @@ def test_preempted_request_ends_and_first_arrival_is_never_preempted() -> None:
 
 
 def test_static_batch_admits_nobody_until_the_batch_has_ended() -> None:
-    world = World(StaticBatch(StaticBatchOptions(batch_size=3)), ROWS)
+    world = LoopSimulation(StaticBatch(StaticBatchOptions(batch_size=3)), ROWS)
     first = [world.add(20, 3 + i) for i in range(3)]
     later = world.add(4, 4)
     while later in world.waiting:
@@ -188,7 +188,7 @@ def test_static_batch_admits_nobody_until_the_batch_has_ended() -> None:
 
 
 def test_static_batch_prefills_its_whole_batch_in_chunks() -> None:
-    world = World(StaticBatch(), ROWS)
+    world = LoopSimulation(StaticBatch(), ROWS)
     names = [world.add(20, 4) for _ in range(4)]
     prefills = [world.act().prefill for _ in range(3)]
     assert prefills[0] == ((names[0], 20), (names[1], 12))
@@ -198,7 +198,9 @@ def test_static_batch_prefills_its_whole_batch_in_chunks() -> None:
 
 
 def test_static_batch_goes_on_where_the_cache_gives_out_whole_pages() -> None:
-    world = World(StaticBatch(), SchedulerLimits(num_cache_tokens=64, grows=True, page_size=16))
+    world = LoopSimulation(
+        StaticBatch(), SchedulerLimits(num_cache_tokens=64, grows=True, page_size=16)
+    )
     names = [world.add(15, 15) for _ in range(2)] + [world.add(1, 1), world.add(1, 1)]
     world.finish(100)
     assert set(names) == world.ended.keys()

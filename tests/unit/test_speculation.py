@@ -16,9 +16,17 @@ from enginebay.errors import InternalError
 from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded
 from tests.brief import TINY
 from tests.fakes import install
-from tests.unit.changing import Changing, changing
-from tests.unit.drafting import DRAFTS, Constant, FarOracle, Oracle, plain_and_known, run, tokens_of
+from tests.unit.replaceable_parts import Changing, changing
 from tests.unit.serving import assert_idle
+from tests.unit.speculation_helpers import (
+    DRAFTS,
+    Constant,
+    FarOracle,
+    Oracle,
+    plain_and_known,
+    run,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.xdist_group("speculation")
 ENGINES: dict[str, Any] = {

@@ -12,9 +12,9 @@ from enginebay import LLM, SamplingParams
 from enginebay_testing.subject import greedy, random_prompts, seeded
 from tests.brief import TINY
 from tests.fakes import install
-from tests.unit.changing import Changing, changing
-from tests.unit.drafting import Counts, Oracle, run, tokens_of
 from tests.unit.loops import Pauses, go_on, seeing
+from tests.unit.replaceable_parts import Changing, changing
+from tests.unit.speculation_helpers import Counts, Oracle, run, tokens_of
 
 pytestmark = pytest.mark.xdist_group("speculation")
 

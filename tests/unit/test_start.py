@@ -22,7 +22,7 @@ BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtp
 SHAPE = "smollm2-135m/decode/b2/c64"
 HERE = start.look_around()
 NO_DEVICE = not (HERE.cuda or HERE.tpu)
-INSTALLED = start.Found(frozenset({"xla_cuda12"}), libtpu=True)
+INSTALLED = start.InstalledPlugins(frozenset({"xla_cuda12"}), libtpu=True)
 """Both extras, and no device."""
 
 
@@ -48,11 +48,11 @@ def test_jax_keeps_to_the_cpu_where_no_device_can_be() -> None:
         dataclasses.replace(INSTALLED, cuda=True),
         dataclasses.replace(INSTALLED, tpu=True),
         dataclasses.replace(INSTALLED, plugins=frozenset({"xla_cuda12", "somebody_elses"})),
-        start.Found(),
+        start.InstalledPlugins(),
     ],
     ids=["cuda", "tpu", "plugin", "nothing"],
 )
-def test_jax_looks_for_devices_that_may_be_there(found: start.Found) -> None:
+def test_jax_looks_for_devices_that_may_be_there(found: start.InstalledPlugins) -> None:
     assert not start.settle_platforms(found)
     assert not jax.config.jax_platforms
 

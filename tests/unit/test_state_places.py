@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from enginebay.contracts.cache import Lease
-from enginebay_paged.held import GroupPages
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex

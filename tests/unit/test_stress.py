@@ -23,8 +23,8 @@ from enginebay.contracts.cache import Lease
 from enginebay.contracts.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.outputs import RequestOutput
+from enginebay_testing.near_ties import MAX_NEAR_TIES, possible_tokens
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.ties import MAX_NEAR_TIES, possible_tokens
 from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED, Counts, make_llm, seeing
 from tests.unit.serving import DEADLOCK_S
 

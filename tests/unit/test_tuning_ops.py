@@ -171,14 +171,14 @@ def test_native_products_are_the_same_bits_in_every_configuration() -> None:
 
         def ask(problem: OpProblem, asked: list[OpProblem] = asked) -> Any:
             asked.append(problem)
-            return native.Sharing()
+            return native.WorkSplit()
 
         native.linear.tuned(ask)(x, weight)
         (problem,) = asked
         assert problem.rows == 1 << (rows - 1).bit_length()
         configs = native.linear.candidates(ENV, problem)
         assert native.linear.default_config(ENV, problem) in configs
-        for config in (*configs, native.Sharing(1, 1), native.Sharing(1 << 20, 1000)):
+        for config in (*configs, native.WorkSplit(1, 1), native.WorkSplit(1 << 20, 1000)):
             got = native.linear.tuned(lambda _, config=config: config)(x, weight)
             assert np.asarray(got).tobytes() == expected.tobytes(), config
 

@@ -15,13 +15,14 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay_testing.engine_logprobs import check_returned_logprobs
+from enginebay_testing.near_ties import assert_same_tokens
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded
-from enginebay_testing.ties import assert_same_tokens
 from tests.brief import LEAST, TINY
 from tests.pool import few_sizes
-from tests.unit.changing import Changing, changing
-from tests.unit.drafting import (
+from tests.unit.replaceable_parts import Changing, changing
+from tests.unit.serving import assert_idle
+from tests.unit.speculation_helpers import (
     DRAFTS,
     Constant,
     Counts,
@@ -31,7 +32,6 @@ from tests.unit.drafting import (
     run,
     tokens_of,
 )
-from tests.unit.serving import assert_idle
 
 pytestmark = pytest.mark.xdist_group("verifying")
 SIZES: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.quantized import random_weight
 from tests.zoo.__main__ import parser
 from tests.zoo.faults import right_kernel
@@ -31,7 +31,7 @@ def test_right_kernels_are_listed_once_and_can_be_imported() -> None:
 def test_the_capabilities_of_a_right_kernel_make_its_cases() -> None:
     def names(kernel: str) -> list[str]:
         made = right_kernel(kernel)
-        extent = Extent(triples=False).of(declared("linear", made, "right"))
+        extent = CaseBudget(triples=False).of(declared("linear", made, "right"))
         layouts = layouts_of("linear", made, "right")
         cases = kit_of(REGISTRY, "linear").cases(made, Env("cpu"), layouts, extent)
         return [case.name for case in cases if case.name.startswith("quantized_linear")]

@@ -13,8 +13,8 @@ import numpy as np
 from enginebay.contracts.cache import Lease, Ledger, PageMove
 from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay_paged.group_prefixes import GroupPrefixes
-from enginebay_paged.held import GroupPages, Held
 from enginebay_paged.host_tier import HostTier, MoveLog
+from enginebay_paged.lease_records import GroupPages, LeaseRecord
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.pool import PagePool
 from enginebay_paged.prefix import PrefixIndex
@@ -204,7 +204,7 @@ class Late(StateLedger):
 class LongFork(StateLedger):
     """Says of a fork that it goes on from where it was asked to, and gives it an earlier state."""
 
-    def _fork_from(self, parent: Held, num_cached: int) -> tuple[int, bytes | None]:
+    def _fork_from(self, parent: LeaseRecord, num_cached: int) -> tuple[int, bytes | None]:
         return num_cached, super()._fork_from(parent, num_cached)[1]
 
 

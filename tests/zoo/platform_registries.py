@@ -17,7 +17,7 @@ from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.elsewhere import register_xla_kernels
 
 NAME = "npu"
-PLUGIN = "stranger"
+PLUGIN = "external"
 
 Change = Callable[[Declaration], Declaration | None]
 """What becomes of each declaration; None: it is not registered."""
@@ -49,12 +49,12 @@ class NegateOp(Protocol):
 
 
 def negate(x: jax.Array) -> jax.Array:
-    """The op of a stranger."""
+    """The op of a plugin."""
     return -x
 
 
 NEGATE: Op[NegateOp] = Op("negate", NegateOp, f"{__name__}:negate", f"{__name__}:negate", {})
-STRANGERS_OP = (
+EXTERNAL_OP = (
     Declaration("op", "negate", f"{__name__}:NEGATE"),
     Declaration("kernel", "x", f"{__name__}:negate", op="negate", platforms=("cpu",)),
 )

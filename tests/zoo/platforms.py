@@ -166,7 +166,7 @@ FUSED = ("add_rms_norm", "rope_kv_write")
 RIGHT: dict[str, Part] = {
     "cpu": Part(CpuPlatform),
     "npu": Part(Npu),
-    "an op of a stranger without a kernel": Part(Npu, more=registries.STRANGERS_OP),
+    "an op of a plugin without a kernel": Part(Npu, more=registries.EXTERNAL_OP),
     "no fused kernels": Part(Npu, registries.without(*FUSED)),
     "plain weights and caches alone": Part(Npu, registries.without_capabilities),
     "plain caches alone": Part(Npu, registries.with_attention("PLAIN_CACHE")),

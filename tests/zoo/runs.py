@@ -9,7 +9,7 @@ from typing import Any, cast
 from enginebay.compose.ops import usable_ops
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import Entry, load_registry
-from enginebay_testing.op_kit import Extent, kit_of
+from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from tests.layouts import BUILTIN_LAYOUTS
 from tests.zoo.faults import DEVICE_PACKAGES, Fault, planted, right_kernel
@@ -73,7 +73,7 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
     start = time.monotonic()
     kernel = planted(fault)
     package = _entry_point(fault.package)
-    extent = Extent(triples=triples, interpreted=not fault.is_plain)
+    extent = CaseBudget(triples=triples, interpreted=not fault.is_plain)
     count = 0
     for case in kit_of(REGISTRY, fault.op).cases(
         kernel,
@@ -115,7 +115,9 @@ def check_right(op: str, kernel: str, *, num_seeds: int, triples: bool = False) 
     """Run the cases of a right kernel, with `triples` all of them."""
     package = kernel.partition(".")[0]
     made, start = right_kernel(kernel), time.process_time()
-    extent = Extent(triples=triples, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)
+    extent = CaseBudget(
+        triples=triples, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds
+    )
     layouts = layouts_of(op, made, _entry_point(package))
     extent = extent.of(declared(op, made, _entry_point(package)))
     failed, passed, unsupported = [], 0, 0

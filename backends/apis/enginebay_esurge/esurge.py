@@ -19,7 +19,7 @@ from enginebay.contracts.text import Message
 from enginebay.errors import RequestError
 from enginebay.serving.observer import Observers
 from enginebay.serving.prepare import Param, check_streamable
-from enginebay.serving.priority import Turn, Turns, priorities_of
+from enginebay.serving.priority import BatchKeywords, RequestKeywords, priorities_of
 from enginebay.serving.prompts import Prompt, Prompts, as_prompts
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import no_template
@@ -212,7 +212,7 @@ class eSurge:  # noqa: N801  # the name its users know
         sampling_params: Param = None,
         request_id: str | Sequence[str] | None = None,
         use_tqdm: bool = True,
-        **turns: Unpack[Turns],
+        **turns: Unpack[BatchKeywords],
     ) -> list[RequestOutput]:
         """Complete prompts (texts, or lists of token ids). Returns one output per prompt, in order.
 
@@ -235,7 +235,7 @@ class eSurge:  # noqa: N801  # the name its users know
         prompts: Prompts,
         sampling_params: Param = None,
         request_id: str | None = None,
-        **turn: Unpack[Turn],
+        **turn: Unpack[RequestKeywords],
     ) -> Updates:
         """Complete one prompt; yields an output with delta_text for each part, the last one
         `finished`.
@@ -261,7 +261,7 @@ class eSurge:  # noqa: N801  # the name its users know
         request_id: str | None = None,
         stream: bool = False,
         chat_template: str | None = None,
-        **turn: Unpack[Turn],
+        **turn: Unpack[RequestKeywords],
     ) -> Any:
         """Answer a conversation: a RequestOutput, or with `stream` an iterator of RequestOutputs.
 

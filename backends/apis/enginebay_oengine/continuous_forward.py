@@ -25,7 +25,7 @@ from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay_oengine.compiling import cjit
-from enginebay_oengine.generation_state import GenerationState, HeldLeases
+from enginebay_oengine.generation_state import GenerationState, LeaseHandles
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
@@ -203,7 +203,7 @@ class StepLauncher:
         self._write = compiled(write_pages, (), (0,), where.views)
         self._place = compiled(place_rows, (), (0,), whole)
         self.take = compiled(_take, (1, 2), (), whole)
-        self.held: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
+        self.held: weakref.WeakSet[LeaseHandles] = weakref.WeakSet()
         """The pages held by prefixes."""
 
     def run(

@@ -27,7 +27,7 @@ class PageReader(Protocol):
         """Return the arrays of the leases' pages."""
 
 
-class HeldLeases:
+class LeaseHandles:
     """Leases that are released when this object is garbage-collected, or by let_go()."""
 
     def __init__(self, owner: PageReader, leases: Sequence[Lease], lengths: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ class GenerationState:
     """
 
     def __init__(
-        self, rows: PageRows, base_keys: Any, views: Views | None, held: HeldLeases | None = None
+        self, rows: PageRows, base_keys: Any, views: Views | None, held: LeaseHandles | None = None
     ) -> None:
         self.rows = rows
         self.base_keys = base_keys

@@ -21,7 +21,7 @@ from enginebay_shared.opening import (
 )
 
 ENGINE = "oengine"
-FACE = "the oEngine API"
+API_NAME = "the oEngine API"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +59,16 @@ def open_model(model: ModelLike) -> OpenedModel:
     if isinstance(model, LLM):
         if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
-        refuse_parts_of_llm(model.config, FACE, ENGINE)
+        refuse_parts_of_llm(model.config, API_NAME, ENGINE)
         return _opened(model.plan, model.engine.parts, model.engine.executor.weights())
     config = config_of(model, ENGINE)
-    refuse_parts_of_llm(config, FACE, ENGINE)
+    refuse_parts_of_llm(config, API_NAME, ENGINE)
     plan = make_plan(config)
     parts = make_parts(plan)
     return _opened(plan, parts, parts.load_weights())
 
 
 def _opened(plan: Plan, parts: EngineParts, weights: Weights) -> OpenedModel:
-    refuse_states(plan, FACE)
+    refuse_states(plan, API_NAME)
     ends = list(plan.checkpoint.token_info.eos_token_ids)
     return OpenedModel(plan, parts, weights, GenerationConfig(ends or None))

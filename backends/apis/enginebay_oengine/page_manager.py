@@ -14,7 +14,7 @@ from enginebay.contracts.cache import Lease
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.errors import EnginebayError, InputError
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
-from enginebay_paged.held import GroupPages
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.page_steps import POOL
 from enginebay_paged.pool import DUMMY_PAGE, PagePool

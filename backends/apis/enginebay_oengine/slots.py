@@ -18,7 +18,7 @@ from enginebay.errors import InputError
 from enginebay.types import FrozenSampling, Request
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.continuous_forward import ModelInputBatch, StepLauncher
-from enginebay_oengine.generation_state import GenerationState, HeldLeases
+from enginebay_oengine.generation_state import GenerationState, LeaseHandles
 from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
 from enginebay_paged.page_steps import POOL, PromptChunk, decode_part, prefill_part
 
@@ -48,7 +48,7 @@ class Slots:
         token_ids = [prompt.prompt_token_ids for prompt in prompts]
         lengths = [len(ids) for ids in token_ids]
         leases = self._admit_all(lengths)
-        held = HeldLeases(self.steps, leases, [length + 1 for length in lengths])
+        held = LeaseHandles(self.steps, leases, [length + 1 for length in lengths])
         self._process(weights, token_ids, prompts, leases, samples=True)
         width = max(SHORTEST_HISTORY, 1 << max(lengths).bit_length())
         rows, data = self.steps.take(self._scratch, len(lengths), min(width, self.sizes.max_length))
@@ -158,7 +158,7 @@ class Slots:
         for lease, ids in zip(leases, prompts, strict=True):
             self.manager.commit(lease, len(ids))
 
-    def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldLeases]:
+    def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, LeaseHandles]:
         """The prefix with pages in this cache: unchanged, or copied here to new pages."""
         if prefix.held is not None and prefix.held.owner is self.steps and prefix.held.let_go.alive:
             return prefix, prefix.held
@@ -172,7 +172,7 @@ class Slots:
                 "Insert it into an engine with a larger max_length or more pages.",
             )
         leases = self._admit_all([length - 1 for length in lengths])
-        held = HeldLeases(self.steps, leases, lengths)
+        held = LeaseHandles(self.steps, leases, lengths)
         self.steps.write(moved.views, leases)
         for lease, length in zip(leases, lengths, strict=True):
             self.manager.commit(lease, length - 1)
@@ -187,7 +187,7 @@ class Slots:
         target.base_keys = moved.base_keys
         return target, held
 
-    def _fork_all(self, held: HeldLeases, rows: list[int]) -> list[Lease]:
+    def _fork_all(self, held: LeaseHandles, rows: list[int]) -> list[Lease]:
         leases: list[Lease] = []
         for row in rows:
             lease = self.manager.fork(held.leases[row], held.lengths[row] - 1)

@@ -54,8 +54,8 @@ OWN_PARTS = {"scheduler": "fcfs", "proposer": "none", "executor": "local"}
 """Settings whose work an API with slots does itself, with their defaults."""
 
 
-def refuse_parts_of_llm(config: EngineConfig, face: str, engine: str) -> None:
-    """Raise ConfigError for a part that the configuration names and the API `face`, which plans and
+def refuse_parts_of_llm(config: EngineConfig, api: str, engine: str) -> None:
+    """Raise ConfigError for a part that the configuration names and the API `api`, which plans and
     runs its steps itself, would not use.
     """
     for name, usual in OWN_PARTS.items():
@@ -63,19 +63,19 @@ def refuse_parts_of_llm(config: EngineConfig, face: str, engine: str) -> None:
         chosen = value if isinstance(value, str) else value.name
         if chosen not in (usual, "auto"):
             raise ConfigError(
-                f"{name} = {chosen!r} for {face}, which would not use it",
+                f"{name} = {chosen!r} for {api}, which would not use it",
                 f"{usual!r} or 'auto'",
                 f"Leave {name} out, or use LLM(..., engine={engine!r}).",
             )
 
 
-def refuse_states(plan: Plan, face: str) -> None:
-    """Raise UnsupportedError for a model with a recurrent state, which the arrays of the API `face`
+def refuse_states(plan: Plan, api: str) -> None:
+    """Raise UnsupportedError for a model with a recurrent state, which the arrays of the API `api`
     cannot hold.
     """
     info = plan.model.info
     if info.states:
-        given = f"a model of the family {info.family!r} for {face}"
+        given = f"a model of the family {info.family!r} for {api}"
         allowed = "models whose cache has only keys and values"
         raise UnsupportedError(given, allowed, "Use LLM, which supports recurrent states.")
 

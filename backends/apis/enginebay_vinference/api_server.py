@@ -24,7 +24,7 @@ from enginebay_server.chat import ChatBody
 from enginebay_server.completions import CompletionBody
 from enginebay_server.metrics import Metrics, check_installed
 from enginebay_server.routes_generate import as_json
-from enginebay_server.routes_inform import model_record, probe
+from enginebay_server.routes_info import model_record, probe
 from enginebay_server.served import ServedModel
 from enginebay_server.serving import Address, run_until_drained
 from enginebay_server.settings import ServerSettings

@@ -11,7 +11,7 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.engine import AttentionProblem, Engine
 from enginebay.contracts.executor import EngineParts, StepFacts
 from enginebay.errors import UnsupportedError
-from enginebay_paged.held import GroupPages
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions
 from enginebay_paged.pool import PagePool

@@ -8,7 +8,7 @@ import numpy as np
 
 from enginebay.contracts.cache import Lease
 from enginebay.contracts.prefix_key import PrefixKey
-from enginebay_paged.held import GroupPages
+from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.pool import DUMMY_PAGE
 from enginebay_paged.prefix import embeds_by_page, key_digest, page_digests
 from enginebay_paged.state_places import StatePlaces

@@ -12,10 +12,10 @@ from enginebay.contracts.cache import Lease, Ledger, PageMove
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
-from enginebay_paged.beginning import Beginning
+from enginebay_paged.cached_prefix import CachedPrefix
 from enginebay_paged.group_prefixes import GroupPrefixes
-from enginebay_paged.held import GroupPages, Held, HeldPages
 from enginebay_paged.host_tier import MoveLog
+from enginebay_paged.lease_records import GroupPages, LeaseRecord, LeaseRecords
 from enginebay_paged.pool import DUMMY_PAGE
 from enginebay_paged.state_places import StatePlaces
 
@@ -66,7 +66,7 @@ class PageLedger(Ledger):
         self.grows = grows
         self._growing = [name for name, window in self.windows.items() if window is None]
         self._sliding = [name for name, window in self.windows.items() if window is not None]
-        self._held = HeldPages(groups, max_ahead)
+        self._held = LeaseRecords(groups, max_ahead)
         self.states, self._num_kept = tuple(self._states), 0
         every = min((one.snapshot_tokens for one in self._states.values()), default=1)
         self._snapshot_tokens = pages_for(every, self.page_size) * self.page_size
@@ -102,7 +102,7 @@ class PageLedger(Ledger):
         num_cached = min(len(digests) * self.page_size, num_prompt - 1)
         snapshot = digests[-1] if digests else None
         pages = self._prefixes.pages(digests)
-        begin = Beginning(num_cached, self.page_size, pages, digests)
+        begin = CachedPrefix(num_cached, self.page_size, pages, digests)
         return self._promise(row, begin, num_tokens, key, snapshot)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
@@ -130,10 +130,10 @@ class PageLedger(Ledger):
                 len(known) * self.page_size,
             )
             snapshot = known[-1] if known else None
-        begin = Beginning(num_cached, self.page_size, pages, parent.digests)
+        begin = CachedPrefix(num_cached, self.page_size, pages, parent.digests)
         return self._promise(row, begin, num_tokens, parent.key, snapshot)
 
-    def _fork_from(self, parent: Held, num_cached: int) -> tuple[int, bytes | None]:
+    def _fork_from(self, parent: LeaseRecord, num_cached: int) -> tuple[int, bytes | None]:
         """Number of the row's first `num_cached` tokens that a fork can use, and the hash of its
         snapshot.
         """
@@ -146,7 +146,7 @@ class PageLedger(Ledger):
     def _promise(
         self,
         row: int,
-        begin: Beginning,
+        begin: CachedPrefix,
         num_tokens: int,
         key: PrefixKey,
         snapshot: bytes | None,
@@ -232,7 +232,7 @@ class PageLedger(Ledger):
         if held.cut == len(token_ids):
             self._keep(held)
 
-    def _keep(self, held: Held) -> None:
+    def _keep(self, held: LeaseRecord) -> None:
         """Keep a snapshot of a row's states after its computed tokens."""
         num_pages, rest = divmod(held.num_computed, self.page_size)
         if rest or num_pages > len(held.digests):  # only forks find it, through the lease

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from enginebay.errors import ConfigError, shown
-from enginebay_runtime.host_pages import PageKeeper
+from enginebay_runtime.host_pages import PageStorage
 
 log = logging.getLogger("enginebay.prefix_files")
 
@@ -58,7 +58,7 @@ class FileCounts:
     failed: int = 0
 
 
-class PageFiles(PageKeeper):
+class PageFiles(PageStorage):
     """Pages in files of a folder, by hash. A file is written under another name and then renamed,
     so that readers see whole files only; a checksum covers all its bytes. Errors of the disk are
     counted and logged, and never raised.

@@ -32,7 +32,7 @@ TARGET = register("linear")
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharing:
+class WorkSplit:
     """How the outputs are divided into blocks and tasks. Neither changes a bit of a result.
 
     The weights of a block should stay in the second-level cache while all rows are multiplied. With
@@ -49,20 +49,20 @@ class NativeLinear:
 
     name: str = "native"
     version: str = "2"
-    choose: Callable[[OpProblem], Sharing] = lambda _: Sharing()
+    choose: Callable[[OpProblem], WorkSplit] = lambda _: WorkSplit()
     """Returns the configuration of a call, by its rows (the next power of two), inputs, outputs and
     dtype.
     """
 
-    def default_config(self, env: Env, problem: OpProblem) -> Sharing:
+    def default_config(self, env: Env, problem: OpProblem) -> WorkSplit:
         """Return one configuration for all problems."""
-        return Sharing()
+        return WorkSplit()
 
-    def candidates(self, env: Env, problem: OpProblem) -> list[Sharing]:
+    def candidates(self, env: Env, problem: OpProblem) -> list[WorkSplit]:
         """Return blocks of a quarter to four times the default, with half or twice the tasks."""
-        return [Sharing(kib, tasks) for kib in BLOCK_KIB for tasks in TASKS_PER_THREAD]
+        return [WorkSplit(kib, tasks) for kib in BLOCK_KIB for tasks in TASKS_PER_THREAD]
 
-    def tuned(self, choose: Callable[[OpProblem], Sharing]) -> NativeLinear:
+    def tuned(self, choose: Callable[[OpProblem], WorkSplit]) -> NativeLinear:
         """Return the op with configurations from `choose`."""
         return dataclasses.replace(self, choose=choose)
 
@@ -142,7 +142,7 @@ class NativeLinear:
         )
         return product
 
-    def _sharing(self, rows: int, num_in: int, outputs: int, dtype: jnp.dtype) -> Sharing:
+    def _sharing(self, rows: int, num_in: int, outputs: int, dtype: jnp.dtype) -> WorkSplit:
         # One row has a tile of its own. Others use the configuration of the next power of two,
         # because tuning measures these numbers of rows only.
         sizes = (("inputs", num_in), ("outputs", outputs), ("dtype", str(dtype)))

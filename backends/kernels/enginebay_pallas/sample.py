@@ -38,7 +38,7 @@ NUM_BITS = 31
 """Halvings that reduce INF_BITS values to one."""
 
 
-class Borders(NamedTuple):
+class SampleBounds(NamedTuple):
     """The op's arguments of a block, each a column [ROWS, 1].
 
     min_z is min_p as the smallest z that is kept.
@@ -149,7 +149,7 @@ def _kernel(
     """
     block = pl.program_id(0)
     over = functools.partial(_over_vocabulary, chunk=chunk, num_chunks=z.shape[1] // chunk)
-    rows = Borders(seeds[...], *(_all_lanes(column[...]) for column in (top_k, top_p, min_z)))
+    rows = SampleBounds(seeds[...], *(_all_lanes(column[...]) for column in (top_k, top_p, min_z)))
     border[...] = jnp.full_like(border, INF_BITS)
     last_id[...] = jnp.full_like(last_id, float(vocab))
 
@@ -228,7 +228,9 @@ def _least(holds: Callable[[Any], Any], high: Any, num_bits: int = NUM_BITS) -> 
     return lax.fori_loop(0, num_bits, narrow, (jnp.zeros_like(high), high))[1]
 
 
-def _cut_top_p(over: Over, rows: Borders, z: Any, mass: Any, border: Any, last_id: Any) -> None:
+def _cut_top_p(
+    over: Over, rows: SampleBounds, z: Any, mass: Any, border: Any, last_id: Any
+) -> None:
     """Move the border to where top_p's share of the mass ends; among equal tokens, by their ids."""
     kth = border[...]
     cut = rows.top_p < 1.0
@@ -259,7 +261,7 @@ def _ids(at: Any) -> Any:
     return at.start + lax.broadcasted_iota(jnp.int32, (ROWS, LANES), 1)
 
 
-def _draw(over: Over, rows: Borders, z: Any, border: Any, last_id: Any) -> Any:
+def _draw(over: Over, rows: SampleBounds, z: Any, border: Any, last_id: Any) -> Any:
     """Return the id of the first largest score of the kept tokens: int32 [ROWS, LANES]."""
     first_best = rows.top_k == 1
 

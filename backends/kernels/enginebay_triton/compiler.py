@@ -55,7 +55,7 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Assembled:
+class AssemblerReport:
     """What the assembler reports about a kernel.
 
     `spill_bytes` counts stores and loads. `copies_in_flight` comes from the PTX: the largest number
@@ -151,7 +151,7 @@ def _placed(sharding: SingleDeviceSharding, leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _kernel_figures(kernels: Sequence[Assembled]) -> dict[str, int]:
+def _kernel_figures(kernels: Sequence[AssemblerReport]) -> dict[str, int]:
     names = ("registers", "spill_bytes", "shared_bytes", "copies_in_flight")
     return {name: max(getattr(kernel, name) for kernel in kernels) for name in names if kernels}
 
@@ -332,7 +332,7 @@ def _assembler() -> Path:
     return newest if newest.exists() else folder / "ptxas"
 
 
-def assemble(kernels: Sequence[Kernel], target: str) -> list[Assembled]:
+def assemble(kernels: Sequence[Kernel], target: str) -> list[AssemblerReport]:
     """Assemble each kernel and return the reports; InternalError when one is refused."""
     found = []
     with tempfile.TemporaryDirectory(prefix="enginebay-ptx-") as folder:
@@ -357,7 +357,7 @@ def assemble(kernels: Sequence[Kernel], target: str) -> list[Assembled]:
     return found
 
 
-def _told(kernel: Kernel, text: str) -> Assembled:
+def _told(kernel: Kernel, text: str) -> AssemblerReport:
     def largest(pattern: str) -> int:
         return max((int(number) for number in re.findall(pattern, text)), default=0)
 
@@ -365,6 +365,6 @@ def _told(kernel: Kernel, text: str) -> Assembled:
     fixed = largest(r"(\d+) bytes smem")
     waits = re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.ptx)
     flying = max(map(int, waits), default=0)
-    return Assembled(
+    return AssemblerReport(
         kernel.name, largest(r"Used (\d+) registers"), spills, fixed + kernel.shared_bytes, flying
     )

@@ -27,24 +27,24 @@ TILE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class _Home:
+class _LayoutArrays:
     """A layout as the kernels see it: its arrays in order, and the strides of write_kernels."""
 
     arrays: tuple[str, ...]
     strides: dict[str, int]
 
 
-def _home(layout: KVLayout) -> _Home:
+def _home(layout: KVLayout) -> _LayoutArrays:
     """Return the description of a layout; UnsupportedError for one that the kernels do not know."""
     heads, size, dim = layout.num_kv_heads, layout.page_size, layout.head_dim
     if layout.name == "nhd":
         head = dim if layout.v_prefix_dim else 2 * dim
         token = heads * head
         strides = {"PAGE": size * token, "TOKEN": token, "HEAD": head, "V_OFFSET": dim}
-        return _Home(("kv",), {"PAGE_SIZE": size, **strides})
+        return _LayoutArrays(("kv",), {"PAGE_SIZE": size, **strides})
     if layout.name == "hnd":
         strides = {"PAGE": heads * size * dim, "TOKEN": dim, "HEAD": size * dim, "V_OFFSET": 0}
-        return _Home(tuple(layout.shapes()), {"PAGE_SIZE": size, **strides})
+        return _LayoutArrays(tuple(layout.shapes()), {"PAGE_SIZE": size, **strides})
     raise UnsupportedError(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write.")
 
 

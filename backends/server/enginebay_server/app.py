@@ -14,8 +14,16 @@ from starlette.responses import Response
 
 from enginebay.errors import EnginebayError
 from enginebay_server.document import openapi_document
-from enginebay_server.door import PROBES, App, AsgiMessage, Door, Receive, Send, is_page
 from enginebay_server.errors import ApiError, api_error, error_body
+from enginebay_server.ingress import (
+    PROBES,
+    App,
+    AsgiMessage,
+    IngressMiddleware,
+    Receive,
+    Send,
+    is_page,
+)
 from enginebay_server.json_bodies import JsonBodies, body_routes
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import Metrics
@@ -24,7 +32,7 @@ from enginebay_server.response_store import open_store
 from enginebay_server.routes_adapters import adapter_routes
 from enginebay_server.routes_anthropic import anthropic_routes
 from enginebay_server.routes_generate import generate_routes
-from enginebay_server.routes_inform import inform_routes
+from enginebay_server.routes_info import inform_routes
 from enginebay_server.routes_page import page_routes
 from enginebay_server.routes_responses import response_routes
 from enginebay_server.routes_tokens import token_routes
@@ -82,7 +90,7 @@ def create_app(
         app.add_exception_handler(kind, handler)
     app.add_middleware(JsonBodies, routes=body_routes(made), state=state, on_error=_on_error)
     app.add_middleware(
-        Door, state=state, takes_json=json_paths(app)
+        IngressMiddleware, state=state, takes_json=json_paths(app)
     )  # requests pass the middleware that is added last first
     if tracer is not None:
         app.add_middleware(Tracing, tracer=tracer)

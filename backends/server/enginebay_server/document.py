@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 
 from enginebay import __version__
 from enginebay_server.bodies import IGNORED
-from enginebay_server.door import PROBES
+from enginebay_server.ingress import PROBES
 from enginebay_server.settings import ServerSettings
 
 Record = dict[str, Any]
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 GENERATING = STREAMS | {"/v1/embeddings"}
 RESPONSE = "/v1/responses/{response_id}"
-DOOR = {
+INGRESS_ERRORS = {
     408: "the body was too slow",
     413: "the body is too large",
     500: "the server failed",
@@ -166,7 +166,7 @@ def _operations(document: Record) -> Iterator[tuple[str, str, Record]]:
 
 def _responses(path: str, method: str, settings: ServerSettings) -> Record:
     """Return the answers of an operation by status."""
-    errors = DOOR | (BODY_ERRORS if method == "post" else {})
+    errors = INGRESS_ERRORS | (BODY_ERRORS if method == "post" else {})
     if path in GENERATING:
         errors |= LATER
     if path == "/metrics":

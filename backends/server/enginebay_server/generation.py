@@ -15,8 +15,8 @@ from enginebay.serving.events import AsyncEvents, Event, RequestEnded
 from enginebay.serving.prompts import Prompt
 from enginebay.serving.requests import RequestHandle
 from enginebay.types import FinishReason, SamplingParams
-from enginebay_server.door import Receive
 from enginebay_server.errors import ApiError
+from enginebay_server.ingress import Receive
 from enginebay_server.lanes import Lane
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.metrics import ModelMetrics

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginebay.errors import EnginebayError, shown_text
-from enginebay_server.door import App, Receive, Send
 from enginebay_server.errors import ApiError
+from enginebay_server.ingress import App, Receive, Send
 from enginebay_server.lanes import IS_LARGE, LARGE_BYTES
 from enginebay_server.state import AppState
 

@@ -73,7 +73,7 @@ class ModelView:
     def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._model = metrics.model
-        self._watch = Watch()
+        self._watch = ActivityLog()
         metrics.model.llm.loop.observers.add(self._watch)
 
     async def figures(self, since: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ NUM_STEPS = 1024
 """Number of records that are kept. A page that reads them once a second misses none."""
 
 
-class Watch(Observer):
+class ActivityLog(Observer):
     """Records steps and endings. Its methods run on the engine's thread; `since` on any thread.
 
     Records are numbered, so that a page reads newer ones only. Times are seconds since the

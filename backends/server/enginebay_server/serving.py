@@ -28,8 +28,8 @@ from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
 from enginebay.serving import LLM
 from enginebay_server.app import create_app
-from enginebay_server.door import DoorState
 from enginebay_server.heads import LimitedHeads
+from enginebay_server.ingress import IngressState
 from enginebay_server.response_store import open_store
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import MAX_SECONDS, ServerSettings
@@ -45,7 +45,7 @@ generation.
 END_S = 60.0
 """Seconds that the engines have to end after the last answer: a step or a compilation may run."""
 
-LAST_WORDS_S = 2.0
+FINAL_EVENT_TIMEOUT_S = 2.0
 """Seconds that requests have, after the drain timeout, to send their final error."""
 
 
@@ -137,7 +137,7 @@ class Address:
             ws="none",
             http=LimitedHeads,
             timeout_keep_alive=self.keep_alive_s,
-            timeout_graceful_shutdown=int(LAST_WORDS_S),
+            timeout_graceful_shutdown=int(FINAL_EVENT_TIMEOUT_S),
             ssl_certfile=self.tls_cert,
             ssl_keyfile=self.tls_key,
             server_header=False,
@@ -159,7 +159,7 @@ class Chats:
     reasoning_parser: str = AUTO
 
 
-class Draining(DoorState, Protocol):
+class Draining(IngressState, Protocol):
     """The state of an application that can drain."""
 
     async def end_all(self) -> None:
@@ -357,7 +357,7 @@ async def drain(server: uvicorn.Server, state: Draining, ending: asyncio.Future[
             async with asyncio.timeout(END_S):
                 await state.end_all()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
                 while state.num_open:
                     await asyncio.sleep(POLL_S)
     server.should_exit = True

@@ -19,7 +19,7 @@ from enginebay_server.generation import Generation, gone
 
 log = logging.getLogger("enginebay.server")
 
-LAST_WORDS_S = 1.0
+FINAL_EVENT_TIMEOUT_S = 1.0
 """Max seconds to send the error that ends a stream."""
 
 DONE = b"data: [DONE]\n\n"
@@ -83,7 +83,7 @@ class EventStream(Response):
             error = ApiError(504, "the request took longer than the server allows")
             last = self._fail(error)
             with contextlib.suppress(TimeoutError):  # a client that does not read blocks this too
-                async with asyncio.timeout(LAST_WORDS_S):
+                async with asyncio.timeout(FINAL_EVENT_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             watcher.cancel()

@@ -29,7 +29,7 @@ from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, S
 from enginebay.row_value import FromCheckpoint, declared
 from enginebay.serving import LLM
 from enginebay.serving.choice import BestOf
-from enginebay.serving.priority import Turn
+from enginebay.serving.priority import RequestKeywords
 from enginebay.types import MAX_LOGPROBS, SamplingParams
 
 DEFAULT_PROMPT = "Once upon a time"
@@ -61,7 +61,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
-BY_HAND = ("n", "logprobs", "prompt_logprobs", "json_object")
+EXPLICIT_FLAGS = ("n", "logprobs", "prompt_logprobs", "json_object")
 """Scalar fields of SamplingParams whose flags are declared one by one."""
 
 
@@ -72,7 +72,7 @@ def scalar_fields() -> dict[str, type]:
     found = {}
     for name, field in SamplingParams.model_fields.items():
         kinds = set(typing.get_args(field.annotation) or (field.annotation,)) - {type(None)}
-        if kinds <= {int, float, bool} and name not in BY_HAND:
+        if kinds <= {int, float, bool} and name not in EXPLICIT_FLAGS:
             found[name] = kinds.pop()
     return found
 
@@ -218,7 +218,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Complete the prompt and print the completions."""
     prompt, params = _prompt(args), sampling_from(args)
     config = config_from(args)
-    turn = Turn(priority=args.priority, tenant=args.tenant, lora=only_adapter(config))
+    turn = RequestKeywords(priority=args.priority, tenant=args.tenant, lora=only_adapter(config))
     with ExitStack() as bars, load_llm(bars, config) as llm, traced(args):
         # The first chunk comes before anything is printed, because the engine may refuse the
         # prompt.

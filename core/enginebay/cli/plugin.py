@@ -23,18 +23,18 @@ def register_commands(register: Register) -> None:
     )
     register(
         "explain",
-        "enginebay.cli.inform:COMMAND",
+        "enginebay.cli.info:COMMAND",
         summary="show what a configuration chooses, and why",
     )
     register(
         "config",
-        "enginebay.cli.inform:COMMAND",
+        "enginebay.cli.info:COMMAND",
         summary="show a configuration in full, or the schema of configurations",
         capabilities={"without_jax": True},
     )
     register(
         "env",
-        "enginebay.cli.inform:COMMAND",
+        "enginebay.cli.info:COMMAND",
         summary="show versions and devices, for a bug report",
     )
     register(

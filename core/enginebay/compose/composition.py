@@ -19,7 +19,7 @@ from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
 from enginebay.compose.platforms import make_platforms, pick_platform
 from enginebay.compose.processors import choose_processors
-from enginebay.compose.resolve import Facts, resolve
+from enginebay.compose.resolve import ResolveInputs, resolve
 from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.compose.shadowing import with_shadow
 from enginebay.compose.weight_format import choose_weight_format
@@ -92,7 +92,7 @@ def make_plan(
     info = with_padding(info, checkpoint.num_token_ids, checkpoint.token_info)
     model = with_info(model, info)
     here = platform.env().platform
-    facts = Facts(
+    facts = ResolveInputs(
         platforms=platforms,
         engines=_facts(registry, "engine", here),
         schedulers=_facts(registry, "scheduler", here),

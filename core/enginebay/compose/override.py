@@ -33,12 +33,12 @@ from enginebay.plugins.registry import Entry
 from enginebay.types import ROW_VALUES
 
 SAMPLER = "sampler"
-GIVEN = "given to override()"
+OVERRIDE_REASON = "given to override()"
 SWITCH = "check=False"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
+class _Override:
     """One implementation for an op, or for some phases of attention. `registered`: it has a
     conformance suite elsewhere, so it gets no quick check.
     """
@@ -88,7 +88,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     swapped = dict(plan.swapped)
     for one in (one for op, value in given.items() for one in _read(plan, op, value)):
         swapped |= dict.fromkeys(one.settings, one.given)
-        why = f"{GIVEN}, {_checked(plan, one, check=check)}"
+        why = f"{OVERRIDE_REASON}, {_checked(plan, one, check=check)}"
         for setting in one.settings:
             names[setting] = one.name
             replaced[f"kernels.{setting}"] = Reason(f"kernels.{setting}", one.name, why)
@@ -106,7 +106,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
                 replaced[f"kernels.{fused}"] = Reason(
                     f"kernels.{fused}",
                     COMPOSED,
-                    f"{one.op} is {GIVEN}, and serves wherever it is computed",
+                    f"{one.op} is {OVERRIDE_REASON}, and serves wherever it is computed",
                 )
     refuse_unused({op: f"{op} is given" for op in given}, kernels.ops, attention)
     changed = dataclasses.replace(kernels, attention=attention, plain=plain, names=names)
@@ -117,7 +117,7 @@ def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
     """Return `plan` with another sampler: a registered name, an import path, or a function."""
     name, sampler, choice = str(given), None, plan.config.sampler
     if isinstance(given, str) and not is_import_path(given):
-        entry, why = plan.registry.find(SAMPLER, given), f"{GIVEN}, registered"
+        entry, why = plan.registry.find(SAMPLER, given), f"{OVERRIDE_REASON}, registered"
         before = plan.registry.find(SAMPLER, choice.name)
         reason = entry.why_not_on(plan.platform.env().platform)
         if entry.capability("greedy_only") and not before.capability("greedy_only"):
@@ -132,7 +132,7 @@ def _with_sampler(plan: Plan, given: object, *, check: bool) -> Plan:
     else:
         sampler = cast("Sampler", import_path(given, SAMPLER) if isinstance(given, str) else given)
         name = given if isinstance(given, str) else getattr(given, "__qualname__", name)
-        why = f"{GIVEN}, {'can be traced' if check else 'not checked'}"
+        why = f"{OVERRIDE_REASON}, {'can be traced' if check else 'not checked'}"
         if check:
             _trace(sampler, name, plan.model.info.vocab_size)
     return dataclasses.replace(
@@ -161,7 +161,7 @@ def _trace(sampler: Sampler, name: str, vocab_size: int) -> None:
         ) from error
 
 
-def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
+def _read(plan: Plan, op: str, value: Any) -> list[_Override]:
     """Return the implementations given for an op; phases with the same one are grouped."""
     if op != ATTENTION:
         if op not in plan.kernels.plain:
@@ -179,7 +179,7 @@ def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
     return [_one(plan, op, tuple(phases), value[phases[0]]) for phases in together.values()]
 
 
-def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
+def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Override:
     name, impl, entry = _named(plan, op, value)
     if op == ATTENTION:
         # check the current layout first: the cache keeps it
@@ -195,7 +195,7 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
             f"a registered kernel whose capability `{capability}` names the method",
             "Register the kernel, or make the LLM without quantization.",
         )
-    one = _Given(op, phases, name, impl, entry is not None, value)
+    one = _Override(op, phases, name, impl, entry is not None, value)
     if op == ATTENTION:
         _refuse(plan, one)
     return one
@@ -222,7 +222,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     return value, plan.registry.load(entry), entry
 
 
-def _refuse(plan: Plan, one: _Given) -> None:
+def _refuse(plan: Plan, one: _Override) -> None:
     """Raise UnsupportedError when an attention implementation cannot serve its phases here."""
     kernels = plan.kernels
     problems = kernels.problems(one.impl if "decode" in one.phases else None)
@@ -236,7 +236,7 @@ def _refuse(plan: Plan, one: _Given) -> None:
             )
 
 
-def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
+def _checked(plan: Plan, one: _Override, *, check: bool) -> str:
     if one.registered or not check:
         return "registered" if one.registered else "not checked"
     what = f"{', '.join(one.settings)} = {one.name}"

@@ -19,7 +19,7 @@ tokens, so that many drafts pay; the cost of a step of a large model grows with 
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class ResolveInputs:
     """Everything that `resolve` depends on, except for the configuration."""
 
     platforms: Sequence[Candidate]
@@ -56,7 +56,7 @@ def pick(setting: str, wanted: str, facts: Sequence[Candidate]) -> Reason:
     return choose(setting, AUTO, facts)[1]
 
 
-def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
+def resolve(config: EngineConfig, facts: ResolveInputs) -> tuple[EngineConfig, tuple[Reason, ...]]:
     """Choose platform, dtypes, engine, scheduler, sampler, proposer and sizes; return the
     configuration with these values, and a reason for each.
 
@@ -122,7 +122,7 @@ def _proposer(config: EngineConfig) -> Reason:
     return Reason("proposer", name, reason)
 
 
-def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
+def _mixed_steps(config: EngineConfig, facts: ResolveInputs, engine: str) -> Reason:
     able = engine in facts.mixing
     if config.mixed_steps == "on" and not able:
         raise ConfigError(
@@ -139,7 +139,7 @@ def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
     return Reason("mixed_steps", "on" if wanted and able else "off", why)
 
 
-def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:
+def _draft_tokens(config: EngineConfig, facts: ResolveInputs) -> Reason:
     if config.draft_tokens is not None:
         return Reason("draft_tokens", str(config.draft_tokens), "chosen by name")
     small = facts.weight_bytes < SMALL_MODEL_BYTES
@@ -148,7 +148,7 @@ def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:
     return Reason("draft_tokens", str(MANY_DRAFTS if small else FEW_DRAFTS), why)
 
 
-def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
+def _max_model_len(config: EngineConfig, facts: ResolveInputs) -> Reason:
     if config.max_model_len is None:
         most = facts.model_auto_len or facts.model_max_len
         length = min(most, MAX_AUTO_MODEL_LEN)

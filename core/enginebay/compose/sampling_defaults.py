@@ -10,13 +10,15 @@ from typing import Any
 
 from enginebay.config import EngineConfig, Reason
 from enginebay.contracts.model import Checkpoint
-from enginebay.row_value import AppliedBy, declared
+from enginebay.row_value import ProcessorOption, declared
 from enginebay.types import ROW_VALUES, SamplingParams
 
 SETTING = "generation_config"
 GENERATION_FILE = "generation_config.json"
 
-PROCESSOR_OF = {name: one.processor for name, one in declared(SamplingParams, AppliedBy).items()}
+PROCESSOR_OF = {
+    name: one.processor for name, one in declared(SamplingParams, ProcessorOption).items()
+}
 """Field of SamplingParams -> the logits processor that applies it. A sampler may apply penalties
 itself.
 """

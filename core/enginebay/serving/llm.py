@@ -25,7 +25,12 @@ from enginebay.serving.arguments import check_keywords, checks_keywords
 from enginebay.serving.events import AsyncEvents, Events
 from enginebay.serving.loop import EngineLoop
 from enginebay.serving.prepare import Param, Params, Preparer, check_streamable
-from enginebay.serving.priority import ChatTurn, Turn, Turns, split_turn
+from enginebay.serving.priority import (
+    BatchKeywords,
+    ChatKeywords,
+    RequestKeywords,
+    split_chat_keywords,
+)
 from enginebay.serving.prompts import Prompt, Prompts, prompts_of
 from enginebay.serving.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.serving.requests import Completion, Counts, RequestHandle, Requests, with_id
@@ -209,7 +214,7 @@ class LLM:
         *,
         prompt_embeds: Any = None,
         progress: Progress | None = None,
-        **turns: Unpack[Turns],
+        **turns: Unpack[BatchKeywords],
     ) -> list[RequestOutput]:
         """Complete prompts, and return one RequestOutput per prompt, in order.
 
@@ -227,7 +232,7 @@ class LLM:
         Raises RequestError when any prompt or parameter is invalid; then no prompt is queued.
         Interrupting the call ends its requests.
         """
-        check_keywords(LLM.generate, turns, Turns)
+        check_keywords(LLM.generate, turns, BatchKeywords)
         given = prompts_of(prompts, prompt_embeds)
         prepared = self._preparer.prepare(given, params, **turns)
         return self._run(prepared, progress)
@@ -238,7 +243,7 @@ class LLM:
         *,
         pooling: Pooling = "mean",
         normalize: bool = False,
-        **turns: Unpack[Turns],
+        **turns: Unpack[BatchKeywords],
     ) -> list[np.ndarray]:
         """Return the model's final hidden states of each prompt, pooled to one array f32
         [hidden_size] per prompt, in order.
@@ -250,7 +255,7 @@ class LLM:
         Raises RequestError for an engine without the capability hidden_states, and as generate()
         does.
         """
-        check_keywords(LLM.embed, turns, Turns)
+        check_keywords(LLM.embed, turns, BatchKeywords)
         outputs = self._run(self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
@@ -269,7 +274,9 @@ class LLM:
         finally:
             events.close()
 
-    def stream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: Param = None, **turn: Unpack[RequestKeywords]
+    ) -> Stream:
         """Complete one prompt, and return an iterator over chunks of new text. With n > 1 the
         chunks of all completions come as they are made.
 
@@ -277,13 +284,13 @@ class LLM:
         or dropping it ends the request. Raises RequestError as generate() does, and for best_of >
         n: the best completions are not known before all have ended.
         """
-        check_keywords(LLM.stream, turn, Turn)
+        check_keywords(LLM.stream, turn, RequestKeywords)
         events = Events()
         self.submit(prompt, params, events=events, **turn)
         return Stream(events)
 
     def chat(
-        self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
+        self, messages: Messages, params: Param = None, **options: Unpack[ChatKeywords]
     ) -> RequestOutput:
         """Answer a conversation, rendered by the model's chat template. Each message has "role" and
         "content".
@@ -293,29 +300,31 @@ class LLM:
         add_generation_prompt=False the answer continues the last message. Raises RequestError for
         messages that the template cannot render.
         """
-        check_keywords(LLM.chat, options, ChatTurn)
+        check_keywords(LLM.chat, options, ChatKeywords)
         prompt, turn = self._rendered(messages, **options)
         return self.generate([prompt], params, **turn)[0]
 
     def chat_stream(
-        self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
+        self, messages: Messages, params: Param = None, **options: Unpack[ChatKeywords]
     ) -> Stream:
         """chat() as a stream: see stream()."""
-        check_keywords(LLM.chat_stream, options, ChatTurn)
+        check_keywords(LLM.chat_stream, options, ChatKeywords)
         prompt, turn = self._rendered(messages, **options)
         return self.stream(prompt, params, **turn)
 
-    def _rendered(self, messages: Messages, **options: Unpack[ChatTurn]) -> tuple[list[int], Turn]:
+    def _rendered(
+        self, messages: Messages, **options: Unpack[ChatKeywords]
+    ) -> tuple[list[int], RequestKeywords]:
         """The token ids of a conversation, and the options that belong to its request."""
-        chat, turn = split_turn(options)
+        chat, turn = split_chat_keywords(options)
         chat.setdefault("max_prompt_tokens", self._preparer.max_model_len - 1)
         return self.tokenizer.apply_chat_template(messages, **chat), turn
 
-    @checks_keywords(Turn)
+    @checks_keywords(RequestKeywords)
     def submit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
-        **turn: Unpack[Turn],
+        **turn: Unpack[RequestKeywords],
     ) -> RequestHandle:  # fmt: skip
         """Check and queue one prompt. Read its output from `events`.
 
@@ -329,11 +338,11 @@ class LLM:
         [prepared] = self._preparer.prepare_one(prompt, params, **turn)
         return self._queue(prepared, events, request_id, streams=stream)
 
-    @checks_keywords(Turn)
+    @checks_keywords(RequestKeywords)
     async def asubmit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
-        **turn: Unpack[Turn],
+        **turn: Unpack[RequestKeywords],
     ) -> RequestHandle:  # fmt: skip
         """submit() without blocking the asyncio event loop. When it is cancelled, nothing is
         queued.
@@ -365,10 +374,10 @@ class LLM:
         return self._requests.submit([named], events, streams=streams)[0].handle
 
     async def agenerate(
-        self, prompts: Prompts, params: Params = None, **turns: Unpack[Turns]
+        self, prompts: Prompts, params: Params = None, **turns: Unpack[BatchKeywords]
     ) -> list[RequestOutput]:
         """generate() without blocking the asyncio event loop. Cancelling it ends the requests."""
-        check_keywords(LLM.agenerate, turns, Turns)
+        check_keywords(LLM.agenerate, turns, BatchKeywords)
         return await self._arun(lambda: self._preparer.prepare(prompts, params, **turns))
 
     async def aembed(
@@ -377,10 +386,10 @@ class LLM:
         *,
         pooling: Pooling = "mean",
         normalize: bool = False,
-        **turns: Unpack[Turns],
+        **turns: Unpack[BatchKeywords],
     ) -> list[np.ndarray]:
         """embed() without blocking the asyncio event loop. Cancelling it ends the requests."""
-        check_keywords(LLM.aembed, turns, Turns)
+        check_keywords(LLM.aembed, turns, BatchKeywords)
         outputs = await self._arun(lambda: self._preparer.prepare_embed(prompts, pooling, **turns))
         return [pooled_of(output, normalize=normalize) for output in outputs]
 
@@ -394,9 +403,11 @@ class LLM:
         finally:
             events.close()
 
-    def astream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> AsyncStream:
+    def astream(
+        self, prompt: Prompt, params: Param = None, **turn: Unpack[RequestKeywords]
+    ) -> AsyncStream:
         """stream() for asyncio, of one completion; it is queued when the first chunk is awaited."""
-        check_keywords(LLM.astream, turn, Turn)
+        check_keywords(LLM.astream, turn, RequestKeywords)
 
         async def begin(events: AsyncEvents) -> RequestHandle:
             chosen = as_sampling_params(params)
@@ -408,9 +419,9 @@ class LLM:
         return AsyncStream(begin)
 
     async def achat(
-        self, messages: Messages, params: Param = None, **options: Unpack[ChatTurn]
+        self, messages: Messages, params: Param = None, **options: Unpack[ChatKeywords]
     ) -> RequestOutput:
         """chat() without blocking the asyncio event loop. Cancelling it ends the request."""
-        check_keywords(LLM.achat, options, ChatTurn)
+        check_keywords(LLM.achat, options, ChatKeywords)
         prompt, turn = await in_thread(lambda: self._rendered(messages, **options))
         return (await self.agenerate([prompt], params, **turn))[0]

@@ -26,7 +26,13 @@ from enginebay.serving.abilities import (
     check_pooling,
 )
 from enginebay.serving.choice import BestOf
-from enginebay.serving.priority import RequestPriority, Turn, Turns, one_per_prompt, priorities_of
+from enginebay.serving.priority import (
+    BatchKeywords,
+    RequestKeywords,
+    RequestPriority,
+    one_per_prompt,
+    priorities_of,
+)
 from enginebay.serving.prompts import Prompt, Prompts, as_prompts, check_prompt
 from enginebay.serving.requested_processors import requested_processors
 from enginebay.serving.requests import Completion
@@ -84,7 +90,9 @@ class Preparer:
         self.tokenizer.close()
         self._guide.close()
 
-    def prepare(self, prompts: Prompts, params: Params, **turns: Unpack[Turns]) -> list[Completion]:
+    def prepare(
+        self, prompts: Prompts, params: Params, **turns: Unpack[BatchKeywords]
+    ) -> list[Completion]:
         """One Completion per prompt, in order. Raises RequestError for the first prompt or value
         that is invalid.
         """
@@ -94,7 +102,9 @@ class Preparer:
         each = map(as_sampling_params, given)
         return [self._prepare_one(*one) for one in zip(listed, each, turn_of, strict=True)]
 
-    def prepare_one(self, prompt: Prompt, params: Param, **turn: Unpack[Turn]) -> list[Completion]:
+    def prepare_one(
+        self, prompt: Prompt, params: Param, **turn: Unpack[RequestKeywords]
+    ) -> list[Completion]:
         """A list with the Completion of one prompt. Here a list of token ids is always one prompt,
         and a list of prompts is refused.
         """
@@ -102,7 +112,7 @@ class Preparer:
         return self.prepare([prompt], params, **turn)
 
     def prepare_embed(
-        self, prompts: Prompts, pooling: Pooling, **turns: Unpack[Turns]
+        self, prompts: Prompts, pooling: Pooling, **turns: Unpack[BatchKeywords]
     ) -> list[Completion]:
         """One Completion per prompt, of requests for pooled hidden states. RequestError when the
         engine cannot return hidden states.

@@ -18,7 +18,7 @@ Salts = str | Sequence[str] | None
 Loras = str | Sequence[str | None] | None
 
 
-class Turn(TypedDict, total=False):
+class RequestKeywords(TypedDict, total=False):
     """Keywords of a single request: how urgent it is, whose it is, with whom it shares its prefix,
     and the name of its adapter.
     """
@@ -29,18 +29,20 @@ class Turn(TypedDict, total=False):
     lora: str | None
 
 
-class ChatTurn(ChatOptions, Turn, total=False):
-    """Keywords of a chat request: a Turn's, and the options of the chat template."""
+class ChatKeywords(ChatOptions, RequestKeywords, total=False):
+    """Keywords of a chat request: a RequestKeywords's, and the options of the chat template."""
 
 
-def split_turn(options: ChatTurn) -> tuple[ChatOptions, Turn]:
-    """Split the keywords of a chat into the options of the template and the Turn."""
-    turn = {name: value for name, value in options.items() if name in Turn.__annotations__}
+def split_chat_keywords(options: ChatKeywords) -> tuple[ChatOptions, RequestKeywords]:
+    """Split the keywords of a chat into the options of the template and the RequestKeywords."""
+    turn = {
+        name: value for name, value in options.items() if name in RequestKeywords.__annotations__
+    }
     chat = {name: value for name, value in options.items() if name not in turn}
-    return cast("ChatOptions", chat), cast("Turn", turn)
+    return cast("ChatOptions", chat), cast("RequestKeywords", turn)
 
 
-class Turns(TypedDict, total=False):
+class BatchKeywords(TypedDict, total=False):
     """Keywords of several prompts: each is one value for all, or a list with one per prompt."""
 
     priority: Priorities

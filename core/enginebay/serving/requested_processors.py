@@ -8,12 +8,12 @@ from typing import Any
 from enginebay.contracts.constraint import GUIDED, forms_of
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError
-from enginebay.row_value import AppliedBy, declared
+from enginebay.row_value import ProcessorOption, declared
 from enginebay.types import SamplingParams
 
 PENALTIES = "penalties"
 
-_APPLIED_BY = declared(SamplingParams, AppliedBy)
+_APPLIED_BY = declared(SamplingParams, ProcessorOption)
 
 
 def requested_processors(

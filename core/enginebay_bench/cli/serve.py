@@ -76,7 +76,7 @@ def run_serve(args: argparse.Namespace) -> int:
         LoadRunner(target, prompts, sender, bounds, _seed(args)) as runner,
     ):
         _warm_up(args, runner, loads[0])
-        measure = _Printed(runner, None if args.json else Rows(COLUMNS, WIDTHS))
+        measure = _PrintedLoad(runner, None if args.json else Rows(COLUMNS, WIDTHS))
         if args.find_rate:
             assert bounds is not None, "_bounds refuses --find-rate without --slo"
             found = _search(args, measure, loads[0], bounds)
@@ -110,7 +110,9 @@ def _warm_up(args: argparse.Namespace, runner: LoadRunner, first: Load) -> None:
         )
 
 
-def _search(args: argparse.Namespace, measure: _Printed, first: Load, bounds: Bounds) -> FoundRate:
+def _search(
+    args: argparse.Namespace, measure: _PrintedLoad, first: Load, bounds: Bounds
+) -> FoundRate:
     """The highest rate within the bounds."""
     from enginebay_bench.serve.find_rate import find_rate
     from enginebay_bench.serve.run import Load
@@ -159,7 +161,7 @@ WIDTHS = (14, 8, 6, 10, 8, 22, 22, 22, 24)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Printed:
+class _PrintedLoad:
     """Measures a load, says so before, and prints its row."""
 
     runner: LoadRunner

@@ -121,12 +121,14 @@ class LoadRunner:
         self._num_takes += 1
         return [self._target.body(spec) for spec in specs]
 
-    def _send(self, bodies: Sequence[bytes], timelines: Sequence[RequestTimeline]) -> _Send:
-        return _Send(self._sender, bodies, timelines)
+    def _send(
+        self, bodies: Sequence[bytes], timelines: Sequence[RequestTimeline]
+    ) -> _IndexedSender:
+        return _IndexedSender(self._sender, bodies, timelines)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Send:
+class _IndexedSender:
     """Sends the request of an index; what `arrivals` calls."""
 
     sender: Sender

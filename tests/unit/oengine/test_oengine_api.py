@@ -1,4 +1,4 @@
-"""The face of oEngine: its constructor, properties and collaborators."""
+"""The API of oEngine: its constructor, properties and collaborators."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from enginebay_oengine import (
     OpenedModel,
     oEngine,
 )
+from enginebay_testing.near_ties import TOLERANCE, first_impossible_token
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.ties import TOLERANCE, first_impossible_token
 from tests.unit.oengine.dense import DenseModel, PagedReader
 from tests.unit.oengine.small import CHUNK, GREEDY, NUM_SLOTS, PAGE_SIZE, iterate, serve
 

@@ -146,7 +146,7 @@ def test_too_few_pages_for_a_prompt_or_for_anybody_is_an_error_that_changes_noth
     assert len(decode(engine, state, [0], 3)[0]) == 3
 
 
-def test_what_nobody_refers_to_gives_its_pages_back(engine: oEngine, prompts: Any) -> None:
+def test_garbage_collected_prefixes_release_their_pages(engine: oEngine, prompts: Any) -> None:
     before = engine.manager.num_free_pages
     prefix, _ = prefill(engine, prompts[3])
     engine.insert(prefix, engine.init_decode_state(), 0)

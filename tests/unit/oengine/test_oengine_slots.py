@@ -12,8 +12,8 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay_oengine import oEngine
+from enginebay_testing.near_ties import TOLERANCE, first_impossible_token
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.ties import TOLERANCE, first_impossible_token
 from tests.unit.oengine.small import (
     CHUNK,
     GREEDY,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay_vinference import vInference
-from tests.unit.vinference.hostside import Compiler, HostFunctions, make_hostside
+from tests.unit.vinference.numpy_inference import Compiler, HostFunctions, make_hostside
 from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
 
 

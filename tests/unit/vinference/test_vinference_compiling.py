@@ -15,7 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
 from tests.unit.serving import DEADLOCK_S
-from tests.unit.vinference.hostside import Compiler
+from tests.unit.vinference.numpy_inference import Compiler
 from tests.unit.vinference.small import (
     BUCKETS,
     CONFIG,

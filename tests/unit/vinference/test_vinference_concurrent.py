@@ -13,7 +13,7 @@ import pytest
 from enginebay import SamplingParams
 from enginebay_vinference import PromptOutput, vInference
 from tests.unit.serving import DEADLOCK_S
-from tests.unit.vinference.hostside import HostFunctions
+from tests.unit.vinference.numpy_inference import HostFunctions
 from tests.unit.vinference.small import TEXTS
 
 pytestmark = pytest.mark.xdist_group("vinference")

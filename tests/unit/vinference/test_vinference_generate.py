@@ -12,10 +12,10 @@ from flax import nnx
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.types import ROW_VALUES, FrozenSampling
+from enginebay_testing.near_ties import TOLERANCE
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.ties import TOLERANCE
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
-from tests.unit.vinference.hostside import HostFunctions
+from tests.unit.vinference.numpy_inference import HostFunctions
 from tests.unit.vinference.small import (
     BATCH,
     CONFIG,

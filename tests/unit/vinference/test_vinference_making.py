@@ -13,7 +13,7 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.text.tokenizer import TextTokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
 from enginebay_vinference.loaded_model import LoadedModel, complete_config, longest_sequence
-from tests.unit.vinference.hostside import make_hostside
+from tests.unit.vinference.numpy_inference import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
 CHAT = [{"role": "user", "content": "Hello!"}]

@@ -14,7 +14,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.errors import IncorrectError, RequestError, StoppedError
 from enginebay_vinference import vInference
 from tests.unit.unregistered import garbage_attention, plain_attention
-from tests.unit.vinference.hostside import Compiler
+from tests.unit.vinference.numpy_inference import Compiler
 from tests.unit.vinference.small import CONFIG, MODEL, SIXTEEN, encode, last, like, new_tokens
 
 pytestmark = pytest.mark.xdist_group("vinference")

@@ -13,7 +13,7 @@ from enginebay.errors import RequestError
 from enginebay_vinference import PromptOutput, SampleState, vInference
 from enginebay_vinference.prompts import as_params
 from tests.unit.serving import DEADLOCK_S
-from tests.unit.vinference.hostside import HostFunctions, make_hostside
+from tests.unit.vinference.numpy_inference import HostFunctions, make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain, encode
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled")]

@@ -18,7 +18,14 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from enginebay.ops.caps import Env
 from enginebay_testing.covering import DTYPES, OpAxes
 from enginebay_testing.exact import hold
-from enginebay_testing.op_kit import Extent, LayoutTypes, OpCase, OpKit, PlainCase, covering_cases
+from enginebay_testing.op_kit import (
+    CaseBudget,
+    LayoutTypes,
+    OpCase,
+    OpKit,
+    PlainCase,
+    covering_cases,
+)
 from enginebay_testing.oracle import EPS
 from enginebay_testing.verdicts import expect
 
@@ -193,10 +200,10 @@ def check_all_to_all_case(kernel: Any, case: PlainCase) -> None:
 
 def _where_devices_are(
     axes: OpAxes, check: Callable[[Any, PlainCase], None]
-) -> Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]:
+) -> Callable[[Any, Env, LayoutTypes, CaseBudget], Iterator[OpCase]]:
     """Return cases over the meshes for which there are devices."""
 
-    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent) -> Iterator[OpCase]:
+    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: CaseBudget) -> Iterator[OpCase]:
         there = len(jax.local_devices())
         meshes = tuple(name for name, (sizes, _) in MESHES.items() if math.prod(sizes) <= there)
         yield from covering_cases(axes.having(mesh=meshes), check)(kernel, env, layouts, extent)

@@ -23,7 +23,7 @@ from enginebay_testing import oracle
 from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.covering import OpAxes
 from enginebay_testing.exact import hold
-from enginebay_testing.op_kit import Extent, LayoutTypes, OpCase, PlainCase, covering_cases
+from enginebay_testing.op_kit import CaseBudget, LayoutTypes, OpCase, PlainCase, covering_cases
 from enginebay_testing.quantized import NUMBERS, ONE_SCALE, random_weight, rounded_inputs
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.axes import EMBEDDING, GROUPED_LINEAR, LINEAR, never_both
@@ -154,13 +154,13 @@ QUANTIZED_EMBEDDING = OpAxes(
     each=("weights",),
 )
 
-Cases = Callable[[Any, Env, LayoutTypes, Extent], Iterator[OpCase]]
+Cases = Callable[[Any, Env, LayoutTypes, CaseBudget], Iterator[OpCase]]
 
 
 def with_quantized(plain: Cases, axes: OpAxes, check: Callable[[Any, PlainCase], None]) -> Cases:
     """Return the cases of `plain`, and those of `axes` for the forms that a kernel declares."""
 
-    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: Extent) -> Iterator[OpCase]:
+    def cases(kernel: Any, env: Env, layouts: LayoutTypes, extent: CaseBudget) -> Iterator[OpCase]:
         yield from plain(kernel, env, layouts, extent)
         if extent.quantizations:
             own = axes.having(weights=extent.quantizations)

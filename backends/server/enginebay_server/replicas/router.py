@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 import uvicorn
 
-from enginebay_server.door import Receive, Send
+from enginebay_server.ingress import Receive, Send
 from enginebay_server.replicas.exchange import BrokenError, Connection, connect
 from enginebay_server.replicas.table import Replica, ReplicaTable
 

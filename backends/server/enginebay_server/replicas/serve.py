@@ -21,7 +21,7 @@ from enginebay.config import EngineConfig
 from enginebay_server.replicas.actors import Actors, ReplicaError, ReplicaSpec
 from enginebay_server.replicas.adapters import AdapterName, SharedAdapters
 from enginebay_server.replicas.exchange import BrokenError
-from enginebay_server.replicas.front import FrontState, front_app
+from enginebay_server.replicas.proxy import ProxyState, proxy_app
 from enginebay_server.replicas.router import Router
 from enginebay_server.replicas.table import Replica, ReplicaTable
 from enginebay_server.serving import Address, Chats, run_until_drained
@@ -80,13 +80,13 @@ def serve_replicas(
         table = ReplicaTable(cluster.count, secret)
         spill = max(config.max_num_seqs for config in configs.values()) // 4
         names = list(configs)
-        state = FrontState(settings, table, Router(table, max(1, spill)), names)
+        state = ProxyState(settings, table, Router(table, max(1, spill)), names)
         if settings.lora_routes:
             state.adapters = SharedAdapters(table, names, adapters_at_start(configs))
-        server = uvicorn.Server(address.config(front_app(state)))
+        server = uvicorn.Server(address.config(proxy_app(state)))
         where = f"serving {', '.join(configs)} at {address.url(at)}/v1"
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            number = runner.run(run_front(server, at, state, actors, where))
+            number = runner.run(run_proxy(server, at, state, actors, where))
     return INTERRUPTED if number == signal.SIGINT else 0
 
 
@@ -99,8 +99,8 @@ def adapters_at_start(configs: Mapping[str, EngineConfig]) -> dict[AdapterName, 
     }
 
 
-async def run_front(
-    server: uvicorn.Server, at: socket.socket, state: FrontState, actors: Actors, where: str
+async def run_proxy(
+    server: uvicorn.Server, at: socket.socket, state: ProxyState, actors: Actors, where: str
 ) -> int | None:
     """Wait until all replicas listen, then answer requests. Returns the signal that ended the
     server. ReplicaError if a replica cannot start.
