@@ -149,7 +149,7 @@ class ModelHarness:
         weights: Weights,
         cache: ModelCache,
         token_ids: Any,
-        rows: tuple[Any, Any, Any],
+        rows: Sequence[Any],
     ) -> Any:
         q_lens, kv_lens, table = rows
         ops = self._make_ops(bucket, self.layouts)
@@ -163,12 +163,10 @@ class ModelHarness:
 
     def shapes(self, bucket: Bucket) -> Any:
         """Return shapes and dtypes of a step's (hidden states, logits, cache) without compiling."""
-        ints = [
-            jax.ShapeDtypeStruct(n, jnp.int32)
-            for n in ((bucket.tokens,), (bucket.seqs,), (bucket.seqs,), (bucket.seqs, 1))
-        ]
+        shapes = ((bucket.tokens,), (bucket.seqs,), (bucket.seqs,), (bucket.seqs, 1))
+        token_ids, *rows = (jax.ShapeDtypeStruct(n, jnp.int32) for n in shapes)
         return jax.eval_shape(
-            functools.partial(self._traced, bucket), self.weights, self.cache, *ints
+            functools.partial(self._traced, bucket), self.weights, self.cache, token_ids, rows
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from enginebay import SamplingParams
-from enginebay_esurge import eSurge, local_prometheus
+from enginebay_esurge import eSurge, grafana
 from enginebay_esurge.dashboard import make_dashboard
 
 pytest.importorskip("prometheus_client")
@@ -39,13 +39,13 @@ def ask(source: str, query: str) -> list[dict[str, Any]]:
 
 
 def test_the_source_answers_every_query_of_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_prometheus, "SCRAPE_S", 1)
+    monkeypatch.setattr(grafana, "SCRAPE_S", 1)
     queries = [
         target["expr"] for panel in make_dashboard("x")["panels"] for target in panel["targets"]
     ]
     with eSurge("demo", max_model_len=256, max_num_seqs=2, compile_runner=False) as engine:
         url = engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
-        with local_prometheus.local_prometheus(url) as source:
+        with grafana.local_prometheus(url) as source:
             end_s, empty = time.monotonic() + LIMIT_S, queries
             while empty:
                 assert time.monotonic() < end_s, f"no samples of {empty}"

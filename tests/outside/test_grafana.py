@@ -130,13 +130,13 @@ def has_values(grafana: str, expression: str) -> bool:
 def test_every_query_of_every_panel_has_data_in_grafana(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from enginebay_esurge import local_prometheus
+    from enginebay_esurge import grafana
 
-    monkeypatch.setattr(local_prometheus, "SCRAPE_S", 1)
+    monkeypatch.setattr(grafana, "SCRAPE_S", 1)
     adapter = write_adapter(tmp_path / "adapter", DEMO)
     with (
         ServerProcess("--warmup", "lazy", "--lora", f"tales={adapter}") as server,
-        local_prometheus.local_prometheus(f"{server.url}/metrics") as prometheus,
+        grafana.local_prometheus(f"{server.url}/metrics") as prometheus,
         running_grafana(tmp_path, prometheus) as grafana,
     ):
         panels = dashboard_of(grafana)["panels"]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from enginebay.compose.binding import OpsBinder
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import usable_ops
 from enginebay.compose.simple_attention import adapt_attention
@@ -24,7 +25,6 @@ from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.plugins.registry import load_registry
-from enginebay_runtime.binding import OpsBinder
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.layout import HndLayout

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import ml_dtypes
+import numpy as np
 import pytest
 
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
 from enginebay_testing.op_kit import CaseBudget, kit_of
 from enginebay_testing.verdicts import judge
+from enginebay_xla.kit.places import hold_copies
 from enginebay_xla.linear import linear
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.rope import rope
@@ -44,3 +47,16 @@ def test_a_failure_names_its_place_once(op: str, kernel: Any, place: str) -> Non
     assert outcome.verdict == "INCORRECT"
     assert f"{place} is off by 1, allowed" in outcome.detail
     assert "place (" not in outcome.detail
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16])
+def test_a_copied_row_may_flush_subnormal_numbers_and_nothing_else(dtype: Any) -> None:
+    numbers = ml_dtypes.finfo(dtype)
+    table = np.array([[1.0, numbers.smallest_subnormal], [2.0, numbers.smallest_normal]], dtype)
+    ids = np.array([1, 0])
+    flushed = table[ids]
+    flushed[1, 1] = 0
+    hold_copies(flushed, table, ids)
+    flushed[0, 1] = 0  # a normal number
+    with pytest.raises(AssertionError, match="row 0, feature 1"):
+        hold_copies(flushed, table, ids)

@@ -56,4 +56,4 @@ def test_a_row_does_not_cross_the_border_of_rotary_frequencies(tmp_path: Path, k
     row = RowState(none, 0, 0, {}, {}, constants=short)
     runner: Any = SimpleNamespace(info=SimpleNamespace(constants=long))
     with pytest.raises(InputError, match="with the same max_model_len"):
-        put_row(runner, Put(0, {}, row))
+        put_row(runner, SimpleNamespace(), Put(0, {}, row))

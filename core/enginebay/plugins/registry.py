@@ -343,8 +343,9 @@ def _load_plugin(
 
 def _refuse_former_hooks(module: Any) -> None:
     """Raise PluginError for a hook of an earlier version, which nothing calls."""
-    for name, todo in hooks.FORMER_HOOKS.items():
+    for name in hooks.FORMER_HOOKS.keys() & set(dir(module)):
         if hasattr(getattr(module, name, None), f"{GROUP}_impl"):
+            todo = hooks.FORMER_HOOKS[name]
             allowed = "the hooks of enginebay.plugins.hooks"
             raise PluginError(f"the former hook {name}", allowed, f"Instead, {todo}.")
 

@@ -130,7 +130,7 @@ class TextTokenizer(Tokenizer):
             check_chat(chat)
             chat, marks = self._special.marked(chat)
         text, spans = marks.removed(self._chats.render(self.inner, chat))
-        marked = {"spans": spans} if spans else {}
+        marked: dict[str, Any] = {} if self._special is None else {"spans": spans}
         ids = self.encode(
             text, add_special_tokens=False, max_prompt_tokens=max_prompt_tokens, **marked
         )
