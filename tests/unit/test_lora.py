@@ -21,7 +21,8 @@ from enginebay.contracts.adapters import (
     SlotCounts,
 )
 from enginebay.contracts.prefix_key import PrefixKey
-from enginebay.errors import CheckpointError, ConfigError, EnginebayError
+from enginebay.errors import CheckpointError, ConfigError, EnginebayError, PluginError
+from enginebay_lora import planning
 from enginebay_lora.layers import AdaptedLayer, adapted_layers, by_module
 from enginebay_lora.model import LoraModel
 from enginebay_lora.ops import part_slices
@@ -328,3 +329,14 @@ def test_an_adapter_that_is_loaded_again_has_another_key(store: LoraStore, tmp_p
 def test_prefixes_are_not_shared_across_adapters() -> None:
     keys = [PrefixKey("w", "", (), adapter) for adapter in ("", "a#1", "a#2", "b#1")]
     assert len({key_digest(key) for key in keys}) == 4
+
+
+def test_an_error_of_the_function_that_adds_adapters_names_the_op(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(plan: Any) -> Any:
+        raise ZeroDivisionError("no ranks")
+
+    monkeypatch.setattr(planning, "with_adapters", fail)
+    with pytest.raises(PluginError, match="the adapters of op 'lora': ZeroDivisionError: no ranks"):
+        make_plan(EngineConfig(model=TINY, max_loras=1))

@@ -38,9 +38,16 @@ from enginebay.contracts.placement import make_placement
 from enginebay.contracts.proposer import Proposer
 from enginebay.contracts.sampler import Sampler
 from enginebay.contracts.scheduler import Scheduler
-from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
+from enginebay.errors import (
+    CheckpointError,
+    EnginebayError,
+    PluginError,
+    UnsupportedError,
+    unknown_name,
+)
 from enginebay.jax_start import prepare_jax
 from enginebay.ops.select import Candidate, choose
+from enginebay.plugins.guard import reason_of
 from enginebay.plugins.registry import Entry, Registry, import_target, load_registry
 from enginebay.waits import waiting
 from enginebay.weights import Weight
@@ -164,7 +171,14 @@ def _with_adapters(plan: Plan) -> Plan:
         return plan
     for op in plan.kernels.ops.values():
         if op.adapters is not None:
-            adapted: Plan = import_target(op.adapters, f"the adapters of op {op.name!r}")(plan)
+            what = f"the adapters of op {op.name!r}"
+            try:
+                adapted: Plan = import_target(op.adapters, what)(plan)
+            except EnginebayError:
+                raise
+            except Exception as error:
+                allowed, todo = "a function that raises no such error", "Fix the plugin of the op."
+                raise PluginError(f"{what}: {reason_of(error)}", allowed, todo) from error
             return adapted
     given, todo = "adapters, but no op applies them", "Install one, or name no adapters."
     raise UnsupportedError(given, "a plugin such as enginebay_lora", todo)

@@ -16,9 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from enginebay.errors import (
     ConfigError,
-    EnginebayError,
     PluginError,
-    UnsupportedError,
     unknown_name,
 )
 from enginebay.plugins import hooks
@@ -113,15 +111,6 @@ class Registry:
         ready = [e for e in self.entries if (e.kind, e.state) == (kind, "ready")]
         return sorted(ready, key=lambda e: (-e.priority, not e.built_in, e.name))
 
-    def first(self, kind: str, given: str, allowed: str, todo: str) -> Entry:
-        """Return the first of the parts that `ready` returns for a kind. UnsupportedError, with
-        this message, when there is none.
-        """
-        able = self.ready(kind)
-        if not able:
-            raise UnsupportedError(given, allowed, todo)
-        return able[0]
-
     def find(self, kind: str, name: str, op: str = "") -> Entry:
         """Return the entry of a part without importing its code. `name` may be "package/name", for
         a name that two plugins use.
@@ -166,20 +155,6 @@ class Registry:
         return import_target(
             entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}"
         )
-
-    def run(self, entry: Entry, *arguments: Any) -> Any:
-        """Load the target of an entry and call it. An error that is not an EnginebayError becomes a
-        PluginError.
-        """
-        function = self.load(entry)
-        try:
-            return function(*arguments)
-        except EnginebayError:
-            raise
-        except Exception as error:
-            given = f"{entry.kind} {entry.name!r} of plugin {entry.package!r}: {reason_of(error)}"
-            todo = f"Fix the plugin, or leave it out of {PLUGINS_VARIABLE}."
-            raise PluginError(given, "a part that raises no such error", todo) from error
 
     def options(self, entry: Entry, values: Mapping[str, Any]) -> BaseModel | None:
         """Validate options with the part's own model; None for a part without options. ConfigError
