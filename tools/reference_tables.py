@@ -158,7 +158,7 @@ def options() -> str:
     """Return the options of our parts. Logits processors have theirs from requests."""
     registry, rows = load_registry(), []
     for entry in registry.entries:
-        if entry.distribution == "enginebay" and entry.kind != "logits_processor":
+        if entry.distribution == "enginebay" and entry.kind != "processor":
             of = options_of(registry, entry)
             rows += [(f"{entry.kind} `{entry.name}`", *row) for row in of]
     return table(("part", "option", "default", "values", "meaning"), rows)
@@ -168,7 +168,7 @@ def processors() -> str:
     """Return the logits processors with their options, in the order in which they are applied."""
     registry = load_registry()
     rows: list[tuple[str, ...]] = []
-    found = (one for one in registry.entries if one.kind == "logits_processor")
+    found = (one for one in registry.entries if one.kind == "processor")
     for entry in sorted(found, key=lambda one: float(one.capability("order", math.inf))):
         declared = entry.declaration
         if declared and entry.distribution == "enginebay":

@@ -168,11 +168,14 @@ def _is_faulty(
     """Return whether a case failed, or a part that was named itself had no case that could run; the
     latter is reported on stderr.
     """
+    from enginebay_testing.suites import kind_of_today
+
     is_faulty = any(record.verdict in FAULTS for record in records)
+    chosen = {kind_of_today(selector) for selector in selectors}
     for name, entry in entries.items():
         mine = [r for r in records if (r.part, r.package) == (name.label, name.package)]
         about = [r for r in mine if r.case != DECLARATION]
-        named = {entry.name, name.label} & set(selectors)
+        named = {entry.name, name.label} & chosen
         if named and about and all(record.verdict == "UNSUPPORTED" for record in about):
             reason = " ".join(about[0].detail.split())
             print(f"enginebay: no case of {name.label} could run: {reason}", file=sys.stderr)

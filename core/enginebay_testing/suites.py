@@ -22,7 +22,7 @@ from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
-from enginebay.plugins.hooks import INTERFACE_VERSIONS
+from enginebay.plugins.hooks import FORMER_KINDS, INTERFACE_VERSIONS
 from enginebay.plugins.registry import Entry, Registry
 from enginebay_testing.verdicts import Check
 
@@ -50,6 +50,12 @@ def label(entry: Entry) -> str:
     return ":".join(part for part in (entry.kind, entry.op, entry.name) if part)
 
 
+def kind_of_today(selector: str) -> str:
+    """Return a selector whose kind, if it is one of FORMER_KINDS, is that of today."""
+    kind, colon, rest = selector.partition(":")
+    return FORMER_KINDS.get(kind, (kind, None))[0] + colon + rest
+
+
 def select(registry: Registry, selector: str) -> list[Entry]:
     """Return the parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME selects;
     UnknownNameError when there are none.
@@ -57,7 +63,7 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     if selector == EVERYTHING:
         return list(registry.entries)
     kind, *rest = selector.split(":")
-    if kind not in INTERFACE_VERSIONS:
+    if kind not in (*INTERFACE_VERSIONS, *FORMER_KINDS):
         raise unknown_name(
             "kind",
             kind,
@@ -66,8 +72,8 @@ def select(registry: Registry, selector: str) -> list[Entry]:
         )
     op = rest.pop(0) if kind == "kernel" and rest else ""
     if rest:
-        return [registry.find(kind, ":".join(rest), op)]
-    found = [e for e in registry.entries if e.kind == kind and op in ("", e.op)]
+        return [registry.find(kind_of_today(kind), ":".join(rest), op)]
+    found = [e for e in registry.entries if e.is_of(kind) and op in ("", e.op)]
     if not found:
         raise unknown_name(
             "part",
@@ -135,9 +141,9 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
     record = RECORDS.get(entry.kind)
     if record is not None:
         assert isinstance(target, record), f"{declaration.target} is not a {record.__name__}"
-    elif entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+    elif entry.kind in ("layout", "platform", "processor", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is not a class"
-    elif entry.kind not in ("model", "tool_parser", "reasoning_parser"):
+    elif entry.kind not in ("format", "model"):
         assert callable(target), f"{declaration.target} is not callable"
     if entry.kind == "op":
         assert target.name == entry.name, (
@@ -221,7 +227,7 @@ def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check
     )
 
 
-def _logits_processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+def _processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.processors import processor_checks
 
     return processor_checks(
@@ -250,10 +256,12 @@ def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Chec
     return platform_checks(registry.load(entry)(), registry)
 
 
-def _output_format(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay_testing.output_formats import output_format_checks
+def _format(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.output_formats import it_reads_what_is_declared, output_format_checks
 
-    return output_format_checks(registry.load(entry))
+    output_format = registry.load(entry)
+    reads = functools.partial(it_reads_what_is_declared, output_format, entry.capability("reads"))
+    return [*output_format_checks(output_format), ("it_reads_what_is_declared", reads)]
 
 
 def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
@@ -364,15 +372,14 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
 
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "engine": _engine,
+    "format": _format,
     "kernel": _kernel,
     "layout": _layout,
-    "logits_processor": _logits_processor,
     "model": _model,
     "platform": _platform,
+    "processor": _processor,
     "proposer": _proposer,
-    "reasoning_parser": _output_format,
     "sampler": _sampler,
     "scheduler": _scheduler,
-    "tool_parser": _output_format,
 }
 """The kinds that have a suite; for other kinds only the declaration is checked."""

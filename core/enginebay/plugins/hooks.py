@@ -52,7 +52,7 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "draws": "name of an op, such as `sample`, whose chosen implementation the sampler gets as "
         "`draw=`",
     },
-    "logits_processor": {
+    "processor": {
         "order": "place in the order: below 100 for processors of logits, above 100 for processors "
         "of probabilities; last when absent",
         "default": "engines are made with it when `processors` is `auto`",
@@ -76,6 +76,9 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "`enginebay_testing.ledgers.LedgerExample` for `enginebay check`",
     },
     "command": {"without_jax": "the command does not import JAX"},
+    "format": {
+        "reads": "what its parser finds, one or both of `tool_calls` and `reasoning`; must be there"
+    },
 }
 """The capabilities that enginebay reads, by kind of part, with their meanings. Every kind has
 `priority`, too. A plugin may declare facts of its own under names with a dot, such as
@@ -191,7 +194,7 @@ class Hooks:
         """
 
     @hookspec
-    def register_logits_processors(self, register: Register) -> None:
+    def register_processors(self, register: Register) -> None:
         """Register logits processors. Target: a subclass of
         `enginebay.contracts.processor.LogitsProcessor` whose constructor takes no arguments. The
         model in `options` validates the options that a request passes.
@@ -224,21 +227,16 @@ class Hooks:
         """
 
     @hookspec
-    def register_tool_parsers(self, register: Register) -> None:
-        """Register formats in which models write tool calls. Target: an
-        `enginebay.contracts.output_format.OutputFormat`.
-        """
-
-    @hookspec
-    def register_reasoning_parsers(self, register: Register) -> None:
-        """Register formats in which models write reasoning. Target: an
-        `enginebay.contracts.output_format.OutputFormat`.
-        """
-
-    @hookspec
     def register_commands(self, register: Register) -> None:
         """Register commands of the `enginebay` program. Target: an
         `enginebay.cli.command.Command`.
+        """
+
+    @hookspec
+    def register_formats(self, register: Register) -> None:
+        """Register formats in which models write tool calls or reasoning. Target: an
+        `enginebay.contracts.output_format.OutputFormat`. The capability `reads` says what its
+        parser finds.
         """
 
 
@@ -252,12 +250,27 @@ INTERFACE_VERSIONS = {
 
 FORMER_HOOKS = {
     "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_logits_processors": "name the hook register_processors",
+    "register_tool_parsers": 'register a format that declares reads=("tool_calls",) in its '
+    "capabilities, by the hook register_formats",
+    "register_reasoning_parsers": 'register a format that declares reads=("reasoning",) in its '
+    "capabilities, by the hook register_formats",
     "register_grammars": 'name the library in the configuration: grammars = "module:attribute"',
     "register_guides": "register a logits processor, or set `grammars` to a library",
     "register_tunings": "ship tables of tuned configurations in the folder `tuned` of the package",
     "register_revisions": "register the part that the plan should use, such as a kernel",
 }
 """Hooks of earlier versions: what a plugin that implements one should do today."""
+
+
+FORMER_KINDS: dict[str, tuple[str, bool | None]] = {
+    "logits_processor": ("processor", None),
+    "tool_parser": ("format", True),
+    "reasoning_parser": ("format", False),
+}
+"""Kinds of earlier versions, which users may still type: the kind of today, and whether formats of
+the former kind read tool calls.
+"""
 
 
 def hook_name(kind: str) -> str:
