@@ -27,6 +27,8 @@ from enginebay.validation import Validated
 
 NO_PROPOSER: Final = "none"
 NO_QUANTIZATION: Final = "none"
+LOCAL_EXECUTOR = "local"
+"""The value of `executor` for the executor of enginebay, which runs commands in this process."""
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars", "quantization")
 
 MAX_PASSES = 4
@@ -102,7 +104,11 @@ class EngineConfig(Validated):
         "in transformers; text: they become tokens of their letters",
     )
     checkpoint: str = Field("huggingface", description="part that opens the model")
-    executor: str = Field("local", description="part that runs an engine's commands")
+    executor: str = Field(
+        LOCAL_EXECUTOR,
+        description="runs an engine's commands: local, or the import path of your own, "
+        '"module:attribute"',
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="whether generation_config.json sets defaults of sampling parameters"
     )

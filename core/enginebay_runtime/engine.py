@@ -55,6 +55,7 @@ from enginebay_runtime.assemble import (
 )
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 from enginebay_runtime.host_pages import HostPages
+from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.memory import plan_memory
 from enginebay_runtime.rows import RowTable
 
@@ -91,7 +92,7 @@ class StepEngine(Engine):
         self.adapters = parts.adapters
         if parts.adapters is not None:
             parts.adapters.write = self._set_adapter
-        self.executor: Executor = parts.make_executor(parts)
+        self.executor: Executor = (parts.make_executor or LocalExecutor)(parts)
         self.memory = plan_memory(parts, sizes)
         self.compilations = self.executor.compilations
         widths = {g: pages_for(rows.max_model_len, s.page_size) for g, s in sizes.first.items()}

@@ -38,8 +38,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "parts",
         nargs="+",
         metavar="NAME",
-        help="KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, a bare NAME, or KIND, "
-        "kernel:OP or all",
+        help="KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, executor:MODULE:ATTRIBUTE, "
+        "a bare NAME, or KIND, kernel:OP or all",
     )
     parser.add_argument(
         "--all", action="store_true", help="run every case (default: representative cases only)"

@@ -41,6 +41,8 @@ class Choices:
 
 
 EVERYTHING = "all"
+EXECUTOR = "executor"
+"""The first word of the selector of an executor, which is no kind: executor:MODULE:ATTRIBUTE."""
 RECORDS: dict[str, type] = {"command": Command, "op": Op}
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -63,12 +65,12 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     if selector == EVERYTHING:
         return list(registry.entries)
     kind, *rest = selector.split(":")
-    if kind not in (*INTERFACE_VERSIONS, *FORMER_KINDS):
+    if kind not in (*INTERFACE_VERSIONS, *FORMER_KINDS, *([EXECUTOR] if len(rest) > 1 else [])):
         raise unknown_name(
             "kind",
             kind,
             INTERFACE_VERSIONS,
-            f"Write {EVERYTHING}, KIND, KIND:NAME or kernel:OP:NAME.",
+            f"Write {EVERYTHING}, KIND, KIND:NAME, kernel:OP:NAME or {EXECUTOR}:MODULE:ATTRIBUTE.",
         )
     op = rest.pop(0) if kind == "kernel" and rest else ""
     if rest:
@@ -284,6 +286,16 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     return checks if example is None else [*checks, *example_checks(example, label(entry))]
 
 
+def _executor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    """Return the checks of the engine that "auto" chooses, with this executor."""
+    from enginebay_testing.engines import engine_checks
+    from enginebay_testing.subject import EngineSubject
+
+    engine = registry.ready("engine")[0].name
+    choices = {EXECUTOR: entry.name, "platform": platform.name}
+    return engine_checks(EngineSubject(engine, choices=choices), ())
+
+
 def _model(
     registry: Registry, entry: Entry, platform: Platform, config: str | None = None
 ) -> list[Check]:
@@ -372,6 +384,7 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
 
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "engine": _engine,
+    EXECUTOR: _executor,
     "format": _format,
     "kernel": _kernel,
     "layout": _layout,

@@ -125,6 +125,10 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ),
         (register("pass", kind="binder"), "former hook register_binders.*the rule `partition`"),
         (
+            register("pass", kind="executor"),
+            "former hook register_executors.*executor = .mod",
+        ),
+        (
             register("pass", kind="logits_processor"),
             "former hook register_logits_processors.*register_processors",
         ),

@@ -10,7 +10,7 @@ from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
 from enginebay.contracts.adapters import Adapters
-from enginebay.contracts.executor import ShadowParts, engine_title
+from enginebay.contracts.executor import MakeExecutor, ShadowParts, engine_title
 from enginebay.contracts.model import Checkpoint, Model
 from enginebay.contracts.placement import Placement
 from enginebay.contracts.platform import Platform
@@ -35,6 +35,8 @@ class Plan:
     kernels: ChosenKernels
     processors: ChosenProcessors
     weight_format: WeightFormat
+    make_executor: MakeExecutor | None = None
+    """Makes the engine's executor; None: the engine uses its own."""
     adapters: Adapters | None = None
     """The adapters that requests may use; None: the model has no slots for adapters."""
     shadow: ShadowParts | None = None

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -174,7 +174,7 @@ class Executor(ABC):
         return UnsupportedError(
             f"the {what} of a {type(self).__name__}",
             "an engine whose executor runs commands in this process",
-            "Pass --executor local.",
+            "Leave `executor` out of the configuration.",
         )
 
     @property
@@ -197,8 +197,6 @@ class EngineParts:
     sampler: Sampler
     platform: Platform
     placement: Placement
-    make_executor: Callable[[EngineParts], Executor]
-    """Makes the executor of the engine, from these parts."""
     layout: str
     layout_type: type[KVLayout]
     dtype: str
@@ -219,6 +217,8 @@ class EngineParts:
     """Functions outside XLA that the kernels call."""
     shadow: ShadowParts | None = None
     """The shadow candidate that is compared with the chosen kernels on live steps."""
+    make_executor: MakeExecutor | None = None
+    """Makes the executor of the engine, from these parts; None: the engine uses its own."""
     returns_logits: bool = False
     """Whether steps return all their logits (`Pending.read_logits`). The memory plan does not count
     them.
@@ -263,6 +263,10 @@ class EngineParts:
             drafts_are_rows=self.drafts_are_rows,
             one_prefill_width=self.platform.one_prefill_width,
         )
+
+
+MakeExecutor: TypeAlias = Callable[[EngineParts], Executor]
+"""What the setting `executor` names by its import path, such as the class of an executor."""
 
 
 def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:

@@ -214,12 +214,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_executors(self, register: Register) -> None:
-        """Register executors, which run the commands of engines. Target: a callable that takes the
-        `enginebay.contracts.executor.EngineParts` and returns an `Executor` of the same module.
-        """
-
-    @hookspec
     def register_engines(self, register: Register) -> None:
         """Register engines. Target: a callable that takes
         (`enginebay.contracts.executor.EngineParts`, options) and returns an
@@ -250,6 +244,8 @@ INTERFACE_VERSIONS = {
 
 FORMER_HOOKS = {
     "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_executors": "name the executor by its import path, in the configuration: "
+    'executor = "module:attribute"',
     "register_logits_processors": "name the hook register_processors",
     "register_tool_parsers": 'register a format that declares reads=("tool_calls",) in its '
     "capabilities, by the hook register_formats",
@@ -270,6 +266,12 @@ FORMER_KINDS: dict[str, tuple[str, bool | None]] = {
 }
 """Kinds of earlier versions, which users may still type: the kind of today, and whether formats of
 the former kind read tool calls.
+"""
+
+
+FORMER_PLUGINS = frozenset({"executor", "startup", "byhand"})
+"""Plugins of earlier versions whose parts are not registered any more. ENGINEBAY_PLUGINS may still
+list them.
 """
 
 
