@@ -197,7 +197,7 @@ def _print_nothing(record: CheckRecord) -> None:
 
 def _print(rows: Rows, record: CheckRecord) -> None:
     r = record
-    rows.add(r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _detail(r))
+    rows.add((r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _detail(r)))
 
 
 def _print_counts(records: Sequence[CheckRecord]) -> None:
