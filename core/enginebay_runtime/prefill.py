@@ -26,7 +26,7 @@ from enginebay_runtime.step import (
     batches_of,
     nothing_sampled,
     put_fields,
-    sample,
+    sample_rows,
     take_fields,
 )
 from enginebay_runtime.tables import pages_of_rows, with_changes
@@ -186,7 +186,7 @@ def sample_step(
     hidden = last[jnp.minimum(places, last.shape[0] - 1)]
     logits = parts.model.logits(weights, ops.of_rows(adapters_of(key, rows)), hidden)
     taken = take_fields(parts, key, fields, row_ids)
-    new, taken = sample(parts, key, logits, rows, taken)
+    new, taken = sample_rows(parts, key, logits, rows, taken)
     rows = rows.advanced(new.tokens, ~rows.finished)
 
     def put(before: jax.Array, after: jax.Array) -> jax.Array:

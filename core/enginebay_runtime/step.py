@@ -120,7 +120,7 @@ def nothing_sampled(parts: EngineParts, key: StepKey, shape: tuple[int, int]) ->
     )
 
 
-def sample(
+def sample_rows(
     parts: EngineParts,
     key: StepKey,
     logits: jax.Array,
@@ -268,7 +268,7 @@ def decode_step(
             weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
         )
         logits = parts.model.logits(weights, ops.of_rows(adapters), hidden)
-        new, processor_state = sample(parts, key, logits, rows, processor_state)
+        new, processor_state = sample_rows(parts, key, logits, rows, processor_state)
         sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
 

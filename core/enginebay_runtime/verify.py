@@ -25,7 +25,7 @@ from enginebay_runtime.step import (
     adapters_of,
     length_after,
     nothing_sampled,
-    sample,
+    sample_rows,
 )
 from enginebay_runtime.tables import pages_of_rows, with_changes
 
@@ -83,7 +83,7 @@ def verify_step(
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
         fed = feed(tokens, num_fed, rows.length, pages, layouts, bucket)
         logits, cache = _run_model(parts, layouts, weights, cache, fed, adapters_of(key, rows))
-        new, _ = sample(parts, key, logits, _at_every_position(rows, width), {})
+        new, _ = sample_rows(parts, key, logits, _at_every_position(rows, width), {})
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = advance_guessed(rows, guessed, new.tokens)
         # Rows that ask for full-vocabulary log-probabilities have no drafts.

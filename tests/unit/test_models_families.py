@@ -368,7 +368,18 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    families = (deepseek_v2, gemma3, gpt2.family, lfm2, llama, mistral, mpt.family, qwen2, qwen3, qwen3_moe)
+    families = (
+        deepseek_v2,
+        gemma3,
+        gpt2.family,
+        lfm2,
+        llama,
+        mistral,
+        mpt.family,
+        qwen2,
+        qwen3,
+        qwen3_moe,
+    )
     assert declared == {family.name: family.architectures for family in families}
 
 

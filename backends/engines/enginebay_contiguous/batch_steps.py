@@ -21,7 +21,7 @@ from enginebay.contracts.step_key import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay_contiguous.slot_sizes import slot_shape
 from enginebay_runtime.device import DeviceRows
-from enginebay_runtime.step import StepState, batches_of, decode_step, sample
+from enginebay_runtime.step import StepState, batches_of, decode_step, sample_rows
 
 BatchResult = tuple[jax.Array, DeviceRows, list[CacheArrays]]
 """Sampled tokens int32 [B, steps], -1 where a row has none; the rows; the layers of the cache."""
@@ -85,7 +85,7 @@ class BatchSteps:
         bucket = self._bucket("prefill")
         ops = self.parts.ops(bucket, self.layouts)
         logits = self.parts.model.logits(weights, ops, last_hidden)
-        sampled, _ = sample(self.parts, StepKey("sample", bucket), logits, rows, {})
+        sampled, _ = sample_rows(self.parts, StepKey("sample", bucket), logits, rows, {})
         after = rows.advanced(sampled.tokens, ~rows.finished)
         return sampled.tokens[:, None], after, self._layers(cache)
 
