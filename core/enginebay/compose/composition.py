@@ -118,7 +118,14 @@ def make_plan(
     reasons += why_weights
     _check_parts(registry, settled, here)
     make_executor, why_executor = choose_executor(settled)
-    steps = engine_steps(registry, settled, platform, model)
+    steps = engine_steps(
+        registry,
+        settled,
+        model=model,
+        platform=platform,
+        placement=placement,
+        weight_format=weight_format,
+    )
     kernels = choose_kernels(
         registry,
         settled,
@@ -265,7 +272,6 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         make_executor=plan.make_executor,
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
-        dtype=config.dtype,
         weight_format=plan.weight_format,
         compact_decode=decode.compact_decode,
         ragged_decode=decode.ragged_decode,
