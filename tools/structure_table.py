@@ -4,8 +4,6 @@ Each TREE is a checkout, by default this one; with two trees, the table compares
 
 Calls with many arguments by position are those whose language permits keywords. Not counted are
 
-- calls inside a Triton kernel, a function with the decorator `triton.jit`: it is compiled to device
-  code, where its arguments are pointers, tiles and constants in the order of its launch;
 - calls of what `jax.jit` compiled with donated arguments, which JAX finds by their position: of a
   name or attribute that the module binds to a call of `jit` or of a function `compiled` around it;
 - calls of what `jax.ffi.ffi_call` returns, which takes the operands of a foreign function.
@@ -102,25 +100,17 @@ class Tree:
     def long_calls(self) -> int:
         """Calls with many arguments by position, where keywords are possible."""
         return sum(
-            len(call.args) > MANY_ARGUMENTS and not is_by_position(call, module)
+            isinstance(node, ast.Call)
+            and len(node.args) > MANY_ARGUMENTS
+            and not is_by_position(node, module)
             for module in self.modules.values()
-            for call in host_calls(module)
+            for node in ast.walk(module)
         )
 
 
 def name_of(node: ast.expr) -> str:
     """The last name of an expression: `jit` of `jax.jit`, `forward` of `self.forward`, or ""."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def host_calls(node: ast.AST) -> Iterator[ast.Call]:
-    """The calls outside Triton kernels."""
-    if isinstance(node, ast.FunctionDef) and "triton.jit" in map(ast.unparse, node.decorator_list):
-        return
-    if isinstance(node, ast.Call):
-        yield node
-    for child in ast.iter_child_nodes(node):
-        yield from host_calls(child)
 
 
 def is_by_position(call: ast.Call, module: ast.Module) -> bool:
