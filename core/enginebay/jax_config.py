@@ -59,6 +59,20 @@ def configure_compile_cache(choice: str) -> Path | None:
     return folder
 
 
+def stored_programs_folder() -> Path | None:
+    """Return the folder of whole programs, below that of JAX's compilation cache; None where there
+    is no cache, or the folder is not closed to other users.
+    """
+    given = jax.config.jax_compilation_cache_dir
+    if not given or jax.config.jax_persistent_cache_min_compile_time_secs == math.inf:
+        return None
+    folder = Path(given) / "steps"
+    if problem := make_private(folder):
+        log.debug("programs are not stored in %s: %s", folder, problem)
+        return None
+    return folder
+
+
 @contextlib.contextmanager
 def keeping_nothing() -> Iterator[None]:
     """Within the block, compiled programs are not cached: they are for devices that are absent."""

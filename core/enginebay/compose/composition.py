@@ -255,6 +255,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         custom_calls=plan.kernels.custom_calls,
         shadow=plan.shadow,
         adapters=plan.adapters,
+        program_digest=plan.program_digest(),
         changed=changed,
     )
 

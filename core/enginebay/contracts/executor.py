@@ -206,6 +206,10 @@ class EngineParts:
     """
     custom_calls: tuple[str, ...] = ()
     """Functions outside XLA that the kernels call."""
+    program_digest: str = ""
+    """Names all that steps are traced from besides the sizes of arrays, so that another process can
+    use their programs; "" if something has no name, such as a function passed to override().
+    """
     load_weights: Callable[[], Weights] = _not_chosen
     """Loads the weights. An engine calls it once, after its memory plan was accepted."""
     make_executor: Callable[[EngineParts], Executor] = _not_chosen

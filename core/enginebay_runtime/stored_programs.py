@@ -1,0 +1,257 @@
+"""ProgramStore: compiled steps in files, which a later process loads without tracing them.
+
+A file is named by a digest of all that its program was made from (`EngineParts.digest`, the step's
+key, the layouts, the shapes of weights and state, versions, JAX's settings, devices, processor). It
+also lists the source files of the process that wrote it, with their digests: when one of them has
+another content, the file is not loaded. Its bytes have a checksum, and it must belong to the user
+and be closed to others, as executing it executes what is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import stat
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from enginebay.machine import processor_features
+
+log = logging.getLogger("enginebay_runtime")
+
+MAX_BYTES, MAX_AGE_S = 4 << 30, 60 * 24 * 3600
+"""The oldest files are removed beyond this size of the folder, and files not used for this time."""
+
+_MAGIC = b"enginebay program 1\n"
+_SUFFIX = ".program"
+_DIGEST_BYTES = 32
+_SETTINGS_OUT = ("cache", "log", "dump")
+"""Parts of the names of JAX's settings that do not change a program."""
+
+_VARIABLES = ("XLA_", "JAX_", "LIBTPU_", "CUDA_", "NVIDIA_", "OMP_")
+"""Beginnings of the names of environment variables on which a compiled program may depend."""
+
+
+class ProgramStore:
+    """The stored programs of one executor. Any thread may call any method. No method raises: a file
+    that cannot be used is a miss, and its reason is logged at level debug.
+    """
+
+    def __init__(self, folder: Path, digest: str, devices: Sequence[jax.Device]) -> None:
+        """`folder`: a private folder of the user. `digest`: names all that the programs are made
+        from besides what `load` gets. `devices`: on which they run.
+        """
+        self.folder, self._devices = folder, tuple(devices)
+        self._base = _digest(digest, *_environment(self._devices))
+
+    def load(self, *names: object) -> Any | None:
+        """The program with these names, or None. A name's repr tells it from all others."""
+        path = self._path(names)
+        try:
+            payload = _read(path)
+            if payload is None:
+                return None
+            stored = pickle.loads(payload)  # noqa: S301  # a file of the user's own, like a program
+            changed = _first_changed(stored["sources"])
+            if changed is not None:
+                log.debug("stored program %s: %s has changed", path.name, changed)
+                return None
+            program = serialize_executable.deserialize_and_load(
+                *stored["program"],
+                backend=self._devices[0].client,
+                execution_devices=self._devices,
+            )
+            os.utime(path)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with a file, it is a miss
+            log.debug("stored program %s: %s: %s", path.name, type(error).__name__, error)
+            return None
+        return program
+
+    def save(self, program: Any, *names: object) -> None:
+        """Store a compiled program under these names."""
+        path = self._path(names)
+        try:
+            serialized = serialize_executable.serialize(program)
+            payload = pickle.dumps({"program": serialized, "sources": _sources()})
+            check = hashlib.sha256(payload).digest()
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                file.write(_MAGIC + check + payload)
+            Path(file.name).replace(path)
+            _prune(self.folder)
+        except Exception as error:  # noqa: BLE001  # a full disk must not end a request
+            log.debug("program %s is not stored: %s: %s", path.name, type(error).__name__, error)
+
+    def _path(self, names: Sequence[object]) -> Path:
+        return self.folder / f"{_digest(self._base, *map(repr, names))}{_SUFFIX}"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _environment(devices: Sequence[jax.Device]) -> list[str]:
+    """What compiled programs depend on that is no part of an engine: versions, JAX's settings,
+    environment variables, and the machine.
+    """
+    settings = {
+        name: value
+        for name, value in jax.config.values.items()
+        if not any(part in name for part in _SETTINGS_OUT)
+    }
+    variables = {n: v for n, v in os.environ.items() if n.startswith(_VARIABLES)}
+    client = devices[0].client
+    return [
+        sys.version,
+        *_distributions(),
+        repr(sorted(settings.items(), key=str)),
+        repr(sorted(variables.items())),
+        f"{client.platform} {client.platform_version} {devices[0].device_kind}",
+        repr([device.id for device in devices]),
+        str(jax.device_count()),
+        str(os.cpu_count()),
+        processor_features(),
+    ]
+
+
+@functools.cache
+def _distributions() -> tuple[str, ...]:
+    """The installed distributions with their versions, as their metadata folders are named."""
+    found: list[str] = []
+    for folder in _site_packages():
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)  # noqa: PTH208  # a list of thousands of names
+            found += [name for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return tuple(sorted(found))
+
+
+def _site_packages() -> set[str]:
+    paths = sysconfig.get_paths()
+    return {paths["purelib"], paths["platlib"]}
+
+
+def _sources() -> dict[str, str]:
+    """The digests of the source files of all modules that are loaded now, by path. The modules of
+    Python and of installed distributions are left out, except for those of enginebay and of
+    plugins: their versions are part of a program's name.
+    """
+    library = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib"))
+    installed = tuple(f"{path}{os.sep}" for path in _site_packages())
+    own = _plugin_packages()
+    paths: set[str] = set()
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if not path or not path.endswith(".py"):
+            continue
+        if name in own:
+            paths.update(_native_sources(path))
+        elif path.startswith(library if not path.startswith(installed) else installed):
+            if name.partition(".")[0] not in own:
+                continue
+        paths.add(path)
+    digests = {path: _file_digest(path, _mark(path)) for path in paths}
+    return {path: digest for path, digest in digests.items() if digest}
+
+
+@functools.cache
+def _native_sources(module: str) -> tuple[str, ...]:
+    """The C++ sources of a package, by the path of its module."""
+    path = Path(module)
+    if path.name != "__init__.py":
+        return ()
+    found = (each for suffix in ("cc", "h") for each in path.parent.rglob(f"*.{suffix}"))
+    return tuple(map(str, found))
+
+
+def _plugin_packages() -> set[str]:
+    """The first names of the modules of enginebay and of what its entry points load."""
+    import importlib.metadata
+
+    points = importlib.metadata.entry_points(group="enginebay")
+    names = {point.value.partition(":")[0].partition(".")[0] for point in points}
+    return names | {"enginebay"}
+
+
+def _mark(path: str) -> tuple[int, int]:
+    """Size and time of the last change of a file, (-1, -1) if there is none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=8192)
+def _file_digest(path: str, mark: tuple[int, int]) -> str:
+    """The digest of a file's content, "" if it cannot be read. It is computed once for each
+    `mark`.
+    """
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _first_changed(sources: dict[str, str]) -> str | None:
+    return next((p for p, d in sources.items() if _file_digest(p, _mark(p)) != d), None)
+
+
+def _read(path: Path) -> bytes | None:
+    """The payload of a file; None if there is none. ValueError when it cannot be trusted, was cut
+    short or changed.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with io.FileIO(number) as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_uid != os.getuid():
+            raise ValueError("it belongs to another user")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise ValueError("other users can access it")
+        if found.st_size > MAX_BYTES:
+            raise ValueError("it is too large")
+        data = file.readall()
+    head, check = len(_MAGIC), len(_MAGIC) + _DIGEST_BYTES
+    if data[:head] != _MAGIC:
+        raise ValueError("it has another format")
+    if hashlib.sha256(data[check:]).digest() != data[head:check]:
+        raise ValueError("its bytes were changed")
+    return data[check:]
+
+
+_pruning = threading.Lock()
+
+
+def _prune(folder: Path) -> None:
+    """Remove files that were not used for MAX_AGE_S, and the oldest ones beyond MAX_BYTES."""
+    with _pruning:
+        marks: list[tuple[float, int, Path]] = []
+        for path in folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                marks.append((found.st_mtime, found.st_size, path))
+        total, oldest = sum(size for _, size, _ in marks), time.time() - MAX_AGE_S
+        for used, size, path in sorted(marks):
+            if used >= oldest and total <= MAX_BYTES:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
