@@ -17,6 +17,7 @@ import numpy as np
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInputs
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
+from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.compile_ahead import COMPILE_THREADS, compile_ahead, release_memory
 from enginebay_runtime.dump import dump_program
@@ -30,6 +31,7 @@ from enginebay_runtime.step import (
     decode_step,
     nothing_sampled,
 )
+from enginebay_runtime.stored_programs import trace_settings
 from enginebay_runtime.tables import max_changes
 from enginebay_runtime.verify import drafts_a_step, verify_step
 from enginebay_runtime.view import ExecutorView
@@ -103,6 +105,7 @@ class StepCompiler:
         self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
         self._held = jax.tree.map(_describe, (executor.model_weights, executor.state))
         self._store = executor.store
+        self._settings = trace_settings()
         self._lower_s: dict[StepKey, float] = {}
         self._programs = programs
 
@@ -130,6 +133,7 @@ class StepCompiler:
             self._compilations.add()
             kept()
 
+        self._settings = trace_settings()
         missing = self.missing(keys)
         if self._store is not None:
             with ThreadPoolExecutor(COMPILE_THREADS) as pool:
@@ -166,11 +170,11 @@ class StepCompiler:
     def compile(self, key: StepKey, lowered: Any) -> Any:
         """Compile a lowered part. Any thread may call this."""
         began_s = time.perf_counter()
-        with self._compilations.timed():
+        with self._compilations.timed(), seen_entries() as entries:
             compiled = lowered.compile(compiler_options=self._options)
         seconds = time.perf_counter() - began_s + self._lower_s.pop(key, 0.0)
-        if self._store is not None and seconds >= MIN_STORED_S:
-            self._store.save(compiled, *self._stored_name(key))
+        if self._store is not None and entries and seconds >= MIN_STORED_S:
+            self._store.save(compiled, entries[-1], *self._stored_name(key))
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
         return compiled
@@ -180,7 +184,8 @@ class StepCompiler:
         parts = self._parts
         own = (parts.returns_logits, parts.has_greedy, [name for name, _ in parts.processors])
         name = program_name(key, self._layouts)
-        return name, own, self._max_steps, self._options, self._held
+        settings = self._settings
+        return name, own, self._max_steps, self._options, self._held, settings
 
     def _load(self, key: StepKey) -> Any | None:
         assert self._store is not None

@@ -1,10 +1,12 @@
 """ProgramStore: compiled steps in files, which a later process loads without tracing them.
 
-A file is named by a digest of all that its program was made from (`EngineParts.digest`, the step's
-key, the layouts, the shapes of weights and state, versions, JAX's settings, devices, processor). It
-also lists the source files of the process that wrote it, with their digests: when one of them has
-another content, the file is not loaded. Its bytes have a checksum, and it must belong to the user
-and be closed to others, as executing it executes what is in it.
+A file has what JAX knows of a program, and names the entry of JAX's compilation cache with its
+executable, with a checksum. The file's own name is a digest of all that the program was made from:
+`EngineParts.program_digest`, the step's key, the layouts, the shapes of weights and state,
+versions, JAX's settings, devices, processor. It also lists the source files of the process that
+wrote it, with their digests: when one of them has other content, the program is not loaded. The
+file has a checksum too, and it must belong to the user and be closed to others, because loading it
+executes what is in it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from enginebay.jax_config import executable_of, read_entry
 from enginebay.machine import processor_features
 
 log = logging.getLogger("enginebay_runtime")
@@ -71,23 +74,39 @@ class ProgramStore:
             if changed is not None:
                 log.debug("stored program %s: %s has changed", path.name, changed)
                 return None
-            program = serialize_executable.deserialize_and_load(
-                *stored["program"],
-                backend=self._devices[0].client,
-                execution_devices=self._devices,
-            )
+            entry = read_entry(stored["entry"])
+            if hashlib.sha256(entry).digest() != stored["check"]:
+                raise ValueError("the entry of the compilation cache was changed")
+            program = self._loaded(stored["program"], executable_of(entry))
             os.utime(path)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with a file, it is a miss
             log.debug("stored program %s: %s: %s", path.name, type(error).__name__, error)
             return None
         return program
 
-    def save(self, program: Any, *names: object) -> None:
-        """Store a compiled program under these names."""
+    def _loaded(self, pickled: bytes, executable: bytes) -> Any:
+        client = self._devices[0].client
+        loader = _Unpickler(io.BytesIO(pickled), client, self._devices)
+        loader.executable = executable
+        unloaded, args, no_kwargs, in_tree, out_tree = loader.load()
+        return jax.stages.Compiled(
+            unloaded.load(), [], in_tree.unflatten(args), out_tree, no_kwargs=no_kwargs
+        )
+
+    def save(self, program: Any, entry: tuple[str, bytes], *names: object) -> None:
+        """Store a compiled program under these names. `entry`: (key, content) of its entry in JAX's
+        compilation cache.
+        """
         path = self._path(names)
         try:
-            serialized = serialize_executable.serialize(program)
-            payload = pickle.dumps({"program": serialized, "sources": _sources()})
+            key, content = entry
+            stored = {
+                "program": _pickled(program),
+                "entry": key,
+                "check": hashlib.sha256(content).digest(),
+                "sources": _sources(),
+            }
+            payload = pickle.dumps(stored)
             check = hashlib.sha256(payload).digest()
             with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
                 file.write(_MAGIC + check + payload)
@@ -100,25 +119,59 @@ class ProgramStore:
         return self.folder / f"{_digest(self._base, *map(repr, names))}{_SUFFIX}"
 
 
+_EXECUTABLES = (serialize_executable.xc.LoadedExecutable, serialize_executable._jax.Executable)
+
+
+class _Pickler(serialize_executable._JaxPjrtPickler):
+    """Writes a mark in place of an executable, because an executable that was itself loaded from a
+    cache cannot be serialized again.
+    """
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, _EXECUTABLES):
+            return ("exec", None)
+        return super().persistent_id(obj)
+
+
+class _Unpickler(serialize_executable._JaxPjrtUnpickler):
+    """Loads `executable` in place of the mark."""
+
+    executable: bytes
+
+    def persistent_load(self, pid: Any) -> Any:
+        return super().persistent_load(("exec", self.executable) if pid[0] == "exec" else pid)
+
+
+def _pickled(program: Any) -> bytes:
+    """All of a compiled program but its executable. ValueError when it cannot be stored."""
+    unloaded = getattr(program._executable, "_unloaded_executable", None)
+    if unloaded is None or program._params.const_args:
+        raise ValueError("JAX cannot serialize this program")
+    args, in_tree = jax.tree.flatten(program.args_info)
+    file = io.BytesIO()
+    _Pickler(file).dump((unloaded, args, program._no_kwargs, in_tree, program.out_tree))
+    return file.getvalue()
+
+
+def trace_settings() -> tuple[tuple[str, str], ...]:
+    """JAX's settings on this thread that change a program which is traced here."""
+    values = sorted(jax.config.values.items())
+    return tuple((n, repr(v)) for n, v in values if not any(out in n for out in _SETTINGS_OUT))
+
+
 def _digest(*texts: str) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def _environment(devices: Sequence[jax.Device]) -> list[str]:
-    """What compiled programs depend on that is no part of an engine: versions, JAX's settings,
-    environment variables, and the machine.
+    """What compiled programs depend on that is no part of an engine: versions, environment
+    variables, and the machine.
     """
-    settings = {
-        name: value
-        for name, value in jax.config.values.items()
-        if not any(part in name for part in _SETTINGS_OUT)
-    }
     variables = {n: v for n, v in os.environ.items() if n.startswith(_VARIABLES)}
     client = devices[0].client
     return [
         sys.version,
         *_distributions(),
-        repr(sorted(settings.items(), key=str)),
         repr(sorted(variables.items())),
         f"{client.platform} {client.platform_version} {devices[0].device_kind}",
         repr([device.id for device in devices]),
