@@ -136,10 +136,9 @@ class LocalExecutor(Executor):
 
     def _open_store(self) -> ProgramStore | None:
         folder = stored_programs_folder()
-        digest = self.parts.program_digest
-        if folder is None or not digest or self.dump_folder is not None:
+        if folder is None or not self.parts.program_digest or self.dump_folder is not None:
             return None
-        return ProgramStore(folder, digest, self.placement.devices)
+        return ProgramStore(folder, self.parts)
 
     def set_layouts(self, shapes: Mapping[str, CacheShape]) -> None:
         """Record the cache's sizes; all entries of the page tables become 0."""

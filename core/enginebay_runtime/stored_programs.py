@@ -32,6 +32,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from enginebay.contracts.executor import EngineParts
 from enginebay.jax_config import executable_of, read_entry
 from enginebay.machine import processor_features
 
@@ -55,12 +56,13 @@ class ProgramStore:
     that cannot be used is a miss, and its reason is logged at level debug.
     """
 
-    def __init__(self, folder: Path, digest: str, devices: Sequence[jax.Device]) -> None:
-        """`folder`: a private folder of the user. `digest`: names all that the programs are made
-        from besides what `load` gets. `devices`: on which they run.
+    def __init__(self, folder: Path, parts: EngineParts) -> None:
+        """`folder`: a private folder of the user. `parts`: what the programs are made of, besides
+        the names that `load` gets; they have a `program_digest`.
         """
-        self.folder, self._devices = folder, tuple(devices)
-        self._base = _digest(digest, *_environment(self._devices))
+        self.folder, self._devices = folder, tuple(parts.placement.devices)
+        self._calls, self._register = parts.custom_calls, parts.register_call
+        self._base = _digest(parts.program_digest, *_environment(self._devices))
 
     def load(self, *names: object) -> Any | None:
         """The program with these names, or None. A name's repr tells it from all others."""
@@ -85,6 +87,9 @@ class ProgramStore:
         return program
 
     def _loaded(self, pickled: bytes, executable: bytes) -> Any:
+        for call in self._calls:
+            if call.encode() in executable:
+                self._register(call)
         client = self._devices[0].client
         loader = _Unpickler(io.BytesIO(pickled), client, self._devices)
         loader.executable = executable

@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -59,9 +60,19 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     compilation_cache.reset_cache()
 
 
+def store_of(folder: Path, digest: str = "parts", device: int = 0) -> ProgramStore:
+    parts: Any = SimpleNamespace(
+        program_digest=digest,
+        placement=SimpleNamespace(devices=jax.devices()[device : device + 1]),
+        custom_calls=(),
+        register_call=None,
+    )
+    return ProgramStore(folder, parts)
+
+
 @pytest.fixture
 def store(folder: Path) -> ProgramStore:
-    return ProgramStore(folder, "parts", jax.devices()[:1])
+    return store_of(folder)
 
 
 def the_file(folder: Path) -> Path:
@@ -86,18 +97,18 @@ def test_other_names_other_parts_other_devices_are_misses(
 ) -> None:
     store.save(*compiled(), "step", 1)
     assert store.load("step", 2) is None
-    assert ProgramStore(folder, "other parts", jax.devices()[:1]).load("step", 1) is None
+    assert store_of(folder, "other parts").load("step", 1) is None
     if len(jax.devices()) > 1:
-        assert ProgramStore(folder, "parts", jax.devices()[1:2]).load("step", 1) is None
+        assert store_of(folder, device=1).load("step", 1) is None
     for change in (
         lambda: monkeypatch.setattr(stored_programs, "processor_features", lambda: "another"),
         lambda: monkeypatch.setattr(stored_programs, "_distributions", lambda: ("jax-99",)),
         lambda: monkeypatch.setenv("XLA_OF_A_TEST", "1"),
     ):
         change()
-        assert ProgramStore(folder, "parts", jax.devices()[:1]).load("step", 1) is None
+        assert store_of(folder).load("step", 1) is None
         monkeypatch.undo()
-    assert ProgramStore(folder, "parts", jax.devices()[:1]).load("step", 1) is not None
+    assert store_of(folder).load("step", 1) is not None
 
 
 def test_the_settings_of_the_tracing_thread_are_part_of_a_name() -> None:
