@@ -103,7 +103,8 @@ def seen_entries() -> Iterator[list[tuple[str, bytes]]]:
     """Yield a list to which (key, content) of each entry is added that JAX reads from its cache, or
     writes, on this thread within the block.
     """
-    _seen.entries = found = []
+    found: list[tuple[str, bytes]] = []
+    _seen.entries = found
     try:
         yield found
     finally:

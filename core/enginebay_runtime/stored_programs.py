@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import io
 import json
 import logging
@@ -124,7 +125,8 @@ class ProgramStore:
         return self.folder / f"{_digest(self._base, *map(repr, names))}{_SUFFIX}"
 
 
-_EXECUTABLES = (serialize_executable.xc.LoadedExecutable, serialize_executable._jax.Executable)
+_LIB = importlib.import_module("jax._src.lib")  # names that JAX does not export
+_EXECUTABLES = (_LIB.xla_client.LoadedExecutable, _LIB._jax.Executable)
 
 
 class _Pickler(serialize_executable._JaxPjrtPickler):
