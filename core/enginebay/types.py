@@ -13,8 +13,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
-from enginebay.item_limits import check_items
-from enginebay.row_value import FromCheckpoint, ProcessorOption, RowValue, declared
+from enginebay.row_value import FromCheckpoint, MaxItems, ProcessorOption, RowValue, declared
 from enginebay.validation import Accepts, Validated, option
 
 Float = TypeVar("Float")
@@ -125,15 +124,15 @@ class SamplingParams(RowParams[float, int]):
         le=256,
         description="number of completions to generate; the n most likely ones are returned",
     )
-    stop: Accepts[str | Sequence[str] | None, tuple[str, ...]] = option(
-        (), description="texts that end the completion"
-    )
-    stop_token_ids: Accepts[Sequence[int], tuple[int, ...]] = option(
+    stop: Annotated[
+        Accepts[str | Sequence[str] | None, tuple[str, ...]], MaxItems(128, chars=4096)
+    ] = option((), description="texts that end the completion")
+    stop_token_ids: Annotated[Accepts[Sequence[int], tuple[int, ...]], MaxItems(1024)] = option(
         (), description="token ids that end the completion"
     )
-    stop_words_ids: Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]] = option(
-        (), description="sequences of token ids that end the completion"
-    )
+    stop_words_ids: Annotated[
+        Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]], MaxItems(128)
+    ] = option((), description="sequences of token ids that end the completion")
     ignore_eos: bool = Field(default=False, description="continue after end-of-sequence tokens")
     include_stop_str_in_output: bool = Field(default=False, description="keep the stop text")
     skip_special_tokens: bool = Field(default=True, description="leave out special tokens")
@@ -156,9 +155,10 @@ class SamplingParams(RowParams[float, int]):
     )
     json_object: bool = Field(default=False, description="the output is a JSON object")
     regex: str | None = Field(default=None, description="regular expression of the whole output")
-    choice: Accepts[Sequence[str] | None, tuple[str, ...] | None] = option(
-        None, min_length=1, description="the output is one of these texts; None: any output"
-    )
+    choice: Annotated[
+        Accepts[Sequence[str] | None, tuple[str, ...] | None],
+        MaxItems(2**17),  # guided_limits.items has a smaller default
+    ] = option(None, min_length=1, description="the output is one of these texts; None: any output")
     grammar: str | None = Field(
         default=None, description="the output follows this grammar, written in Lark's notation"
     )
@@ -179,12 +179,17 @@ class SamplingParams(RowParams[float, int]):
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]],
         ProcessorOption("logit_bias", "bias"),
+        MaxItems(1024),
     ] = Field(default_factory=dict, description="token id -> value added to its logit, -100 to 100")
     allowed_token_ids: Annotated[
         Accepts[Sequence[int] | None, tuple[int, ...] | None],
         ProcessorOption("allowed_token_ids", "token_ids"),
+        MaxItems(2**20),
     ] = option(None, min_length=1, description="the only tokens that may be chosen; None: all")
-    bad_words: Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]] = option(
+    bad_words: Annotated[
+        Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]],
+        MaxItems(256, chars=4096),
+    ] = option(
         (),
         description="texts whose tokens, at the beginning of a text or after a space, must not "
         "follow one another; the same letters may come from other tokens",
@@ -197,7 +202,7 @@ class SamplingParams(RowParams[float, int]):
         le=1.0,
         description="keep the most typical tokens, up to this total probability",
     )
-    processors: dict[str, dict[str, Any]] = Field(
+    processors: Annotated[dict[str, dict[str, Any]], MaxItems(64)] = Field(
         default_factory=dict, description="other logits processors by name, each with its options"
     )
 
@@ -218,7 +223,8 @@ class SamplingParams(RowParams[float, int]):
         name = str(info.field_name)
         if value is None and name != "max_tokens":
             return cls.model_fields[name].get_default(call_default_factory=True)
-        check_items(name, value)
+        if (limit := MAX_ITEMS.get(name)) is not None:
+            limit.check(name, value)
         return _plain(value)
 
     @field_validator("stop", mode="before")
@@ -265,6 +271,9 @@ def _plain(value: object, levels: int = 4) -> object:
 
 ROW_VALUES = declared(SamplingParams, RowValue)
 """The fields of SamplingParams that the device holds for each row, with their declarations."""
+
+MAX_ITEMS = declared(SamplingParams, MaxItems)
+"""The fields of SamplingParams that take a list or a mapping, with their limits."""
 
 _PENALTIES = tuple((n, one.neutral) for n, one in ROW_VALUES.items() if one.stage == "penalty")
 

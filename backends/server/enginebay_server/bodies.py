@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from enginebay.errors import nearest, shown
-from enginebay.item_limits import MAX_ITEMS, MAX_TEXT_CHARS
-from enginebay.types import SamplingParams
+from enginebay.types import MAX_ITEMS, SamplingParams
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import AtMost, Name
 from enginebay_server.settings import ServerSettings
@@ -87,13 +86,14 @@ PromptField = Annotated[
 
 
 Stops = Annotated[
-    list[Annotated[str, AtMost(MAX_TEXT_CHARS["stop"], is_list=False)]], AtMost(MAX_ITEMS["stop"])
+    list[Annotated[str, AtMost(MAX_ITEMS["stop"].chars, is_list=False)]],
+    AtMost(MAX_ITEMS["stop"].items),
 ]
 BadWordTexts = Annotated[
-    list[Annotated[str, AtMost(MAX_TEXT_CHARS["bad_words"], is_list=False)]],
-    AtMost(MAX_ITEMS["bad_words"]),
+    list[Annotated[str, AtMost(MAX_ITEMS["bad_words"].chars, is_list=False)]],
+    AtMost(MAX_ITEMS["bad_words"].items),
 ]
-Biases = Annotated[dict[str, float], AtMost(MAX_ITEMS["logit_bias"], is_list=False)]
+Biases = Annotated[dict[str, float], AtMost(MAX_ITEMS["logit_bias"].items, is_list=False)]
 
 
 class Body(BaseModel):
@@ -191,7 +191,9 @@ class GenerationBody(Body):
     no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     seed: int | None = None
     stop: str | Stops | None = None
-    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_ITEMS["stop_token_ids"])] | None = None
+    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_ITEMS["stop_token_ids"].items)] | None = (
+        None
+    )
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     include_stop_str_in_output: bool | None = None
@@ -201,7 +203,7 @@ class GenerationBody(Body):
     bad_words: BadWordTexts | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_choice: Annotated[list[str], AtMost(MAX_ITEMS["choice"])] | None = Field(
+    guided_choice: Annotated[list[str], AtMost(MAX_ITEMS["choice"].items)] | None = Field(
         default=None, min_length=1
     )
     guided_regex: str | None = None
