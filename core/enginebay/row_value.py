@@ -1,5 +1,5 @@
-"""Metadata for fields of sampling parameters: the value on the device, the names in checkpoints,
-the logits processor that applies the field, and the limits on long values.
+"""Metadata for fields of sampling parameters: the value on the device, the names in checkpoints and
+requests, the logits processor that applies the field, and the limits on long values.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ class FromCheckpoint:
 
     name: str
     """The name of the field in generation_config.json."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HttpName:
+    """Metadata of a field whose name in requests to the server is not its own."""
+
+    name: str | None
+    """The name in chats and completions; None: they do not carry the field, or only a route that
+    declares it does.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
-from enginebay.row_value import FromCheckpoint, MaxItems, ProcessorOption, RowValue, declared
+from enginebay.row_value import (
+    FromCheckpoint,
+    HttpName,
+    MaxItems,
+    ProcessorOption,
+    RowValue,
+    declared,
+)
 from enginebay.validation import Accepts, Validated, option
 
 Float = TypeVar("Float")
@@ -108,7 +115,7 @@ class SamplingParams(RowParams[float, int]):
     when a request is queued, so later changes do not affect a running request.
     """
 
-    max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens")] = Field(
+    max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens"), HttpName(None)] = Field(
         default=64,
         ge=0,
         description="max number of new tokens, fewer if the context is full before; None: as many "
@@ -118,7 +125,7 @@ class SamplingParams(RowParams[float, int]):
         default=None, ge=0, lt=2**63, description="the same seed gives the same samples"
     )
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
-    best_of: int | None = Field(
+    best_of: Annotated[int | None, HttpName(None)] = Field(
         default=None,
         ge=1,
         le=256,
@@ -131,35 +138,40 @@ class SamplingParams(RowParams[float, int]):
         (), description="token ids that end the completion"
     )
     stop_words_ids: Annotated[
-        Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]], MaxItems(128)
+        Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]], MaxItems(128), HttpName(None)
     ] = option((), description="sequences of token ids that end the completion")
     ignore_eos: bool = Field(default=False, description="continue after end-of-sequence tokens")
     include_stop_str_in_output: bool = Field(default=False, description="keep the stop text")
     skip_special_tokens: bool = Field(default=True, description="leave out special tokens")
-    logprobs: int | None = Field(
+    logprobs: Annotated[int | None, HttpName(None)] = Field(
         default=None,
         ge=ALL_LOGPROBS,
         le=MAX_LOGPROBS,
         description="return log-probabilities for each new token: of that token and of the N most "
         "likely ones; -1: of the whole vocabulary",
     )
-    prompt_logprobs: int | None = Field(
+    prompt_logprobs: Annotated[int | None, HttpName(None)] = Field(
         default=None,
         ge=0,
         le=MAX_LOGPROBS,
         description="return log-probabilities for each prompt token: of that token and of the N "
         "most likely ones",
     )
-    json_schema: dict[str, Any] | str | None = Field(
+    json_schema: Annotated[dict[str, Any] | str | None, HttpName("guided_json")] = Field(
         default=None, description="the output is JSON that follows this schema (a dict or text)"
     )
-    json_object: bool = Field(default=False, description="the output is a JSON object")
-    regex: str | None = Field(default=None, description="regular expression of the whole output")
+    json_object: Annotated[bool, HttpName(None)] = Field(
+        default=False, description="the output is a JSON object"
+    )
+    regex: Annotated[str | None, HttpName("guided_regex")] = Field(
+        default=None, description="regular expression of the whole output"
+    )
     choice: Annotated[
         Accepts[Sequence[str] | None, tuple[str, ...] | None],
         MaxItems(2**17),  # guided_limits.items has a smaller default
+        HttpName("guided_choice"),
     ] = option(None, min_length=1, description="the output is one of these texts; None: any output")
-    grammar: str | None = Field(
+    grammar: Annotated[str | None, HttpName("guided_grammar")] = Field(
         default=None, description="the output follows this grammar, written in Lark's notation"
     )
 
@@ -202,7 +214,7 @@ class SamplingParams(RowParams[float, int]):
         le=1.0,
         description="keep the most typical tokens, up to this total probability",
     )
-    processors: Annotated[dict[str, dict[str, Any]], MaxItems(64)] = Field(
+    processors: Annotated[dict[str, dict[str, Any]], MaxItems(64), HttpName(None)] = Field(
         default_factory=dict, description="other logits processors by name, each with its options"
     )
 
