@@ -47,10 +47,12 @@ class RowValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FromCheckpoint:
-    """Metadata of a field that generation_config.json of a checkpoint may set."""
+    """Metadata of a field that a checkpoint may set."""
 
     name: str
     """The name of the field in generation_config.json."""
+    gguf: str | None = None
+    """Its name in `general.sampling` of a GGUF file; None: such a file does not set it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

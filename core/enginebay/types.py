@@ -68,15 +68,27 @@ class RowParams(Validated, Generic[Float, Int]):
     refusal: ClassVar[type[EnginebayError]] = RequestError
 
     temperature: Annotated[
-        Float, RowValue("float32", 0.0, "temperature", highest=1e30), FromCheckpoint("temperature")
+        Float,
+        RowValue("float32", 0.0, "temperature", highest=1e30),
+        FromCheckpoint("temperature", gguf="temp"),
     ] = option(0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy decoding")
     top_k: Annotated[
-        Int, RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1), FromCheckpoint("top_k")
+        Int,
+        RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1),
+        FromCheckpoint("top_k", gguf="top_k"),
     ] = option(0, ge=-1, description="keep the k most likely tokens; 0 or -1 keeps all")
-    top_p: Annotated[Float, RowValue("float32", 1.0, "filter"), FromCheckpoint("top_p")] = option(
+    top_p: Annotated[
+        Float,
+        RowValue("float32", 1.0, "filter"),
+        FromCheckpoint("top_p", gguf="top_p"),
+    ] = option(
         1.0, gt=0.0, le=1.0, description="keep the most likely tokens of this total probability"
     )
-    min_p: Annotated[Float, RowValue("float32", 0.0, "filter"), FromCheckpoint("min_p")] = option(
+    min_p: Annotated[
+        Float,
+        RowValue("float32", 0.0, "filter"),
+        FromCheckpoint("min_p", gguf="min_p"),
+    ] = option(
         0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the highest probability"
     )
     presence_penalty: Annotated[
@@ -96,7 +108,7 @@ class RowParams(Validated, Generic[Float, Int]):
         Float,
         RowValue("float32", 1.0, "penalty", lowest=1e-30, highest=1e30),
         ProcessorOption("penalties", "repetition"),
-        FromCheckpoint("repetition_penalty"),
+        FromCheckpoint("repetition_penalty", gguf="penalty_repeat"),
     ] = option(
         1.0,
         gt=0.0,
