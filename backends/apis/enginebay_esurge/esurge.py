@@ -17,6 +17,7 @@ from enginebay.contracts.engine import Engine
 from enginebay.contracts.model import Checkpoint
 from enginebay.contracts.text import Message
 from enginebay.errors import RequestError
+from enginebay.serving.arguments import check_keywords
 from enginebay.serving.observer import Observers
 from enginebay.serving.prepare import Param, check_streamable
 from enginebay.serving.priority import BatchKeywords, RequestKeywords, priorities_of
@@ -224,6 +225,7 @@ class eSurge:  # noqa: N801  # the name its users know
         ids). A completion's error is raised and ends the others; an aborted one has finish_reason
         "abort".
         """
+        check_keywords(eSurge.generate, turns, BatchKeywords)
         self._service.check_running()
         listed = as_prompts(prompts)
         ids, own = ids_for(len(listed), request_id), priorities_of(len(listed), **turns)
@@ -243,6 +245,7 @@ class eSurge:  # noqa: N801  # the name its users know
         Checked and queued at once, with the errors of generate(), and RequestError for several
         prompts. A slow reader gets all text. Closing or dropping the iterator ends the request.
         """
+        check_keywords(eSurge.stream, turn, RequestKeywords)
         self._service.check_running()
         listed = as_prompts(prompts)
         if len(listed) != 1:
@@ -268,6 +271,7 @@ class eSurge:  # noqa: N801  # the name its users know
         `tools`: functions for the chat template. `chat_template`: Jinja text instead of the model's
         template. ValueError for empty or wrong messages; NoTemplateError without a template.
         """
+        check_keywords(eSurge.chat, turn, RequestKeywords)
         self._service.check_running()
         if chat_template is None and not self._jobs.tokenizer.has_chat_template:
             raise no_template()
