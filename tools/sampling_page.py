@@ -11,7 +11,7 @@ from enginebay_server.sampling_fields import HTTP_NAMES
 
 
 def parameters() -> list[str]:
-    """Return a row per field: its flag, its name in HTTP requests, default, values, meaning, and the
+    """Return a row per field: its flag, its name in requests, default, values, meaning, and the
     stage of sampling that reads it.
     """
     parser = argparse.ArgumentParser()
