@@ -41,7 +41,6 @@ MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 ENGINE = "engine"
 """The group of flags that choose the parts, which many commands have."""
 BAR = re.compile(r"(`[^`]*`)|\|")
-DEFAULT = re.compile(r" \(default: .*\)$")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -107,10 +106,8 @@ def default_of(field: FieldInfo) -> str:
 def fields() -> str:
     """Return the fields of a configuration."""
     flags: dict[str, list[str]] = {"kernels": ["--attention", "--kernel"]}
-    helps = {}
-    for action, text in engine_flags():
+    for action, _ in engine_flags():
         flags.setdefault(action.dest, list(action.option_strings))
-        helps[action.dest] = DEFAULT.sub("", text)
     schema = EngineConfig.model_json_schema()["properties"]
     rows = [
         (
@@ -118,7 +115,7 @@ def fields() -> str:
             ", ".join(f"`{flag}`" for flag in flags.get(name, ())),
             default_of(field),
             values(schema[name]),
-            field.description or helps[name],
+            str(field.description),
         )
         for name, field in EngineConfig.model_fields.items()
     ]
