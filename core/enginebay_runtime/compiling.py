@@ -21,9 +21,15 @@ from enginebay_runtime.dump import dump_program
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
-from enginebay_runtime.step import Sampled, StepState, compact_decode_step, decode_step
+from enginebay_runtime.step import (
+    Sampled,
+    StepState,
+    compact_decode_step,
+    decode_step,
+    nothing_sampled,
+)
 from enginebay_runtime.tables import max_changes
-from enginebay_runtime.verify import verify_step
+from enginebay_runtime.verify import drafts_a_step, verify_step
 from enginebay_runtime.view import ExecutorView
 
 STEPS: dict[Kind, Callable[..., Any]] = {
@@ -86,7 +92,7 @@ class StepCompiler:
 
     def __init__(self, executor: ExecutorView, programs: CompiledPrograms) -> None:
         """`programs`: the executor's compiled programs, which this adds to."""
-        self._program, self._placement = executor.program, executor.placement
+        self._parts, self._placement = executor.parts, executor.placement
         self._layouts = dict(executor.layouts)
         self._max_steps, self._options = executor.max_steps, executor.compile_options
         self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
@@ -152,25 +158,12 @@ class StepCompiler:
 
     def lower(self, key: StepKey) -> Any:
         """The traced program of a key. Runs on the caller's thread only."""
-        processors = tuple(
-            (name, one)
-            for name, one in self._program.processors
-            if key.names is None or name in key.names
-        )
-        program = dataclasses.replace(
-            self._program,
-            full_vocab=key.full_vocab,
-            pools=key.pools,
-            takes_embeds=key.embeds,
-            adapts=key.adapts,
-            processors=processors,
-        )
         held, args = self._arguments(key)
-        options: dict[str, Any] = {} if key.kind == "forward" else {"variant": key.variant}
+        options: dict[str, Any] = {}
         if key.kind in ("decode", "compact"):
             options["max_steps"] = 1 if key.full_vocab else self._max_steps
         step: Callable[..., Any] = functools.partial(
-            STEPS[key.kind], program=program, layouts=self._layouts, bucket=key.bucket, **options
+            STEPS[key.kind], parts=self._parts, layouts=self._layouts, key=key, **options
         )
         # A partial object has no name; profiles and compile logs show this one.
         step.__name__ = f"enginebay_{key.kind}"
@@ -187,7 +180,7 @@ class StepCompiler:
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""
-        bucket, kind, info = key.bucket, key.kind, self._program.model.info
+        bucket, kind, info = key.bucket, key.kind, self._parts.info
         num, state = bucket.seqs, self._held[1]
 
         def ints(*shape: int) -> Any:
@@ -208,10 +201,7 @@ class StepCompiler:
             return state, (changes, inputs)
         if kind == "sample":
             last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
-            program = dataclasses.replace(
-                self._program, returns_logits=False, full_vocab=key.full_vocab
-            )
-            sampled = jax.eval_shape(lambda: program.nothing_sampled((num, 1)))
+            sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, (num, 1)))
             given = jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(
                     a.shape, a.dtype, sharding=self._placement.replicated
@@ -221,7 +211,7 @@ class StepCompiler:
             own = ints(bucket.tokens)
             return (state.rows, state.processor_state), (*given, own, own)
         if kind == "verify":
-            drafts = ints(num, self._program.drafts_a_step(bucket))
+            drafts = ints(num, drafts_a_step(self._parts, bucket))
             return state, (changes, VerifyInputs(ints(num), drafts))
         return state, (changes, DecodeInputs(ints(num), ints()))
 

@@ -53,7 +53,7 @@ from enginebay_runtime.row_writer import RowWriter
 from enginebay_runtime.scoping import Scoping
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.slots import SlotWriter
-from enginebay_runtime.step import Program, StepState
+from enginebay_runtime.step import StepState
 from enginebay_runtime.tables import ResidentTables, max_changes
 
 Result = TypeVar("Result")
@@ -67,7 +67,7 @@ class LocalExecutor(Executor):
     def __init__(self, parts: EngineParts) -> None:
         config = parts.config
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
-        self.parts, self.program, self.title = parts, Program.of(parts), parts.title
+        self.parts, self.title = parts, parts.title
         self.model_weights: Weights = {}
         self.placement = parts.placement
         self.num_rows, self.max_model_len = config.max_num_seqs, config.max_model_len
@@ -85,7 +85,7 @@ class LocalExecutor(Executor):
         self._programs: dict[ProgramName, Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
         """Results of `choose` for the current layouts and program."""
-        self._scoping = Scoping(has_greedy=self.program.has_greedy)
+        self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
@@ -139,7 +139,7 @@ class LocalExecutor(Executor):
     @property
     def info(self) -> ModelInfo:
         """The model's facts."""
-        return self.program.model.info
+        return self.parts.info
 
     @property
     def state(self) -> StepState:
@@ -192,14 +192,14 @@ class LocalExecutor(Executor):
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         # Until then no shadow runs: the implementation that it compares with is not in use.
-        before = self.program, self.title, self._programs, self.shadow
+        before = self.parts, self.title, self._programs, self.shadow
         self.shadow = None
-        self.program, self.title = Program.of(parts), parts.title
+        self.parts, self.title = parts, parts.title
         self._programs = {}
         self._chosen.clear()
 
         def swap_back() -> None:
-            self.program, self.title, self._programs, self.shadow = before
+            self.parts, self.title, self._programs, self.shadow = before
             self._chosen.clear()
 
         return swap_back

@@ -115,7 +115,14 @@ def make_plan(
     settled, reasons = resolve(config, facts)
     reasons += why_weights
     _check_parts(registry, settled, here)
-    steps = engine_steps(registry, settled, platform, model)
+    steps = engine_steps(
+        registry,
+        settled,
+        model=model,
+        platform=platform,
+        placement=placement,
+        weight_format=weight_format,
+    )
     kernels = choose_kernels(
         registry,
         settled,
@@ -240,7 +247,6 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         make_executor=registry.load(registry.find("executor", config.executor)),
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
-        dtype=config.dtype,
         weight_format=plan.weight_format,
         compact_decode=decode.compact_decode,
         ragged_decode=decode.ragged_decode,

@@ -70,7 +70,7 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "mixed_steps": "prefills may contain rows that decode",
         "verifies": "its steps verify drafts",
         "attention_problems": '"module:attribute" of a function '
-        "(`enginebay.contracts.executor.StepFacts`, options) that returns the bucket and layouts "
+        "(`enginebay.contracts.executor.EngineParts`, options) that returns the bucket and layouts "
         "of every step, for choosing kernels. Without it the largest step of each phase is assumed",
         "ledger_example": '"module:function" that returns an '
         "`enginebay_testing.ledgers.LedgerExample` for `enginebay check`",
