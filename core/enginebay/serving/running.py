@@ -69,9 +69,9 @@ token.
 class DraftStats:
     """A moving average of the share of drafts that were accepted.
 
-    It starts above MIN_ACCEPTED_SHARE, so every row begins with drafting. While it is below MIN_ACCEPTED_SHARE, or when
-    nothing is proposed, the row decodes without drafts; the tokens that it decodes then show how
-    many drafts would have been accepted, until the share is large enough again.
+    It starts above MIN_ACCEPTED_SHARE, so every row begins with drafting. While it is below, or
+    when nothing is proposed, the row decodes without drafts; the tokens that it decodes then show
+    how many drafts would have been accepted, until the share is large enough again.
     """
 
     share: float = 0.5
