@@ -170,7 +170,10 @@ class ResponseFormat(BaseModel):
 if TYPE_CHECKING:
 
     class SamplingBody(Body):
-        """A body with the fields of HTTP_NAMES."""
+        """A body with the fields of HTTP_NAMES, of which other code names these."""
+
+        temperature: float | None = None
+        top_p: float | None = None
 
     Stops = list[str]
 else:
