@@ -21,7 +21,7 @@ ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Limit:
+class NumberRange:
     """Metadata of a setting that is a number: its range and its meaning. Without a meaning it has
     no flag.
     """
@@ -35,7 +35,7 @@ def limit(
     default: float, meaning: str = "", *, lowest: float = 1, highest: float = MAX_COUNT
 ) -> Any:
     """Return the field of a setting that is a number."""
-    metadata = {"limit": Limit(lowest, highest, meaning)}
+    metadata = {"limit": NumberRange(lowest, highest, meaning)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
