@@ -189,9 +189,9 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(
 ) -> None:
     for llm in (pages.llm, slots.llm):
         caps = llm.plan.kernels.attention["decode"].caps
-        assert llm.engine.executor.program.drafts_are_rows == caps.splits_rows
+        assert llm.engine.executor.parts.drafts_are_rows == caps.splits_rows
         assert caps.splits_rows == (llm.plan.kernels.names["attention.decode"] == "native")
-    assert not slots.llm.engine.executor.program.drafts_are_rows
+    assert not slots.llm.engine.executor.parts.drafts_are_rows
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:

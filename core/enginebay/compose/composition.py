@@ -115,7 +115,14 @@ def make_plan(
     settled, reasons = resolve(config, facts)
     reasons += why_weights
     _check_parts(registry, settled, here)
-    steps = engine_steps(registry, settled, platform, model)
+    steps = engine_steps(
+        registry,
+        settled,
+        model=model,
+        platform=platform,
+        placement=placement,
+        weight_format=weight_format,
+    )
     kernels = choose_kernels(
         registry,
         settled,
@@ -226,6 +233,11 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     def changed(parts: Mapping[str, object]) -> EngineParts:
         return make_parts(overridden_plan(plan, by_op(parts), check=False))
 
+    def register_call(name: str) -> None:
+        target = plan.kernels.custom_calls[name]
+        if target is not None:
+            import_target(target, f"register_call of a kernel with the custom call {name!r}")(name)
+
     return EngineParts(
         config=config,
         model=split_model(plan.model, plan.placement),
@@ -240,15 +252,16 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         make_executor=registry.load(registry.find("executor", config.executor)),
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
-        dtype=config.dtype,
         weight_format=plan.weight_format,
         compact_decode=decode.compact_decode,
         ragged_decode=decode.ragged_decode,
         drafts_are_rows=decode.splits_rows,
         kernels=plan.kernels.names,
-        custom_calls=plan.kernels.custom_calls,
+        custom_calls=tuple(sorted(plan.kernels.custom_calls)),
+        register_call=register_call,
         shadow=plan.shadow,
         adapters=plan.adapters,
+        program_digest=plan.program_digest(),
         changed=changed,
     )
 

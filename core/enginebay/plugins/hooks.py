@@ -32,6 +32,8 @@ CAPABILITIES: dict[str, dict[str, str]] = {
     "model": {"architectures": "names in `config.json` that the family serves"},
     "kernel": {
         "custom_calls": "names of its XLA custom calls; without them its programs cannot be saved",
+        "register_call": '"module:function" that registers the custom call of a name with XLA, for '
+        "kernels that do so only when a step is traced: stored programs are loaded without tracing",
         "compiler": '"module:attribute" of an `enginebay_testing.toolchains.KernelCompiler`, for '
         "devices that are not here",
         "layouts": "cache layouts that it can write (`kv_write`, `rope_kv_write`); all when absent",
@@ -70,7 +72,7 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "mixed_steps": "prefills may contain rows that decode",
         "verifies": "its steps verify drafts",
         "attention_problems": '"module:attribute" of a function '
-        "(`enginebay.contracts.executor.StepFacts`, options) that returns the bucket and layouts "
+        "(`enginebay.contracts.executor.EngineParts`, options) that returns the bucket and layouts "
         "of every step, for choosing kernels. Without it the largest step of each phase is assumed",
         "ledger_example": '"module:function" that returns an '
         "`enginebay_testing.ledgers.LedgerExample` for `enginebay check`",
