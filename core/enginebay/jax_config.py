@@ -60,6 +60,17 @@ def configure_compile_cache(choice: str) -> Path | None:
     return folder
 
 
+CACHE_FILES = ("*-cache", "*-atime", "steps/*.program")
+"""What JAX's compilation cache and the stored programs consist of."""
+
+
+def compiled_programs() -> tuple[Path, list[Path]]:
+    """Return the folder of compiled programs that "auto" uses, and its files."""
+    given = jax.config.jax_compilation_cache_dir
+    folder = Path(given) if given else default_cache_folder()
+    return folder, [path for files in CACHE_FILES for path in folder.glob(files)]
+
+
 def stored_programs_folder() -> Path | None:
     """Return the folder of whole programs, below that of JAX's compilation cache; None where there
     is no cache, or the folder is not closed to other users.

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
 import dataclasses
 import functools
+import json
+import logging
+import re
+import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInputs
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
-from enginebay_runtime.compile_ahead import COMPILE_THREADS, compile_ahead, release_memory
-from enginebay_runtime.dump import dump_program
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
@@ -36,6 +42,8 @@ from enginebay_runtime.tables import max_changes
 from enginebay_runtime.verify import drafts_a_step, verify_step
 from enginebay_runtime.view import ExecutorView
 
+log = logging.getLogger("enginebay_runtime")
+
 STEPS: dict[Kind, Callable[..., Any]] = {
     "forward": forward_step,
     "sample": sample_step,
@@ -50,6 +58,91 @@ MIN_STORED_S = 0.5
 
 CompiledPrograms = MutableMapping[ProgramName, Any]
 """Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
+
+
+Key = TypeVar("Key")
+
+COMPILE_THREADS = 2
+
+
+def compile_ahead(
+    keys: Iterable[Key],
+    lower: Callable[[Key], Any],
+    compile_lowered: Callable[[Key, Any], Any],
+    keep: Callable[[Key, Any], None],
+) -> None:
+    """Lower each key on this thread, compile it on one of COMPILE_THREADS threads, and call `keep`
+    on this thread with the key and its program, in order.
+
+    When any of the three functions raises, the programs that are being compiled finish first, and
+    the others are not compiled.
+    """
+
+    def compiled(key: Key, lowered: Any) -> Any:
+        program = compile_lowered(key, lowered)
+        release_memory()
+        return program
+
+    pool = ThreadPoolExecutor(COMPILE_THREADS)
+    running: collections.deque[tuple[Key, Future[Any]]] = collections.deque()
+    try:
+        for key in keys:
+            running.append((key, pool.submit(compiled, key, lower(key))))
+            # The next key is lowered only when a thread is free: a lowered program of unrolled
+            # layers takes tens of MB until it is compiled.
+            if len(running) >= COMPILE_THREADS:
+                ready, program = running.popleft()
+                keep(ready, program.result())
+        for ready, program in running:
+            keep(ready, program.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+        release_memory()
+
+
+def release_memory() -> None:
+    """Return memory that the compiler has freed to the system; glibc would keep it, tens of MB per
+    program.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # musl has no such function
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+MEMORY_FIGURES = (
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "generated_code_size_in_bytes",
+)
+
+
+def dump_program(
+    folder: Path, title: str, layouts: Mapping[str, CacheLayout], lowered: Any, compiled: Any
+) -> None:
+    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json; NAME is made of the title and the
+    cache's size.
+
+    The JSON has the title, the cache size of each group, and XLA's memory analysis in bytes per
+    device, null where the platform has none. Aliased bytes count as arguments and as outputs: they
+    are the cache, which is updated in place.
+    """
+    sizes = {name: f"{at.num_pages}x{at.page_size}" for name, at in layouts.items()}
+    name = re.sub(
+        r"[^a-z0-9]+", "-", " ".join([title, *dict.fromkeys(sizes.values())]).lower()
+    ).strip("-")
+    (folder / f"{name}.stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
+    (folder / f"{name}.hlo.txt").write_text(compiled.as_text() or "", encoding="utf-8")
+    analysis = compiled.memory_analysis()
+    memory = (
+        None
+        if analysis is None
+        else {figure: getattr(analysis, figure) for figure in MEMORY_FIGURES}
+    )
+    record = {"program": title, "pages": sizes, "memory": memory}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    log.info("described %s in %s", title, folder / name)
 
 
 @dataclasses.dataclass(frozen=True)

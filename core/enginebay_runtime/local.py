@@ -47,11 +47,18 @@ from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
-from enginebay_runtime.programs import ProgramName, cost, covering, covers, parts_of, program_name
+from enginebay_runtime.programs import (
+    ProgramName,
+    Scoping,
+    cost,
+    covering,
+    covers,
+    parts_of,
+    program_name,
+)
 from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.row_io import put_row, take_row
 from enginebay_runtime.row_writer import RowWriter
-from enginebay_runtime.scoping import Scoping
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.slots import SlotWriter
 from enginebay_runtime.step import StepState
