@@ -23,7 +23,7 @@ NUM_HOST_DEVICES = 4
 # XLA lowers the same HLO with fewer passes of LLVM and without the fusions that go through MLIR, in
 # a third of the time. Users run XLA's own settings. `make test-slow`, `make parity` and `make
 # test-eval` do too, by ENGINEBAY_TESTS_XLA=default, and so do the stages of .ci/run that run from
-# the wheel. XLA aborts on an unknown flag: jax 0.10.2 to 0.11.2 know these. An unknown extra option
+# the wheel. XLA aborts on an unknown flag: jax 0.10.2 to 0.12 know these. An unknown extra option
 # is no error.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0",

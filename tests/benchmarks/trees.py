@@ -4,12 +4,13 @@
     python -m tests.benchmarks.trees /tmp/before
 
 Each tree runs in processes of its own, with its own packages and entry points and with the
-libraries of this interpreter. In each round every cell is run once by both trees, in turn and in
-alternating order. A ratio is the speed of the tree after over that of the tree before: above 1 it
-is faster. Printed are the median ratio of the pairs, and the interval that holds the true median
-with a probability of at least 95 % whatever the distribution (order statistics). The cells "paged"
-compare engine oengine of the tree after with vinference of the same tree. The cells "host" are CPU
-time of the engine's thread for a decode step over programs that compute nothing.
+libraries of this interpreter, or of `--before-python`. In each round every cell is run once by both
+trees, in turn and in alternating order. A ratio is the speed of the tree after over that of the
+tree before: above 1 it is faster. Printed are the median ratio of the pairs, and the interval that
+holds the true median with a probability of at least 95 % whatever the distribution (order
+statistics). The cells "paged" compare engine oengine of the tree after with vinference of the same
+tree. The cells "host" are CPU time of the engine's thread for a decode step over programs that
+compute nothing.
 
 With `--cores 0` the processes share one core and the ratios are of CPU seconds: for a machine that
 does other work meanwhile. Programs are compiled before anything is measured, and kept on disk.
@@ -49,7 +50,8 @@ class Worker:
         _write_metadata(tree, metadata)
         path = [str(metadata), *(str(tree / name) for name in [*_folders(tree), "."])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, str(Path(__file__).with_name("tree_worker.py"))]
+        python = args.before_python if metadata.name == "before" else sys.executable
+        command = [python, str(Path(__file__).with_name("tree_worker.py"))]
         if args.cores:
             command = ["taskset", "-c", args.cores, *command]
         self._process = subprocess.Popen(
@@ -91,6 +93,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.trees", description=__doc__)
     parser.add_argument("before", type=Path, help="the tree that the other is compared with")
     parser.add_argument("after", type=Path, nargs="?", default=HERE, help="by default this one")
+    parser.add_argument(
+        "--before-python",
+        default=sys.executable,
+        help="interpreter of the tree before: the same tree twice compares versions of libraries",
+    )
     parser.add_argument("--models", default="S,M", help="sizes of tests.benchmarks.models, or none")
     parser.add_argument("--cells", default="", help="only cells whose names contain one of these")
     parser.add_argument("--engine", default="oengine", help="of both trees")

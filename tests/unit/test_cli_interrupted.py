@@ -42,7 +42,8 @@ def test_ctrl_c_ends_a_generation_with_what_there_is() -> None:
     assert first.startswith("Once upon a time")
     assert process.returncode == 130
     assert not rest.endswith("\n"), "it was cut, not finished"
-    assert err == "\n"
+    lines = [line for line in err.splitlines() if not line.endswith(" ...")]  # a busy machine waits
+    assert lines == [""]
 
 
 @pytest.mark.parametrize(

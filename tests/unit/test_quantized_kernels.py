@@ -46,9 +46,8 @@ def test_a_product_dequantises_no_weight_as_a_whole(method: str, rounding: str) 
     wanted = inputs_of(x, rounding) @ quantized_weight(weight).T
     np.testing.assert_allclose(program(x, weight), wanted, rtol=1e-4, atol=1e-3)
     temporary = program.memory_analysis().temp_size_in_bytes
-    assert temporary < 2 * CPU_BLOCK_BYTES < outputs * inputs * 4 * 0.7
     # a copy with one byte for each number would not fit beside the block
-    assert method == "int8" or temporary < CPU_BLOCK_BYTES * 1.8
+    assert temporary < CPU_BLOCK_BYTES * 1.3 < outputs * inputs * 1.6
 
 
 @pytest.mark.xdist_group("native")
@@ -99,13 +98,17 @@ def test_rows_of_a_table_are_dequantised_alone(method: str) -> None:
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("method", ["int4", "uint4", "fp8"])
 def test_each_group_of_rows_is_multiplied_by_its_weight(method: str, rounding: str) -> None:
+    """The program converts and copies the weight of one group at a time."""
     sizes = np.array([3, 0, 5, 1], np.int32)
-    weight: QuantizedArray = random_weight(method, (4, 24, 64), 1, 2, activations=rounding)
+    weight: QuantizedArray = random_weight(method, (4, 240, 64), 1, 2, activations=rounding)
     x, owners = random(9, 64), np.repeat(np.arange(4), sizes)
     wanted = np.einsum("ti,toi->to", inputs_of(x, rounding), quantized_weight(weight)[owners])
-    for op in (grouped_linear, grouped_linear_reference):
-        got = jax.jit(op)(x, jax.device_put(weight), jnp.asarray(sizes))
+    arguments = x, jax.device_put(weight), jnp.asarray(sizes)
+    program = jax.jit(grouped_linear).lower(*arguments).compile()
+    for op in (program, grouped_linear_reference):
+        got = op(*arguments)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
+    assert program.memory_analysis().temp_size_in_bytes < 1.7 * 240 * 64 * 4
 
 
 def test_narrow_inputs_are_multiplied_in_their_dtype() -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from enginebay.weights import QuantizedArray, Weight
 from enginebay_xla.linear import linear
-from enginebay_xla.quantized_linear import with_byte_values, with_values_of
+from enginebay_xla.quantized_linear import sliced
 
 BLOCKS = (8, 32, 128)
 """Rows of a block. The last block of a group is padded."""
@@ -34,16 +34,17 @@ def grouped_linear(
     # Blocks may begin at any row. Padding keeps the slice of the last block inside the array.
     padded = jnp.pad(x, ((0, block), (0, 0)))
     dtype = jnp.dtype(out_dtype or x.dtype)
-    stored = with_byte_values(weight) if isinstance(weight, QuantizedArray) else weight
+
+    def cut(array: jax.Array, group: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(array, group, keepdims=False)
 
     def add(i: jax.Array, out: jax.Array) -> jax.Array:
         group = jnp.searchsorted(last, i, side="right").astype(jnp.int32)
         start = ends[group] - group_sizes[group] + (i - (last[group] - counts[group])) * block
-        mine = jax.tree.map(
-            lambda array: jax.lax.dynamic_index_in_dim(array, group, keepdims=False), stored
-        )
         if isinstance(weight, QuantizedArray):
-            mine = with_values_of(mine, weight.values.dtype)
+            mine: Weight = sliced(weight, group, cut)
+        else:
+            mine = cut(weight, group)
         part = linear(jax.lax.dynamic_slice_in_dim(padded, start, block), mine, out_dtype=dtype)
         inside = (start + jnp.arange(block) < ends[group])[:, None]
         before = jax.lax.dynamic_slice_in_dim(out, start, block)

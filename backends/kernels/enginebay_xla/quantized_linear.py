@@ -66,21 +66,24 @@ def quantized_linear(
     return out.astype(out_dtype or x.dtype)
 
 
-def with_byte_values(weight: QuantizedArray) -> QuantizedArray:
-    """Return a weight with values of fp8 as bytes, for slices. XLA:CPU slices fp8 as f16, for which
-    it converts the whole array.
+def sliced(
+    weight: QuantizedArray, start: jax.Array, cut: Callable[[jax.Array, jax.Array], jax.Array]
+) -> QuantizedArray:
+    """Return the part of a weight that `cut` takes from each of its arrays at `start`. For the body
+    of a loop: XLA neither converts nor copies the whole weight, before the loop or in it.
     """
-    if jax.dtypes.itemsize_bits(weight.values.dtype) != 8:
-        return weight
-    values = jax.lax.bitcast_convert_type(weight.values, jnp.uint8)
-    return dataclasses.replace(weight, values=values)
-
-
-def with_values_of(weight: QuantizedArray, dtype: jnp.dtype) -> QuantizedArray:
-    """Return a weight that `with_byte_values` returned with its values in their dtype."""
-    if weight.values.dtype == dtype:
-        return weight
-    return dataclasses.replace(weight, values=jax.lax.bitcast_convert_type(weight.values, dtype))
+    weight, start = jax.lax.optimization_barrier((weight, start))
+    dtype = weight.values.dtype
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if is_float:
+        # XLA:CPU slices fp8 as f16, for which it converts the whole array; bytes it slices as such.
+        values = jax.lax.bitcast_convert_type(weight.values, jnp.uint8)
+        weight = dataclasses.replace(weight, values=values)
+    part = jax.tree.map(lambda array: cut(array, start), weight)
+    if is_float:
+        values = jax.lax.bitcast_convert_type(part.values, dtype)
+        part = dataclasses.replace(part, values=values)
+    return part
 
 
 def _by_blocks(
@@ -92,14 +95,13 @@ def _by_blocks(
     outputs = weight.values.shape[0]
     if outputs <= block:
         return product(weight)
-    bits = with_byte_values(weight)
+
+    def cut(array: jax.Array, first: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(array, first, block)
 
     def add(i: jax.Array, out: jax.Array) -> jax.Array:
-        # XLA would convert values of 4 bits before the loop, for all blocks; here it cannot.
-        whole, first = jax.lax.optimization_barrier((bits, i * block))
-        some = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, first, block), whole)
-        part = product(with_values_of(some, weight.values.dtype))
-        return jax.lax.dynamic_update_slice_in_dim(out, part, first, axis=1)
+        part = product(sliced(weight, i * block, cut))
+        return jax.lax.dynamic_update_slice_in_dim(out, part, i * block, axis=1)
 
     return jax.lax.fori_loop(0, -(-outputs // block), add, jnp.zeros((rows, outputs), jnp.float32))
 
