@@ -33,8 +33,7 @@ OTHER_SIZES = (96, 112, 192, 48, 32, 16, 8, 160, 512, 576, 1024)
 FEATURES = {
     "window": "window",
     "softcap": "softcap",
-    "sinks": "sinks",
-    "alibi": "alibi",
+    **{feature: feature for feature in FEATURE_OF.values()},
     "lse": "lse",
     "kv_shared": "kv_share",
     "latent": "mla",

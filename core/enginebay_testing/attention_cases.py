@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from enginebay.contracts.cache import KVLayout
+from enginebay.ops.caps import FEATURE_OF
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 SPARE_PAGES = 2
@@ -48,13 +49,12 @@ mode.
 
 IN_THE_DEFAULT_CHECK = frozenset(
     {
-        "decode_alibi",
         "decode_mla",
         "decode_kv_shared",
-        "decode_sinks",
         "decode_rows_are_pages_float32",
         "decode_holes",
         "mixed_odd_capacity",
+        *(f"decode_{feature}" for feature in FEATURE_OF.values()),
     }
 )
 """Small named cases that every check runs: each has three values together, such as a decode step in
@@ -202,8 +202,7 @@ def _feature_cases() -> Iterator[AttentionCase]:
     features: dict[str, dict[str, Any]] = {
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},
-        "sinks": {"inputs": ("sinks",), "return_lse": True},
-        "alibi": {"inputs": ("slopes",), "return_lse": True},
+        **{f: {"inputs": (name,), "return_lse": True} for name, f in FEATURE_OF.items()},
         "lse": {"return_lse": True},
         "scale": {"scale": 0.3},
         "not_causal": {"causal": False},

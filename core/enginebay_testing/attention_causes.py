@@ -44,7 +44,7 @@ def _attended(
     **other: Any,
 ) -> np.ndarray:
     """Return the output f64 [Dv] of one query head, with other fields of the spec, a KV head, the
-    sinks and slopes of another query head, or only the keys `kept`.
+    inputs of another query head, or only the keys `kept` bool [kv_len], of which it sees one.
     """
     spec = dataclasses.replace(problem.case.spec, **other)
     row = int(problem.token_rows[token])
@@ -55,40 +55,11 @@ def _attended(
     position = len(keys) - count + token - first
     at = head if query_head is None else query_head
     one = dataclasses.replace(spec, num_q_heads=1, num_kv_heads=1, scale=spec.softmax_scale)
-    given: dict[str, Any] = {
-        name: np.asarray(problem.inputs[name])[at : at + 1] for name in spec.inputs
-    }
+    given = {name: np.asarray(problem.inputs[name])[at : at + 1] for name in spec.inputs}
     query = np.asarray(problem.q)[token : token + 1, head : head + 1]
-    if kept is not None:
-        # A key that is left out is far below all others; its position stays.
-        keys = np.where(kept[:, None, None], keys.astype(np.float64), np.nan)
-        return _over_kept(query, keys, values, one, position, given)
-    out, _ = oracle.attend(query, keys, values, one, **given, positions=np.array([position]))
+    where: dict[str, Any] = {"positions": np.array([position]), "kept": kept}
+    out, _ = oracle.attend(query, keys, values, one, inputs=given, **where)
     return np.asarray(out[0, 0])
-
-
-def _over_kept(
-    query: np.ndarray, keys: np.ndarray, values: np.ndarray, spec: Any, position: int, given: Any
-) -> np.ndarray:
-    """Return the output over the keys that are not NaN, by merging the single keys."""
-    outs, masses = [], []
-    for at in np.flatnonzero(~np.isnan(keys[:, 0, 0])):
-        if spec.causal and at > position:
-            continue
-        if spec.window is not None and at <= position - spec.window:
-            continue
-        alone = dataclasses.replace(spec, causal=False, window=None, inputs=())
-        out, lse = oracle.attend(query, keys[at : at + 1], values[at : at + 1], alone)
-        away = float(given["slopes"][0]) * (at - position) if "slopes" in given else 0.0
-        outs.append(out[0, 0])
-        masses.append(float(lse[0, 0]) + away)
-    if not outs:
-        return np.zeros(values.shape[-1])
-    if "sinks" in given:
-        outs.append(np.zeros_like(outs[0]))
-        masses.append(float(given["sinks"][0]))
-    weights = np.exp(np.array(masses) - max(masses))
-    return np.asarray((weights[:, None] * np.array(outs)).sum(axis=0) / weights.sum())
 
 
 def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -104,10 +75,9 @@ def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple
         yield "scale (head_dim ** -0.5 in place of the given scale)", other(scale=None)
     if spec.softcap is not None:
         yield "soft cap (it is not applied)", other(softcap=None)
-    for name, text in (("sinks", "they are not counted"), ("slopes", "they are not added")):
-        if name in spec.inputs:
-            others = tuple(one for one in spec.inputs if one != name)
-            yield f"{name} ({text})", other(inputs=others)
+    for name in spec.inputs:
+        others = tuple(one for one in spec.inputs if one != name)
+        yield f"{name} (they are not applied)", other(inputs=others)
     if spec.window is not None:
         yield "mask (the window is not applied)", other(window=None)
         for more in (1, -1):
@@ -121,7 +91,10 @@ def _mistakes(problem: AttentionInputs, token: int, head: int) -> Iterator[tuple
             yield f"heads (KV head {home} in place of {head // spec.group})", other(kv_head=home)
     for number in (head - 1, head + 1) if spec.inputs else ():
         if 0 <= number < spec.num_q_heads:
-            yield f"heads (the sinks or slopes of query head {number})", other(query_head=number)
+            yield (
+                f"heads (the {' and '.join(spec.inputs)} of query head {number})",
+                other(query_head=number),
+            )
     yield from _missing_keys(problem, token, head)
 
 

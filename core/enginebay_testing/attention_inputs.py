@@ -13,6 +13,7 @@ import numpy as np
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.batches import derive_batch
+from enginebay.ops.head_inputs import draw_inputs
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.case_runs import kit_jit
@@ -94,11 +95,7 @@ def make_problem(
     cache = write_places(layout, _empty(layout), np.arange(len(places[0]), dtype=np.int32), *places)
     before = read_contents(layout, cache)
     batch = _derived(bucket, layout.page_size, q_lens, kv_lens, table)
-    inputs: dict[str, np.ndarray] = {}
-    if "sinks" in spec.inputs:
-        inputs["sinks"] = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32)
-    if "slopes" in spec.inputs:
-        inputs["slopes"] = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32)
+    inputs = draw_inputs(spec.inputs, spec.num_q_heads, rng)
     arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "inputs": inputs})
     arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
     return AttentionInputs(case, layout, keys=keys, values=values, **arrays)

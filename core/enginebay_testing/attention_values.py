@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enginebay.ops.head_inputs import HEAD_INPUTS
 from enginebay_testing.covering import DTYPES, OpAxes
 from enginebay_testing.quantized import STORAGES
 
@@ -29,8 +30,7 @@ ATTENTION = OpAxes(
         "q_dtype": ("same", "wider"),
         "window": WINDOWS,
         "softcap": (None, 2.0, 30.0),
-        "sinks": (False, True),
-        "alibi": (False, True),
+        **{one.feature: (False, True) for one in HEAD_INPUTS.values()},
         "scale": (None, 0.3),
         "lse": (False, True),
         "causal": (True, False),

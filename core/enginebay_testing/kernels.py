@@ -253,7 +253,7 @@ def expected_of(problem: AttentionInputs) -> Expected:
             continue
         first = int(np.argmax(problem.token_rows == i))
         positions = keys.shape[0] - int((problem.token_rows == i).sum()) + mine - first
-        row: dict[str, Any] = {**per_head, "positions": positions}
+        row: dict[str, Any] = {"inputs": per_head, "positions": positions}
         exact[at], lse[at] = oracle.attend(q[mine], keys, values, spec, **row)
         score = oracle.largest_score(q[mine], keys, spec)
         allowed[at] = F32_BOUND * (1.0 + score) * np.abs(values.astype(np.float64)).max()

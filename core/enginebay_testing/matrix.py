@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.errors import PluginError
-from enginebay.ops.caps import Caps
+from enginebay.ops.caps import FEATURE_OF, Caps
 from enginebay.plugins.registry import Entry, Registry
 from enginebay_testing.quantized import STORAGES
 from enginebay_testing.report import CheckRecord
@@ -26,8 +26,7 @@ PROBED: Mapping[str, tuple[str, ...]] = {
     "feature": (
         "window",
         "softcap",
-        "sinks",
-        "alibi",
+        *FEATURE_OF.values(),
         "lse",
         "kv_share",
         "mla",

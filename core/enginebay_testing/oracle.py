@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,8 +11,13 @@ from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import QuantizedArray
 
+NO_INPUTS: Mapping[str, np.ndarray] = {}
+
 EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Distance from 1 to the next value of a dtype."""
+
+LOWEST = -1e300
+"""Lower bound of the highest score, so that no infinity is subtracted from another."""
 
 
 def attend(
@@ -20,18 +26,19 @@ def attend(
     v: np.ndarray,
     spec: AttnSpec,
     *,
-    sinks: np.ndarray | None = None,
-    slopes: np.ndarray | None = None,
+    inputs: Mapping[str, np.ndarray] = NO_INPUTS,
     weights_dtype: np.dtype | None = None,
     positions: np.ndarray | None = None,
+    kept: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attend one row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse
     [n, Hq]), f64. The width of `v` may differ; it is also the width of `out`.
 
-    `positions` int [n] are the positions of the queries (default: the last n). With
+    `inputs`: HEAD_INPUTS by name, each [Hq]. `positions` int [n] are the positions of the queries
+    (default: the last n). `kept` bool [kv_len]: the keys that are not left out. With
     `weights_dtype`, the unnormalized weights and the output are rounded to this dtype, as
     implementations in narrow dtypes must do; the resulting error is the unit of their allowed
-    error.
+    error. A query that sees no key gives 0.
     """
     num_queries, kv_len = q.shape[0], k.shape[0]
     if positions is None:
@@ -41,16 +48,18 @@ def attend(
     scores = grouped @ k.astype(np.float64).transpose(1, 2, 0)[:, None] * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * np.tanh(scores / spec.softcap)
-    if slopes is not None:
-        away = np.arange(kv_len) - positions[:, None]
-        scores = scores + slopes.astype(np.float64).reshape(heads, group, 1, 1) * away
-    scores = np.where(_visible(positions, kv_len, spec), scores, -np.inf)
-    highest = scores.max(axis=-1, keepdims=True)
-    sink = None if sinks is None else sinks.astype(np.float64).reshape(heads, group, 1, 1)
+    per_head = {n: x.astype(np.float64).reshape(heads, group, 1, 1) for n, x in inputs.items()}
+    if "slopes" in per_head:
+        scores = scores + per_head["slopes"] * (np.arange(kv_len) - positions[:, None])
+    visible = _visible(positions, kv_len, spec) & (True if kept is None else kept)
+    scores = np.where(visible, scores, -np.inf)
+    highest = np.maximum(scores.max(axis=-1, keepdims=True), LOWEST)
+    sink = per_head.get("sinks")
     if sink is not None:
         highest = np.maximum(highest, sink)
     weights = np.exp(scores - highest)
     total = weights.sum(axis=-1, keepdims=True) + (0.0 if sink is None else np.exp(sink - highest))
+    total = np.where(total == 0, 1.0, total)
     if weights_dtype is not None:
         weights = weights.astype(weights_dtype).astype(np.float64)
     out = weights @ v.astype(np.float64).transpose(1, 0, 2)[:, None] / total

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from enginebay.ops.caps import FEATURE_OF
 from enginebay.ops.spec import AttnSpec
 
 AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
@@ -13,7 +14,7 @@ AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
 `Caps.features`.
 """
 
-FEATURES = ("window", "softcap", "sinks", "alibi", "lse", "kv_share", "mla")
+FEATURES = ("window", "softcap", *FEATURE_OF.values(), "lse", "kv_share", "mla")
 
 
 def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
@@ -21,8 +22,7 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
     on = (
         spec.window is not None,
         spec.softcap is not None,
-        "sinks" in spec.inputs,
-        "slopes" in spec.inputs,
+        *(name in spec.inputs for name in FEATURE_OF),
         spec.return_lse,
         spec.kv_shared,
         spec.v_is_k_prefix,

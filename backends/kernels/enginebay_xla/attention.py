@@ -81,12 +81,11 @@ class XlaAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: AttentionBlocks | None = None,
-        sinks: jax.Array | None = None,
-        slopes: jax.Array | None = None,
+        **inputs: jax.Array,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
 
-        AttentionImpl describes the arguments.
+        AttentionImpl describes the arguments; `inputs` are those of HEAD_INPUTS that `caps` names.
         """
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
@@ -96,15 +95,14 @@ class XlaAttention:
             cache = kv_write(cache, batch.slots, k, v, layout)
         if fits_whole(batch.bucket, layout):
             out, lse = attend_one_token_rows(
-                *(q, cache, batch), spec=spec, layout=layout, sinks=sinks, slopes=slopes
+                *(q, cache, batch), spec=spec, layout=layout, inputs=inputs
             )
         else:
             out, lse = attend_blocks(
                 *(q, k, v, cache, batch),
                 spec=spec,
                 layout=layout,
-                sinks=sinks,
-                slopes=slopes,
+                inputs=inputs,
                 blocks=config,
             )
         return out, cache, lse if spec.return_lse else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +89,7 @@ def attend_blocks(
     *,
     spec: AttnSpec,
     layout: KVLayout,
-    sinks: jax.Array | None,
-    slopes: jax.Array | None = None,
+    inputs: Mapping[str, jax.Array],
     blocks: AttentionBlocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return (out [T, Hq, Dv], log-sum-exp f32 [T, Hq]) for q [T, Hq, D]; 0 on padding tokens.
@@ -114,9 +113,7 @@ def attend_blocks(
     heads = jnp.pad(heads.transpose(1, 2, 0, 3), ((0, 0), (0, 0), (0, largest), (0, 0)))
     _, lse, out = empty_partial(heads, spec.v_dim)
     done = (out, lse)
-    by_group = [
-        None if x is None else x.reshape(spec.num_kv_heads, spec.group) for x in (sinks, slopes)
-    ]
+    by_group = {name: x.reshape(spec.num_kv_heads, spec.group) for name, x in inputs.items()}
     one_token = (
         1 if spec.group > 1 else 2
     )  # XLA:CPU multiplies a single row of a 16-bit dtype in a scalar loop.
@@ -135,8 +132,7 @@ def attend_blocks(
             rows=rows,
             size=size,
             spec=spec,
-            sinks=by_group[0],
-            slopes=by_group[1],
+            inputs=by_group,
         )
     out, lse = (part[:, :, :tokens] for part in done)
     out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.v_dim)
@@ -151,8 +147,7 @@ def _run_blocks(
     rows: jax.Array,
     size: int,
     spec: AttnSpec,
-    sinks: jax.Array | None,
-    slopes: jax.Array | None,
+    inputs: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Write the results of the chosen `rows` (bool [S]) into `done`, `size` tokens at a time."""
     q_lens = batch.q_lens
@@ -177,8 +172,7 @@ def _run_blocks(
             source=source,
             batch=batch,
             spec=spec,
-            sinks=_per_query(sinks, size),
-            slopes=_per_query(slopes, size),
+            inputs={name: _per_query(x, size) for name, x in inputs.items()},
         )
         return (
             _merge(done[0], out.reshape(num_kv_heads, group, size, spec.v_dim), start, count),
@@ -188,9 +182,9 @@ def _run_blocks(
     return jax.lax.fori_loop(0, ends[-1], run, done)
 
 
-def _per_query(sinks: jax.Array | None, size: int) -> jax.Array | None:
-    """Repeat sinks, or slopes, [Hkv, G] for a block's queries: [Hkv, G * size]."""
-    return None if sinks is None else jnp.repeat(sinks, size, axis=1)
+def _per_query(per_head: jax.Array, size: int) -> jax.Array:
+    """Repeat an input [Hkv, G] for a block's queries: [Hkv, G * size]."""
+    return jnp.repeat(per_head, size, axis=1)
 
 
 def _attend_block(
@@ -202,8 +196,7 @@ def _attend_block(
     source: KeySource,
     batch: AttnBatch,
     spec: AttnSpec,
-    sinks: jax.Array | None,
-    slopes: jax.Array | None,
+    inputs: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Return (out f32 [Hkv, queries, Dv], log-sum-exp) of one block of queries [Hkv, queries, D].
 
@@ -223,16 +216,15 @@ def _attend_block(
         # belong to the chunk before.
         own = (keys >= i * source.size) & (keys < kv_len)
         visible = visible_keys(keys[None], positions[:, None], kv_len, spec) & own[None]
-        bias = None
-        if slopes is not None:
-            bias = slopes[..., None] * (keys[None] - positions[:, None])
-        scores = scale_scores(batched_dot(block, k, (2, 2), 1), visible, spec, bias)
+        products = batched_dot(block, k, (2, 2), 1)
+        away = keys[None] - positions[:, None]
+        scores = scale_scores(products, away, visible, spec, inputs)
         return add_keys(state, scores, jnp.where(own[None, :, None], v, 0))
 
     state = jax.lax.fori_loop(
         begin // source.size, -(-end // source.size), add, empty_partial(block, spec.v_dim)
     )
-    return finish(state, sinks)
+    return finish(state, inputs)
 
 
 def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 
@@ -40,8 +42,7 @@ def attend_one_token_rows(
     *,
     spec: AttnSpec,
     layout: KVLayout,
-    sinks: jax.Array | None,
-    slopes: jax.Array | None = None,
+    inputs: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Return (out [S, Hq, Dv], log-sum-exp f32 [S, Hq]) for q [S, Hq, D], one token per row."""
     wide = jnp.promote_types(q.dtype, layout.dtype)
@@ -53,14 +54,13 @@ def attend_one_token_rows(
         grouped = jnp.concatenate([grouped, grouped], axis=2)
     kv_lens = batch.kv_lens[:, None, None, None]
     visible = visible_keys(jnp.arange(k.shape[2]), kv_lens - 1, kv_lens, spec)
-    bias = None
-    if slopes is not None:
-        bias = slopes.reshape(heads, group, 1) * (jnp.arange(k.shape[2]) - (kv_lens - 1))
-    scores = scale_scores(batched_dot(grouped, k, (3, 3), 2), visible, spec, bias)
+    by_group = {name: x.reshape(heads, group) for name, x in inputs.items()}
+    products = batched_dot(grouped, k, (3, 3), 2)
+    away = jnp.arange(k.shape[2]) - (kv_lens - 1)
+    scores = scale_scores(products, away, visible, spec, by_group)
     maximum = jnp.maximum(scores.max(axis=-1), LOWEST)
     weights = jnp.exp(scores - maximum[..., None])
     values = _weighted_values(weights.astype(v.dtype), v, visible[:, :, 0, :, None])
-    by_group = None if sinks is None else sinks.reshape(heads, group)
     state = Partial(*(part[:, :, :group] for part in (maximum, weights.sum(axis=-1), values)))
     out, lse = finish(state, by_group)
     out = out[..., : spec.v_dim]

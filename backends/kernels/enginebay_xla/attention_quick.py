@@ -16,6 +16,7 @@ from enginebay.compose.quick_cases import CheckSetting, QuickCase
 from enginebay.contracts.cache import KVLayout
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.caps import FEATURE_OF, LAYER
+from enginebay.ops.head_inputs import draw_inputs
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 PADDING_ROWS, PADDING_TOKENS, SPARE_PAGES = 1, 3, 2
@@ -98,7 +99,7 @@ def _inputs(
     """Return the inputs of a step.
 
     They are q, new k and v, k and v of every place of the cache, the rows' lengths and pages, and
-    the sinks and slopes of the spec.
+    the inputs of the spec.
     """
     rng = np.random.default_rng(0)
     heads, size = (spec.num_kv_heads, spec.head_dim), layout.page_size
@@ -120,11 +121,7 @@ def _inputs(
         new[:, rows == row] = both[:, total - count :]
     if bucket.rows_are_pages:
         table[:, 0] = np.arange(bucket.seqs)
-    per_head = {}
-    if "sinks" in spec.inputs:
-        per_head["sinks"] = rng.normal(size=spec.num_q_heads).astype(np.float32)
-    if "slopes" in spec.inputs:
-        per_head["slopes"] = rng.uniform(0.1, 0.5, spec.num_q_heads).astype(np.float32)
+    per_head = draw_inputs(spec.inputs, spec.num_q_heads, rng)
     wide, narrow = jnp.dtype(spec.q_dtype), jnp.dtype(spec.kv_dtype)
     arrays = (q.astype(wide), new.astype(narrow), old.astype(narrow))
     return (*arrays, lens, table, per_head)

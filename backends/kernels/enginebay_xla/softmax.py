@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -64,13 +65,24 @@ def visible_keys(
 
 
 def scale_scores(
-    products: jax.Array, visible: jax.Array, spec: AttnSpec, bias: jax.Array | None = None
+    products: jax.Array,
+    away: jax.Array,
+    visible: jax.Array,
+    spec: AttnSpec,
+    inputs: Mapping[str, jax.Array],
 ) -> jax.Array:
-    """Turn query-key products into scores: scale, softcap, bias, and MASKED where not visible."""
+    """Turn query-key products [..., queries, keys] into scores: scale, softcap, slopes, and MASKED
+    where not visible.
+
+    away: position of the key less that of the query; with `visible`, broadcast against the
+    products. inputs: HEAD_INPUTS by name, each broadcast against [..., queries].
+    """
     scores = products * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-    return jnp.where(visible, scores if bias is None else scores + bias, MASKED)
+    if "slopes" in inputs:
+        scores = scores + inputs["slopes"][..., None] * away
+    return jnp.where(visible, scores, MASKED)
 
 
 def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:
@@ -89,15 +101,15 @@ def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:
     )
 
 
-def finish(state: Partial, sinks: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def finish(state: Partial, inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Return (output, log-sum-exp) in f32.
 
-    A sink is a score without a value; sinks are broadcast against the queries. A query without
+    A sink is a score without a value; inputs are as for `scale_scores`. A query without
     visible keys gives 0, and without a sink its log-sum-exp is LOWEST.
     """
     maximum, total, weighted = state
-    if sinks is not None:
-        sinks = sinks.astype(jnp.float32)
+    if "sinks" in inputs:
+        sinks = inputs["sinks"].astype(jnp.float32)
         higher = jnp.maximum(maximum, sinks)
         keep = jnp.exp(maximum - higher)
         maximum, total, weighted = (

@@ -8,6 +8,7 @@ from typing import Protocol
 import jax
 
 from enginebay.contracts.cache import CacheArrays
+from enginebay.ops.head_inputs import HEAD_INPUTS
 from enginebay.ops.op import CLOSE, CallsAround, Op
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
@@ -15,7 +16,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec
 NamedInputs = Mapping[str, jax.Array | int]
 NO_INPUTS: NamedInputs = {}
 
-INPUT_AXES: Mapping[str, tuple[str | None, ...]] = {"sinks": ("heads",), "slopes": ("heads",)}
+INPUT_AXES: Mapping[str, tuple[str | None, ...]] = dict.fromkeys(HEAD_INPUTS, ("heads",))
 """The axes of inputs that enginebay knows, as in `Caps.inputs`."""
 
 
@@ -25,10 +26,9 @@ class AttentionOp(Protocol):
     rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
     the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
     another layer (spec.kv_shared). inputs: all that `spec.inputs` names, and "layer", the number of
-    the layer, an int (a traced int32 in shadow mode). "sinks": f32 [Hq], one additional score per
-    query head that takes part in the softmax but has no value. "slopes": f32 [Hq]; slope * (j - p)
-    is added to the scaled and capped score of query p and key j (ALiBi). A kernel receives each
-    input that it declares as a keyword.
+    the layer, an int (a traced int32 in shadow mode). `enginebay.ops.head_inputs` describes the
+    inputs f32 [Hq] that enginebay knows, such as "sinks" and "slopes". A kernel receives each input
+    that it declares as a keyword.
 
     The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
     With it a model can merge the attention over two caches.

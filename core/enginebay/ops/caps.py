@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from enginebay.contracts.cache import KVLayout
+from enginebay.ops.head_inputs import HEAD_INPUTS
 from enginebay.ops.spec import AttnSpec, Bucket
 
 
@@ -23,7 +24,7 @@ class Env:
     device_kind: str = ""
 
 
-FEATURE_OF = {"sinks": "sinks", "slopes": "alibi"}
+FEATURE_OF = {name: one.feature for name, one in HEAD_INPUTS.items()}
 """The feature by which a kernel declares an input that enginebay knows."""
 
 LAYER = "layer"

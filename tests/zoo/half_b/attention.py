@@ -132,8 +132,8 @@ FAULTS = (
         "attention_blocks",
         "sinks_by_query_first",
         "heads",
-        "return None if sinks is None else jnp.repeat(sinks, size, axis=1)",
-        "return None if sinks is None else jnp.tile(sinks, (1, size))",
+        "return jnp.repeat(per_head, size, axis=1)",
+        "return jnp.tile(per_head, (1, size))",
     ),
     _xla(
         "softmax",

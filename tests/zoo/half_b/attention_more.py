@@ -51,10 +51,10 @@ HEADS = (
     _blocks(
         "groups_of_no_power_of_two_have_other_slopes",
         "heads",
-        "None if x is None else x.reshape(spec.num_kv_heads, spec.group) for x in (sinks, slopes)",
-        "None if x is None else x[(jnp.arange(spec.num_kv_heads)[:, None] * "
+        "{name: x.reshape(spec.num_kv_heads, spec.group) for name, x in inputs.items()}",
+        "{name: x[(jnp.arange(spec.num_kv_heads)[:, None] * "
         "(1 << (spec.group - 1).bit_length()) + jnp.arange(spec.group)).clip(0, len(x) - 1)] "
-        "for x in (sinks, slopes)",
+        "for name, x in inputs.items()}",
     ),
     _blocks(
         "log_sum_exp_of_the_last_head_is_its_neighbours",
@@ -68,16 +68,18 @@ HEADS = (
         "attention_decode",
         "sinks_by_group_first",
         "heads",
-        "by_group = None if sinks is None else sinks.reshape(heads, group)",
-        "by_group = None if sinks is None else sinks.reshape(group, heads).T",
+        "{name: x.reshape(heads, group) for name, x in inputs.items()}",
+        "{n: x.reshape(group, heads).T if n == 'sinks' else x.reshape(heads, group) "
+        "for n, x in inputs.items()}",
     ),
     plain(
         "attention",
         "attention_decode",
         "slopes_of_the_first_heads",
         "heads",
-        "bias = slopes.reshape(heads, group, 1) * (jnp.arange(k.shape[2]) - (kv_lens - 1))",
-        "bias = slopes[:group].reshape(1, group, 1) * (jnp.arange(k.shape[2]) - (kv_lens - 1))",
+        "{name: x.reshape(heads, group) for name, x in inputs.items()}",
+        "{n: x[:group].reshape(1, group) if n == 'slopes' else x.reshape(heads, group) "
+        "for n, x in inputs.items()}",
     ),
 )
 
@@ -169,23 +171,22 @@ FLAGS = (
         "softmax",
         "no_slopes_with_a_softcap",
         "feature",
-        "return jnp.where(visible, scores if bias is None else scores + bias, MASKED)",
-        "return jnp.where(visible, scores if bias is None or spec.softcap else scores + bias, "
-        "MASKED)",
+        'if "slopes" in inputs:',
+        'if "slopes" in inputs and not spec.softcap:',
     ),
     plain(
         "attention",
         "attention_decode",
         "slopes_count_from_the_first_key",
         "feature",
-        "bias = slopes.reshape(heads, group, 1) * (jnp.arange(k.shape[2]) - (kv_lens - 1))",
-        "bias = slopes.reshape(heads, group, 1) * jnp.arange(k.shape[2])",
+        "away = jnp.arange(k.shape[2]) - (kv_lens - 1)",
+        "away = jnp.arange(k.shape[2])",
     ),
     _blocks(
         "slopes_count_from_the_first_query",
         "feature",
-        "bias = slopes[..., None] * (keys[None] - positions[:, None])",
-        "bias = slopes[..., None] * (keys[None] - first)",
+        "away = keys[None] - positions[:, None]",
+        "away = keys[None] - first",
     ),
     split(
         "no_sinks_with_a_window",
