@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,8 +17,9 @@ import numpy as np
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInputs
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
+from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
-from enginebay_runtime.compile_ahead import compile_ahead, release_memory
+from enginebay_runtime.compile_ahead import COMPILE_THREADS, compile_ahead, release_memory
 from enginebay_runtime.dump import dump_program
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step
@@ -28,6 +31,7 @@ from enginebay_runtime.step import (
     decode_step,
     nothing_sampled,
 )
+from enginebay_runtime.stored_programs import trace_settings
 from enginebay_runtime.tables import max_changes
 from enginebay_runtime.verify import drafts_a_step, verify_step
 from enginebay_runtime.view import ExecutorView
@@ -40,6 +44,9 @@ STEPS: dict[Kind, Callable[..., Any]] = {
     "verify": verify_step,
 }
 
+
+MIN_STORED_S = 0.5
+"""Programs that were traced and compiled in a shorter time are not stored."""
 
 CompiledPrograms = MutableMapping[ProgramName, Any]
 """Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
@@ -97,6 +104,9 @@ class StepCompiler:
         self._max_steps, self._options = executor.max_steps, executor.compile_options
         self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
         self._held = jax.tree.map(_describe, (executor.model_weights, executor.state))
+        self._store = executor.store
+        self._settings = trace_settings()
+        self._lower_s: dict[StepKey, float] = {}
         self._programs = programs
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
@@ -105,23 +115,37 @@ class StepCompiler:
         """
         waiting = collections.deque(keys)
 
-        def keep_and_join(part: StepKey, compiled: Any) -> None:
-            self.keep(part, compiled)
-            join()
-
         def join() -> None:
             while waiting and not self.missing([waiting[0]]):
                 self.joined(waiting[0])
                 report(waiting.popleft())
 
         join()
-        compile_ahead(self.missing(keys), self.lower, self.compile, keep_and_join)
+        self.make_parts(keys, join)
+
+    def make_parts(self, keys: Sequence[StepKey], kept: Callable[[], None] = lambda: None) -> None:
+        """Load the missing parts of these steps that are stored, and compile the others. `kept` is
+        called after each.
+        """
+
+        def keep(part: StepKey, compiled: Any) -> None:
+            self._programs[program_name(part, self._layouts)] = compiled
+            self._compilations.add()
+            kept()
+
+        self._settings = trace_settings()
+        missing = self.missing(keys)
+        if self._store is not None:
+            with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+                for part, program in zip(missing, pool.map(self._load, missing), strict=True):
+                    if program is not None:
+                        keep(part, program)
+        compile_ahead(self.missing(keys), self.lower, self.compile, keep)
 
     def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
         """Compile the program of a step, unless it was compiled meanwhile."""
         if program_name(key, self._layouts) not in self._programs:
-            for part in self.missing([key]):
-                self.keep(part, self.compile(part, self.lower(part)))
+            self.make_parts([key])
             self.joined(key)
             release_memory()
             report(key)
@@ -130,11 +154,6 @@ class StepCompiler:
         """The parts of steps that are not compiled."""
         parts = dict.fromkeys(part for key in keys for part in parts_of(key))
         return [part for part in parts if program_name(part, self._layouts) not in self._programs]
-
-    def keep(self, part: StepKey, compiled: Any) -> None:
-        """Store a compiled part where the executor looks it up."""
-        self._programs[program_name(part, self._layouts)] = compiled
-        self._compilations.add()
 
     def joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
@@ -150,14 +169,32 @@ class StepCompiler:
 
     def compile(self, key: StepKey, lowered: Any) -> Any:
         """Compile a lowered part. Any thread may call this."""
-        with self._compilations.timed():
+        began_s = time.perf_counter()
+        with self._compilations.timed(), seen_entries() as entries:
             compiled = lowered.compile(compiler_options=self._options)
+        seconds = time.perf_counter() - began_s + self._lower_s.pop(key, 0.0)
+        if self._store is not None and entries and seconds >= MIN_STORED_S:
+            self._store.save(compiled, entries[-1], *self._stored_name(key))
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
         return compiled
 
+    def _stored_name(self, key: StepKey) -> tuple[object, ...]:
+        """All that tells the program of a part from others, besides what the store knows."""
+        parts = self._parts
+        own = (parts.returns_logits, parts.has_greedy, [name for name, _ in parts.processors])
+        name = program_name(key, self._layouts)
+        settings = self._settings
+        return name, own, self._max_steps, self._options, self._held, settings
+
+    def _load(self, key: StepKey) -> Any | None:
+        assert self._store is not None
+        with self._compilations.timed():
+            return self._store.load(*self._stored_name(key))
+
     def lower(self, key: StepKey) -> Any:
         """The traced program of a key. Runs on the caller's thread only."""
+        began_s = time.perf_counter()
         held, args = self._arguments(key)
         options: dict[str, Any] = {}
         if key.kind in ("decode", "compact"):
@@ -176,7 +213,9 @@ class StepCompiler:
         donated = (1, 3) if key.kind == "sample" else 1
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
         with self._compilations.timed():
-            return jitted.lower(self._held[0], held, *args)
+            lowered = jitted.lower(self._held[0], held, *args)
+        self._lower_s[key] = time.perf_counter() - began_s
+        return lowered
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""

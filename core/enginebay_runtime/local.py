@@ -38,6 +38,7 @@ from enginebay.contracts.model import ModelInfo, Weights
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.folders import make_writable
+from enginebay.jax_config import stored_programs_folder
 from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import ShadowReport
 from enginebay.waits import waiting
@@ -54,6 +55,7 @@ from enginebay_runtime.scoping import Scoping
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.slots import SlotWriter
 from enginebay_runtime.step import StepState
+from enginebay_runtime.stored_programs import ProgramStore
 from enginebay_runtime.tables import ResidentTables, max_changes
 
 Result = TypeVar("Result")
@@ -76,6 +78,8 @@ class LocalExecutor(Executor):
         self.dump_folder = (
             None if config.dump_step is None else make_writable(config.dump_step, "dump_step")
         )
+        self.store = self._open_store()
+        """Where compiled steps are kept for other processes; None: nowhere."""
         self.layouts: dict[str, CacheLayout] = {}
         self.shapes: Mapping[str, CacheShape] = {}
         self.compilations = Compilations()
@@ -129,6 +133,12 @@ class LocalExecutor(Executor):
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
         return cast("Result", LaunchedStep(sampled, command))
+
+    def _open_store(self) -> ProgramStore | None:
+        folder = stored_programs_folder()
+        if folder is None or not self.parts.program_digest or self.dump_folder is not None:
+            return None
+        return ProgramStore(folder, self.parts)
 
     def set_layouts(self, shapes: Mapping[str, CacheShape]) -> None:
         """Record the cache's sizes; all entries of the page tables become 0."""
@@ -192,14 +202,14 @@ class LocalExecutor(Executor):
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         # Until then no shadow runs: the implementation that it compares with is not in use.
-        before = self.parts, self.title, self._programs, self.shadow
+        before = self.parts, self.title, self._programs, self.shadow, self.store
         self.shadow = None
         self.parts, self.title = parts, parts.title
-        self._programs = {}
+        self._programs, self.store = {}, self._open_store()
         self._chosen.clear()
 
         def swap_back() -> None:
-            self.parts, self.title, self._programs, self.shadow = before
+            self.parts, self.title, self._programs, self.shadow, self.store = before
             self._chosen.clear()
 
         return swap_back
@@ -285,8 +295,7 @@ class LocalExecutor(Executor):
             )
         compiler = StepCompiler(self, self._programs)
         with waiting(f"compiling {key}, for {self.title}"):
-            for part in compiler.missing([key]):
-                compiler.keep(part, compiler.compile(part, compiler.lower(part)))
+            compiler.make_parts([key])
             return compiler.joined(key)
 
     def _pages_of(self, step: Step) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import ModelInfo, Weights
 from enginebay.contracts.placement import Placement
 from enginebay_runtime.step import StepState
+from enginebay_runtime.stored_programs import ProgramStore
 from enginebay_runtime.tables import ResidentTables
 
 
@@ -33,6 +34,7 @@ class ExecutorView(Protocol):
     tables: ResidentTables
     compilations: Compilations
     dump_folder: Path | None
+    store: ProgramStore | None
 
     @property
     def info(self) -> ModelInfo:

@@ -281,7 +281,7 @@ def test_frequencies_are_those_of_the_model(
     pages: Changing, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pairs of tokens, the second of which is verified: chi-square, 8 degrees of freedom."""
-    monkeypatch.setattr("enginebay.serving.draft_stats.ENOUGH", 0.0)
+    monkeypatch.setattr("enginebay.serving.running.MIN_ACCEPTED_SHARE", 0.0)
     prompt = random_prompts(90, (8,), seed=3)[0]
     params = SamplingParams(
         max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True

@@ -233,6 +233,11 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     def changed(parts: Mapping[str, object]) -> EngineParts:
         return make_parts(overridden_plan(plan, by_op(parts), check=False))
 
+    def register_call(name: str) -> None:
+        target = plan.kernels.custom_calls[name]
+        if target is not None:
+            import_target(target, f"register_call of a kernel with the custom call {name!r}")(name)
+
     return EngineParts(
         config=config,
         model=split_model(plan.model, plan.placement),
@@ -252,9 +257,11 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         ragged_decode=decode.ragged_decode,
         drafts_are_rows=decode.splits_rows,
         kernels=plan.kernels.names,
-        custom_calls=plan.kernels.custom_calls,
+        custom_calls=tuple(sorted(plan.kernels.custom_calls)),
+        register_call=register_call,
         shadow=plan.shadow,
         adapters=plan.adapters,
+        program_digest=plan.program_digest(),
         changed=changed,
     )
 

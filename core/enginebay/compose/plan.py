@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 
 from enginebay.compose.kernels import ChosenKernels
@@ -61,6 +63,29 @@ class Plan:
             verify=self.config.verify_weights,
             progress=progress,
         )
+
+    def program_digest(self) -> str:
+        """Return a digest of all that steps are traced from, except for sizes, versions and code;
+        "" while parts without a name are in use.
+        """
+        if self.swapped or self.sampler is not None:
+            return ""
+        kernels = self.kernels
+        stored = {
+            path: repr(self.weight_format.stored(path, spec))
+            for path, spec in self.model.weight_specs().items()
+        }
+        facts = (
+            self.config.model_dump_json(),
+            json.dumps(dict(self.checkpoint.config), sort_keys=True, default=repr),
+            repr(self.model.info),
+            repr(stored),
+            repr(sorted(kernels.names.items())),
+            repr(kernels.tuned),
+            repr(kernels.layout_type),
+            repr([*self.processors.entries]),
+        )
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def make_title(plan: Plan) -> str:

@@ -206,6 +206,12 @@ class EngineParts:
     """
     custom_calls: tuple[str, ...] = ()
     """Functions outside XLA that the kernels call."""
+    register_call: Callable[[str], None] = _not_chosen
+    """Registers one of `custom_calls` with XLA, before a program that calls it is loaded."""
+    program_digest: str = ""
+    """Names all that steps are traced from besides the sizes of arrays, so that another process can
+    use their programs; "" if something has no name, such as a function passed to override().
+    """
     load_weights: Callable[[], Weights] = _not_chosen
     """Loads the weights. An engine calls it once, after its memory plan was accepted."""
     make_executor: Callable[[EngineParts], Executor] = _not_chosen

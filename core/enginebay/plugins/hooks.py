@@ -32,6 +32,8 @@ CAPABILITIES: dict[str, dict[str, str]] = {
     "model": {"architectures": "names in `config.json` that the family serves"},
     "kernel": {
         "custom_calls": "names of its XLA custom calls; without them its programs cannot be saved",
+        "register_call": '"module:function" that registers the custom call of a name with XLA, for '
+        "kernels that do so only when a step is traced: stored programs are loaded without tracing",
         "compiler": '"module:attribute" of an `enginebay_testing.toolchains.KernelCompiler`, for '
         "devices that are not here",
         "layouts": "cache layouts that it can write (`kv_write`, `rope_kv_write`); all when absent",
