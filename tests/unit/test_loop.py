@@ -16,9 +16,11 @@ from enginebay.compose.composition import Composed
 from enginebay.contracts.engine import StepPlan
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.errors import InternalError, StoppedError
+from enginebay.serving.admission import Admission
 from enginebay.serving.loop import EngineLoop
 from enginebay.serving.messages import Abort, Inbox, LoopCall, Stop, Submit
 from enginebay.serving.running import Running, TokenEvent
+from enginebay_schedulers.batch import run_batch
 from tests.fakes import compose_fake, expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import (
@@ -392,3 +394,64 @@ def test_a_preempted_request_finishes_with_the_same_tokens(
     loop = start(scheduler)
     assert all_tokens(loop.submit(requests)) == [expected_tokens(one) for one in requests]
     assert scheduler.preempted == {one.request_id for one in requests}
+
+
+class MostLeftLast(Scheduler):
+    """Decodes all rows, and first preempts the row that has most tokens left. It counts on the
+    cache that the view has.
+    """
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.preempted: list[str] = []
+
+    def initial_state(self) -> None:
+        """It keeps no state."""
+
+    def decide(self, view: SchedulerView, state: None) -> tuple[Decision, None]:
+        names = [row.request_id for row in view.running]
+        waits = [one.request_id for one in view.waiting]
+        self.preempted += [name for name in self.ran if name in waits]
+        self.ran = names
+        order = sorted(view.running, key=lambda row: row.max_new_left)
+        return run_batch(view, [*order, *view.waiting], 4), None
+
+
+NEWS = (8, 30, 12, 9)
+"""New tokens of requests that fill all rows."""
+
+
+def refuse_once(scheduler: MostLeftLast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse cache to all rows, although the view had enough: from when all have tokens until one
+    is preempted.
+    """
+    reserve = Admission.reserve
+
+    def refusing(self: Admission, tracked: Running, num_tokens: int) -> bool:
+        rows = self.requests.running.values()
+        is_short = len(rows) == MAX_NUM_SEQS and all(row.output for row in rows)
+        return not (is_short and not scheduler.preempted) and reserve(self, tracked, num_tokens)
+
+    monkeypatch.setattr(Admission, "reserve", refusing)
+
+
+def test_a_scheduler_chooses_whom_to_preempt_when_no_row_gets_cache(
+    start: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = MostLeftLast()
+    refuse_once(scheduler, monkeypatch)
+    requests = [request(f"row {i}", 5, n, arrival_s=float(i)) for i, n in enumerate(NEWS)]
+    loop = start(scheduler)
+    assert all_tokens(loop.submit(requests)) == [expected_tokens(one) for one in requests]
+    assert scheduler.preempted == ["row 1"]
+
+
+def test_the_latest_arrival_is_preempted_when_the_scheduler_preempts_none(
+    start: Loops, parts: Composed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = MostLeftLast()
+    refuse_once(scheduler, monkeypatch)
+    requests = [request(f"row {i}", 5, n, arrival_s=float(i)) for i, n in enumerate(NEWS)]
+    loop = start(Changed(scheduler, lambda d: dataclasses.replace(d, preempt=())))
+    assert all_tokens(loop.submit(requests)) == [expected_tokens(one) for one in requests]
+    assert scheduler.preempted == ["row 3"]

@@ -81,7 +81,10 @@ class RunningView:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """Limits for one decision. `free_tokens` is the cache space that is not promised yet, in
-    tokens.
+    tokens. -1: no row could go on with the last decision, because the cache has no room for its
+    rows although the view had. The loop carries out only the preemptions of a decision for such
+    limits, and keeps the state from before; when it preempts no row, the loop preempts the latest
+    arrival.
     """
 
     max_num_seqs: int

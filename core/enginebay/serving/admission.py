@@ -182,19 +182,14 @@ class Admission:
             if adapters is not None and key:
                 adapters.release(key)
 
-    def choose_preempted(self, *, refused: bool) -> Running | None:
-        """The request to preempt when no row can go on: the latest arrival, if several run. None
-        when some row can go on.
+    def is_stuck(self, *, refused: bool) -> bool:
+        """Whether several rows run, and none can go on until another row frees its cache.
 
         `refused`: the scheduler chose rows to decode and none had cache for it. Otherwise this
         checks whether any running row could continue.
         """
-        running = sorted(
-            self.requests.running.values(), key=lambda tracked: tracked.request.arrival_s
-        )
-        if len(running) < 2 or not (refused or not any(map(self._can_continue, running))):
-            return None
-        return running[-1]
+        running = self.requests.running.values()
+        return len(running) > 1 and (refused or not any(map(self._can_continue, running)))
 
     def _can_continue(self, tracked: Running) -> bool:
         return tracked.num_computed < tracked.num_prefill or self.reserve(

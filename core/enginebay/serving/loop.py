@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import queue
@@ -40,6 +41,11 @@ log = logging.getLogger("enginebay.loop")
 MAX_IN_FLIGHT = 2
 """The largest number of launched, unread steps: one runs, and the next waits on the device, so that
 the device is never idle. Without `overlap_execution` there is one.
+"""
+
+TOO_FEW_TOKENS = -1
+"""Limits.free_tokens when no running row can go on: fewer than rows that need no cache would need,
+so that the scheduler's own rule says which rows are preempted.
 """
 
 POLL_S = 0.002
@@ -230,6 +236,12 @@ class EngineLoop:
             if self.observers.is_on:
                 self.observers.decided(began_s)
             launched = self._steps.launch(decision)
+            if not launched and self._steps.is_stuck(decision):
+                # The view had enough cache, but the ledger has none for these rows.
+                short = dataclasses.replace(self._steps.limits(), free_tokens=TOO_FEW_TOKENS)
+                view = self._requests.view(began_s, short, look_up, forks=ledger.forks)
+                self._steps.free_cache(self.scheduler.decide(view, self._state)[0].preempt)
+                launched = True
             if self.observers.is_on:
                 self.observers.carried_out(self._requests, ledger)
         if launched:

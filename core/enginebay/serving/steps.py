@@ -84,11 +84,7 @@ class StepRunner:
             self.end(tracked, "error", refusal)
 
     def launch(self, decision: Decision) -> bool:
-        """Carry out a decision. Returns whether anything was launched or preempted.
-
-        When nothing is launched because running rows lack cache, the latest arrival is preempted,
-        so that no scheduler can stall the loop.
-        """
+        """Carry out a decision. Returns whether anything was launched."""
         for request_id in decision.preempt:
             self._preempt(request_id)
         launched = False
@@ -99,12 +95,24 @@ class StepRunner:
             self.in_flight.append(InFlight(pending, plan, rows, launched_s))
             self.planner.current_requests = None
             launched = True
-        if launched or self.in_flight or self.late:
-            return launched
-        latest = self.admission.choose_preempted(refused=bool(decision.decode))
-        if latest is not None:
-            self._preempt(latest.request.request_id)
-        return latest is not None
+        return launched
+
+    def is_stuck(self, decision: Decision) -> bool:
+        """Whether running rows cannot go on after a decision that launched nothing, because each
+        needs cache that another row holds.
+        """
+        if self.in_flight or self.late:
+            return False
+        return self.admission.is_stuck(refused=bool(decision.decode))
+
+    def free_cache(self, chosen: Sequence[str]) -> None:
+        """Preempt the `chosen` requests. When none of them runs, preempt the latest arrival, so
+        that no scheduler can stall the loop.
+        """
+        running = self.requests.running
+        named = [name for name in chosen if name in running]
+        for name in named or [max(running, key=lambda name: running[name].request.arrival_s)]:
+            self._preempt(name)
 
     def commit_next(self) -> None:
         """Read the oldest launched step and put its tokens as events. Rows whose request has ended
