@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
-from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_numbers import (
@@ -45,8 +44,14 @@ class AttentionInputs:
     """The inputs that the spec names."""
     token_rows: np.ndarray
     """int [T], the row of each packed token; -1 on padding."""
-    before: tuple[jax.Array, jax.Array]
-    """Keys and values of `cache`, see `contents`."""
+
+    def written(self) -> dict[str, jax.Array]:
+        """Return the cache as the layout writes the new tokens into it."""
+        if self.case.spec.kv_shared:
+            return dict(self.cache)
+        new = (np.asarray(array) for array in (self.batch.slots, self.k, self.v))
+        cache: Any = {name: np.asarray(array) for name, array in self.cache.items()}
+        return write_places(self.layout, cache, *new)
 
 
 def make_problem(
@@ -95,15 +100,16 @@ def make_problem(
         q[mine] = random_queries(spec, case.scores, new, rng, parts)
         k[mine], v[mine] = (rows[i][total - new :] for rows in given)
     cache = write_places(layout, _empty(layout), np.arange(len(places[0]), dtype=np.int32), *places)
-    before = read_contents(layout, cache)
-    batch = _derived(bucket, layout.page_size, q_lens, kv_lens, table)
+    batch = batch_of(bucket, layout.page_size, q_lens, kv_lens, table)
     inputs: dict[str, np.ndarray] = {}
     if "sinks" in spec.inputs:
         inputs["sinks"] = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32)
     if "slopes" in spec.inputs:
         inputs["slopes"] = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32)
-    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "inputs": inputs})
-    arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
+    arrays: dict[str, Any] = jax.device_put(
+        {"q": q, "k": k, "v": v, "inputs": inputs, "batch": batch}
+    )
+    arrays |= {"cache": cache, "token_rows": token_rows}
     return AttentionInputs(case, layout, keys=keys, values=values, **arrays)
 
 
@@ -167,13 +173,34 @@ def _token_rows(case: AttentionCase) -> np.ndarray:
     return np.array(live + [-1] * (bucket.tokens - len(live)))
 
 
-def _derive(
-    bucket: Bucket, page_size: int, q_lens: jax.Array, kv_lens: jax.Array, table: jax.Array
+def batch_of(
+    bucket: Bucket, page_size: int, q_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray
 ) -> AttnBatch:
-    return derive_batch(q_lens, kv_lens, table, page_size, bucket)
-
-
-_derived = kit_jit(_derive, static_argnums=(0, 1))
+    """Return the same as `derive_batch`, without a program for each bucket: int32 NumPy arrays."""
+    rows, decode = np.arange(bucket.seqs), bucket.mode == "decode"
+    counts = (kv_lens > 0).astype(int) if decode else q_lens
+    starts = rows if decode else np.cumsum(q_lens) - q_lens
+    ends = np.arange(1, bucket.seqs + 1) if decode else np.cumsum(q_lens)
+    row = np.repeat(rows, counts)
+    token = np.concatenate([s + np.arange(n) for s, n in zip(starts, counts, strict=True)])
+    place = kv_lens[row] - counts[row] + token - starts[row]
+    positions, slots = np.zeros(bucket.tokens, np.int32), np.full(bucket.tokens, -1, np.int32)
+    seq_ids = np.full(bucket.tokens, bucket.seqs, np.int32)
+    positions[token], seq_ids[token] = place, row
+    slots[token] = table[row, place // page_size] * page_size + place % page_size
+    num_decode = int(((q_lens == 1) & (kv_lens > 1)).sum())
+    num_fresh = int(((q_lens > 0) & (q_lens == kv_lens)).sum())
+    distribution = [num_decode, num_decode + num_fresh, int((q_lens > 0).sum())]
+    return AttnBatch(
+        positions=positions,
+        cu_q_lens=np.concatenate([[0], ends]).astype(np.int32),
+        kv_lens=kv_lens,
+        page_table=table,
+        slots=slots,
+        seq_ids=seq_ids,
+        distribution=np.array([bucket.seqs] * 3 if decode else distribution, np.int32),
+        bucket=bucket,
+    )
 
 
 def _write(layout: KVLayout, cache: Any, slots: Any, k: Any, v: Any) -> Any:

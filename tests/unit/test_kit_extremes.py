@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.ops.spec import AttnSpec
+from enginebay.ops import batches
+from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_testing import oracle
 from enginebay_testing.attention_cases import (
     IN_THE_DEFAULT_CHECK,
     AttentionCase,
     attention_cases,
 )
+from enginebay_testing.attention_inputs import batch_of
 from enginebay_testing.attention_numbers import (
     EXTREME_SCORES,
     common_parts,
@@ -156,3 +158,36 @@ def test_each_program_also_runs_with_extreme_numbers() -> None:
     assert {values for _, values in found(stored)} == {"plain", "far"}
     assert all(each.values == "far" for each in extreme_numbers(stored, "any", "plain"))
     assert len(found(NARROW, spares=False)) >= len(found(NARROW))
+
+
+BUCKETS = {
+    "decode": ("decode", (1, 0, 1, 0), (5, 0, 33, 0)),
+    "prefill": ("prefill", (17, 5, 1, 0), (17, 5, 1, 0)),
+    "mixed": ("mixed", (1, 1, 9, 17, 30, 0), (17, 64, 9, 40, 64, 0)),
+    "empty": ("mixed", (0, 0), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+def test_the_batch_of_a_case_is_the_one_that_engines_derive(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "jnp", np)  # the same arithmetic, without a program
+    mode, q_lens, kv_lens = BUCKETS[kind]
+    rows = len(q_lens)
+    bucket = Bucket(
+        tokens=rows if mode == "decode" else sum(q_lens) + 3,
+        seqs=rows,
+        pages_per_seq=4,
+        max_q_len=64,
+        max_kv_len=64,
+        mode=mode,
+    )
+    table = np.random.default_rng(0).permutation(rows * 4).reshape(rows, 4).astype(np.int32)
+    lens = (np.array(each, np.int32) for each in (q_lens, kv_lens))
+    found = batch_of(bucket, 16, *(given := (*lens, table)))
+    wanted = batches.derive_batch(*given, 16, bucket)
+    for field in dataclasses.fields(wanted):
+        one, other = (np.asarray(getattr(each, field.name)) for each in (found, wanted))
+        assert (one == other).all(), field.name
+        assert one.dtype == other.dtype, field.name
