@@ -100,7 +100,7 @@ def make_problem(
         q[mine] = random_queries(spec, case.scores, new, rng, parts)
         k[mine], v[mine] = (rows[i][total - new :] for rows in given)
     cache = write_places(layout, _empty(layout), np.arange(len(places[0]), dtype=np.int32), *places)
-    batch = batch_of(bucket, layout.page_size, q_lens, kv_lens, table)
+    batch = packed_batch(bucket, layout.page_size, q_lens, kv_lens, table)
     inputs: dict[str, np.ndarray] = {}
     if "sinks" in spec.inputs:
         inputs["sinks"] = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32)
@@ -173,7 +173,7 @@ def _token_rows(case: AttentionCase) -> np.ndarray:
     return np.array(live + [-1] * (bucket.tokens - len(live)))
 
 
-def batch_of(
+def packed_batch(
     bucket: Bucket, page_size: int, q_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray
 ) -> AttnBatch:
     """Return the same as `derive_batch`, without a program for each bucket: int32 NumPy arrays."""

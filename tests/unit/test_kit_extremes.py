@@ -18,7 +18,7 @@ from enginebay_testing.attention_cases import (
     AttentionCase,
     attention_cases,
 )
-from enginebay_testing.attention_inputs import batch_of
+from enginebay_testing.attention_inputs import packed_batch
 from enginebay_testing.attention_numbers import (
     EXTREME_SCORES,
     common_parts,
@@ -185,7 +185,7 @@ def test_the_batch_of_a_case_is_the_one_that_engines_derive(
     )
     table = np.random.default_rng(0).permutation(rows * 4).reshape(rows, 4).astype(np.int32)
     lens = (np.array(each, np.int32) for each in (q_lens, kv_lens))
-    found = batch_of(bucket, 16, *(given := (*lens, table)))
+    found = packed_batch(bucket, 16, *(given := (*lens, table)))
     wanted = batches.derive_batch(*given, 16, bucket)
     for field in dataclasses.fields(wanted):
         one, other = (np.asarray(getattr(each, field.name)) for each in (found, wanted))
