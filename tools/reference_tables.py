@@ -30,6 +30,7 @@ from enginebay.ops.op import Op
 from enginebay.plugins.hooks import CAPABILITIES, INTERFACE_VERSIONS, Declaration, Hooks, hook_name
 from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.validation import allowed_values
+from enginebay_esurge import eSurge
 from tools.metric_table import esurge_metrics, server_metrics
 from tools.sampling_page import parameters
 
@@ -40,7 +41,6 @@ MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 ENGINE = "engine"
 """The group of flags that choose the parts, which many commands have."""
 BAR = re.compile(r"(`[^`]*`)|\|")
-DEFAULT = re.compile(r" \(default: .*\)$")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -106,10 +106,8 @@ def default_of(field: FieldInfo) -> str:
 def fields() -> str:
     """Return the fields of a configuration."""
     flags: dict[str, list[str]] = {"kernels": ["--attention", "--kernel"]}
-    helps = {}
-    for action, text in engine_flags():
+    for action, _ in engine_flags():
         flags.setdefault(action.dest, list(action.option_strings))
-        helps[action.dest] = DEFAULT.sub("", text)
     schema = EngineConfig.model_json_schema()["properties"]
     rows = [
         (
@@ -117,7 +115,7 @@ def fields() -> str:
             ", ".join(f"`{flag}`" for flag in flags.get(name, ())),
             default_of(field),
             values(schema[name]),
-            field.description or helps[name],
+            str(field.description),
         )
         for name, field in EngineConfig.model_fields.items()
     ]
@@ -158,7 +156,7 @@ def options() -> str:
     """Return the options of our parts. Logits processors have theirs from requests."""
     registry, rows = load_registry(), []
     for entry in registry.entries:
-        if entry.distribution == "enginebay" and entry.kind != "logits_processor":
+        if entry.distribution == "enginebay" and entry.kind != "processor":
             of = options_of(registry, entry)
             rows += [(f"{entry.kind} `{entry.name}`", *row) for row in of]
     return table(("part", "option", "default", "values", "meaning"), rows)
@@ -168,7 +166,7 @@ def processors() -> str:
     """Return the logits processors with their options, in the order in which they are applied."""
     registry = load_registry()
     rows: list[tuple[str, ...]] = []
-    found = (one for one in registry.entries if one.kind == "logits_processor")
+    found = (one for one in registry.entries if one.kind == "processor")
     for entry in sorted(found, key=lambda one: float(one.capability("order", math.inf))):
         declared = entry.declaration
         if declared and entry.distribution == "enginebay":
@@ -195,13 +193,32 @@ def capabilities() -> str:
     return table(("capability", "kind", "meaning"), rows)
 
 
-def fields_in_docstring(record: type) -> str:
-    """Return the fields of a dataclass whose docstring describes them as "NAME: text"."""
-    names = [field.name for field in dataclasses.fields(record)]
-    text = " ".join(str(inspect.getdoc(record)).split())
-    pieces = re.split(rf"(?:(?<=[.\]] )|^)`?({'|'.join(names)})`?: ", text)
+def described(names: Sequence[str], docstring: str | None) -> list[tuple[str, str]]:
+    """Return the names with their text in a docstring, which describes each as "NAME: text"."""
+    text = " ".join(inspect.cleandoc(str(docstring)).split())
+    pieces = re.split(rf"(?:(?<=[.:\]] )|^)`?({'|'.join(names)})`?: ", text)
     found = dict(zip(pieces[1::2], pieces[2::2], strict=True))
-    return table(("field", "meaning"), [(f"`{name}`", found[name].strip()) for name in names])
+    return [(name, found[name].strip()) for name in names]
+
+
+def fields_in_docstring(record: type) -> str:
+    """Return the fields of a dataclass that its docstring describes."""
+    rows = described([field.name for field in dataclasses.fields(record)], record.__doc__)
+    return table(("field", "meaning"), [(f"`{name}`", text) for name, text in rows])
+
+
+def arguments(function: Callable[..., Any], docstring: str | None) -> str:
+    """Return the arguments of a function with their defaults, as the docstring describes them."""
+    rows = []
+    parameters = inspect.signature(function).parameters
+    named = {n: one for n, one in parameters.items() if n not in ("self", "model")}
+    for name, text in described(list(named), docstring):
+        default = named[name].default
+        is_set = default is not inspect.Parameter.empty
+        rows.append(
+            (f"`{name}`", str(getattr(default, "__name__", default)) if is_set else "", text)
+        )
+    return table(("argument", "default", "what it does"), rows)
 
 
 def members(contract: type) -> str:
@@ -263,6 +280,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "members of KVLayout": lambda: members(KVLayout),
     "benchmarks": benchmarks,
     "metrics of the server": lambda: metrics(server_metrics()),
+    "options of eSurge": lambda: arguments(eSurge.__init__, eSurge.__doc__),
+    "arguments of start_monitoring": lambda: arguments(
+        eSurge.start_monitoring, eSurge.start_monitoring.__doc__
+    ),
     "metrics of eSurge": lambda: metrics(esurge_metrics()),
 }
 

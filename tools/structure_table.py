@@ -1,6 +1,12 @@
 """Counts what a reader of the code pays, as a table: `python tools/structure_table.py [TREE ...]`.
 
 Each TREE is a checkout, by default this one; with two trees, the table compares them.
+
+Calls with many arguments by position are those whose language permits keywords. Not counted are
+
+- calls of what `jax.jit` compiled with donated arguments, which JAX finds by their position: of a
+  name or attribute that the module binds to a call of `jit` or of a function `compiled` around it;
+- calls of what `jax.ffi.ffi_call` returns, which takes the operands of a foreign function.
 """
 
 from __future__ import annotations
@@ -92,12 +98,33 @@ class Tree:
         return len(set(re.findall(r"def (register_\w+)\(self", "".join(texts))))
 
     def long_calls(self) -> int:
-        """Calls with many arguments by position."""
+        """Calls with many arguments by position, where keywords are possible."""
         return sum(
-            isinstance(node, ast.Call) and len(node.args) > MANY_ARGUMENTS
+            isinstance(node, ast.Call)
+            and len(node.args) > MANY_ARGUMENTS
+            and not is_by_position(node, module)
             for module in self.modules.values()
             for node in ast.walk(module)
         )
+
+
+def name_of(node: ast.expr) -> str:
+    """The last name of an expression: `jit` of `jax.jit`, `forward` of `self.forward`, or ""."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def is_by_position(call: ast.Call, module: ast.Module) -> bool:
+    """Whether what is called takes its arguments by position alone, as the module's text says."""
+    if isinstance(call.func, ast.Call):
+        return name_of(call.func.func) == "ffi_call"
+    compiled = {
+        name_of(target)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if name_of(node.value.func) in ("jit", "compiled")
+        for target in node.targets
+    }
+    return name_of(call.func) in compiled
 
 
 def imported(module: ast.Module) -> Iterator[str]:

@@ -27,6 +27,8 @@ from enginebay.validation import Validated
 
 NO_PROPOSER: Final = "none"
 NO_QUANTIZATION: Final = "none"
+LOCAL_EXECUTOR = "local"
+"""The value of `executor` for the executor of enginebay, which runs commands in this process."""
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars", "quantization")
 
 MAX_PASSES = 4
@@ -59,12 +61,18 @@ class EngineConfig(Validated):
     refusal: ClassVar[type[EnginebayError]] = ConfigError
 
     model: str = Field("demo", description="folder, hub id, GGUF file, or demo: the embedded model")
-    platform: str = Field(AUTO, description="devices to run on")
-    dtype: Dtype = Field(AUTO, description="dtype of the computation")
-    engine: Choice = Choice()
-    scheduler: Choice = Choice()
-    sampler: Choice = Choice()
-    proposer: Choice = Choice()
+    platform: str = Field(
+        AUTO, description="devices to run on: cpu, cuda, tpu, or those of a plugin"
+    )
+    dtype: Dtype = Field(
+        AUTO, description="dtype of the computation: float32, bfloat16, float16 or auto"
+    )
+    engine: Choice = Field(Choice(), description="engine, which owns the cache and runs the steps")
+    scheduler: Choice = Field(Choice(), description="policy that decides which requests run next")
+    sampler: Choice = Field(Choice(), description="sampler, which chooses each next token")
+    proposer: Choice = Field(
+        Choice(), description="proposer, which drafts tokens for the next step to verify"
+    )
     draft_tokens: int | None = Field(
         None,
         ge=1,
@@ -102,15 +110,20 @@ class EngineConfig(Validated):
         "in transformers; text: they become tokens of their letters",
     )
     checkpoint: str = Field("huggingface", description="part that opens the model")
-    executor: str = Field("local", description="part that runs an engine's commands")
+    executor: str = Field(
+        LOCAL_EXECUTOR,
+        description="runs an engine's commands: local, or the import path of your own, "
+        '"module:attribute"',
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto", description="whether generation_config.json sets defaults of sampling parameters"
     )
     weight_dtype: Dtype = Field(AUTO, description="dtype of the weights; auto: the value of dtype")
     kv_cache_dtype: CacheDtype | dict[str, CacheDtype] = Field(
         AUTO,
-        description="dtype of the cache, or one for each cache group; auto: as the model's "
-        "configuration says (kv_cache_quantization_method), or else the same as `dtype`",
+        description="dtype of the cache, or one for each cache group; int8, uint4, fp8: quantised; "
+        "auto: as the model's configuration says (kv_cache_quantization_method), or else the same "
+        "as `dtype`",
     )
     quantization: Choice = Field(
         Choice(),
@@ -138,7 +151,7 @@ class EngineConfig(Validated):
     max_num_seqs: int = Field(32, ge=1, le=4096, description="max requests that run together")
     max_num_batched_tokens: int = Field(1024, ge=16, description="max prompt tokens in one step")
     decode_steps: int = Field(
-        16, ge=1, le=256, description="max tokens that a row gets in one compiled call"
+        16, ge=1, le=256, description="max tokens that a row decodes in one compiled call"
     )
     stream_chunk_tokens: int = Field(
         1, ge=1, le=256, description="max tokens in a chunk of a stream, while few requests stream"
@@ -147,7 +160,9 @@ class EngineConfig(Validated):
         True,
         description="launch a step while the step before it runs; false: read each step first",
     )
-    mixed_steps: Literal["auto", "on", "off"] = Field(AUTO, description="decode in prefill steps")
+    mixed_steps: Literal["auto", "on", "off"] = Field(
+        AUTO, description="decode rows and prefill prompts in one step"
+    )
     mesh: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict, description="devices along each mesh axis, such as {tensor = 2}"
     )

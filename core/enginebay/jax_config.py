@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,31 @@ def configure_compile_cache(choice: str) -> Path | None:
     return folder
 
 
+CACHE_FILES = ("*-cache", "*-atime", "steps/*.program")
+"""What JAX's compilation cache and the stored programs consist of."""
+
+
+def compiled_programs() -> tuple[Path, list[Path]]:
+    """Return the folder of compiled programs that "auto" uses, and its files."""
+    given = jax.config.jax_compilation_cache_dir
+    folder = Path(given) if given else default_cache_folder()
+    return folder, [path for files in CACHE_FILES for path in folder.glob(files)]
+
+
+def stored_programs_folder() -> Path | None:
+    """Return the folder of whole programs, below that of JAX's compilation cache; None where there
+    is no cache, or the folder is not closed to other users.
+    """
+    given = jax.config.jax_compilation_cache_dir
+    if not given or jax.config.jax_persistent_cache_min_compile_time_secs == math.inf:
+        return None
+    folder = Path(given) / "steps"
+    if problem := make_private(folder):
+        log.debug("programs are not stored in %s: %s", folder, problem)
+        return None
+    return folder
+
+
 @contextlib.contextmanager
 def keeping_nothing() -> Iterator[None]:
     """Within the block, compiled programs are not cached: they are for devices that are absent."""
@@ -80,6 +106,39 @@ def _find_folder(choice: str) -> tuple[Path, str | None]:
     return folder, f"{folder}: {problem}" if problem else None
 
 
+_seen = threading.local()
+
+
+@contextlib.contextmanager
+def seen_entries() -> Iterator[list[tuple[str, bytes]]]:
+    """Yield a list to which (key, content) of each entry is added that JAX reads from its cache, or
+    writes, on this thread within the block.
+    """
+    found: list[tuple[str, bytes]] = []
+    _seen.entries = found
+    try:
+        yield found
+    finally:
+        _seen.entries = None
+
+
+def read_entry(key: str) -> bytes:
+    """Return the content of an entry of JAX's cache; OSError if there is none."""
+    return (Path(jax.config.jax_compilation_cache_dir) / f"{key}-cache").read_bytes()
+
+
+def executable_of(entry: bytes) -> bytes:
+    """Return the serialized executable of an entry."""
+    executable, _ = _cache.extract_executable_and_time(_cache.decompress_executable(entry))
+    return executable
+
+
+def _note(key: str, entry: bytes) -> None:
+    found = getattr(_seen, "entries", None)
+    if found is not None:
+        found.append((key, entry))
+
+
 class _RepairingCache(CacheInterface):
     """JAX's cache, except that an unusable entry is replaced by the newly compiled program.
 
@@ -98,6 +157,7 @@ class _RepairingCache(CacheInterface):
         found = self._real.get(key)
         if found is not None:
             self._found.add(key)
+            _note(key, found)
         return found
 
     def put(self, key: str, value: bytes) -> None:
@@ -105,6 +165,7 @@ class _RepairingCache(CacheInterface):
             log.info("replacing the damaged entry %s of the compile cache", key)
             (self._folder / f"{key}-cache").unlink(missing_ok=True)
         self._real.put(key, value)
+        _note(key, value)
 
 
 def _mend_entries() -> None:

@@ -1,7 +1,9 @@
 """Keywords of EngineConfig and LLM with the types that a caller may pass, for type checkers.
 
-These types are wider than the types of the fields: `engine="oengine"` is accepted and stored as a
-Choice. EngineConfig documents the meaning, range and default of each field.
+EngineConfig documents the meaning, range and default of each field. The names stand here a second
+time because a type checker can check the keywords of LLM and eSurge only against a TypedDict; a
+test demands the same names in both places. The types are wider than those of the fields:
+`engine="oengine"` is accepted and stored as a Choice.
 """
 
 from __future__ import annotations

@@ -1,13 +1,18 @@
-"""Metadata for fields of sampling parameters: the value on the device, the name in a checkpoint,
-and the logits processor that applies the field.
+"""Metadata for fields of sampling parameters: the value on the device, the names in checkpoints and
+requests, the logits processor that applies the field, and the limits on long values.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
+
+from enginebay.errors import RequestError, shown
 
 T = TypeVar("T")
 
@@ -42,10 +47,22 @@ class RowValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FromCheckpoint:
-    """Metadata of a field that generation_config.json of a checkpoint may set."""
+    """Metadata of a field that a checkpoint may set."""
 
     name: str
     """The name of the field in generation_config.json."""
+    gguf: str | None = None
+    """Its name in `general.sampling` of a GGUF file; None: such a file does not set it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HttpName:
+    """Metadata of a field whose name in requests to the server is not its own."""
+
+    name: str | None
+    """The name in chats and completions; None: they do not carry the field, or only a route that
+    declares it does.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +75,42 @@ class ProcessorOption:
     """Whether a request uses the processor as soon as the field has another value than its
     default.
     """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaxItems:
+    """Metadata of a field that takes a list or a mapping: its max length, which is checked before
+    any item is read.
+    """
+
+    items: int
+    chars: int | None = None
+    """Max number of characters of each text in a list; None: no limit."""
+
+    def check(self, name: str, value: object) -> None:
+        """Raise RequestError when a value of the field `name` has more items, or one of its texts
+        more characters, than are allowed.
+        """
+        if not isinstance(value, Sequence | AbstractSet | Mapping | np.ndarray):
+            return
+        if isinstance(value, range):  # which may have more items than len() can say
+            if value[self.items :]:
+                raise RequestError(
+                    f"{name} = {shown(value)}", f"at most {self.items} items", "Leave some out."
+                )
+            return
+        texts: Any = [value] if isinstance(value, str) else value
+        if len(texts) > self.items:
+            raise RequestError(
+                f"{name} = a list of {len(texts)} items", f"at most {self.items}", "Leave some out."
+            )
+        longest = 0
+        if self.chars is not None:
+            longest = max((len(one) for one in texts if isinstance(one, str)), default=0)
+        if self.chars is not None and longest > self.chars:
+            raise RequestError(
+                f"{name} = a text of {longest} characters", f"at most {self.chars}", "Shorten it."
+            )
 
 
 def declared(model: type[BaseModel], kind: type[T]) -> dict[str, T]:

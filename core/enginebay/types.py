@@ -13,8 +13,14 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
-from enginebay.item_limits import check_items
-from enginebay.row_value import FromCheckpoint, ProcessorOption, RowValue, declared
+from enginebay.row_value import (
+    FromCheckpoint,
+    HttpName,
+    MaxItems,
+    ProcessorOption,
+    RowValue,
+    declared,
+)
 from enginebay.validation import Accepts, Validated, option
 
 Float = TypeVar("Float")
@@ -62,15 +68,27 @@ class RowParams(Validated, Generic[Float, Int]):
     refusal: ClassVar[type[EnginebayError]] = RequestError
 
     temperature: Annotated[
-        Float, RowValue("float32", 0.0, "temperature", highest=1e30), FromCheckpoint("temperature")
+        Float,
+        RowValue("float32", 0.0, "temperature", highest=1e30),
+        FromCheckpoint("temperature", gguf="temp"),
     ] = option(0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy decoding")
     top_k: Annotated[
-        Int, RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1), FromCheckpoint("top_k")
+        Int,
+        RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1),
+        FromCheckpoint("top_k", gguf="top_k"),
     ] = option(0, ge=-1, description="keep the k most likely tokens; 0 or -1 keeps all")
-    top_p: Annotated[Float, RowValue("float32", 1.0, "filter"), FromCheckpoint("top_p")] = option(
+    top_p: Annotated[
+        Float,
+        RowValue("float32", 1.0, "filter"),
+        FromCheckpoint("top_p", gguf="top_p"),
+    ] = option(
         1.0, gt=0.0, le=1.0, description="keep the most likely tokens of this total probability"
     )
-    min_p: Annotated[Float, RowValue("float32", 0.0, "filter"), FromCheckpoint("min_p")] = option(
+    min_p: Annotated[
+        Float,
+        RowValue("float32", 0.0, "filter"),
+        FromCheckpoint("min_p", gguf="min_p"),
+    ] = option(
         0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the highest probability"
     )
     presence_penalty: Annotated[
@@ -90,7 +108,7 @@ class RowParams(Validated, Generic[Float, Int]):
         Float,
         RowValue("float32", 1.0, "penalty", lowest=1e-30, highest=1e30),
         ProcessorOption("penalties", "repetition"),
-        FromCheckpoint("repetition_penalty"),
+        FromCheckpoint("repetition_penalty", gguf="penalty_repeat"),
     ] = option(
         1.0,
         gt=0.0,
@@ -109,7 +127,7 @@ class SamplingParams(RowParams[float, int]):
     when a request is queued, so later changes do not affect a running request.
     """
 
-    max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens")] = Field(
+    max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens"), HttpName(None)] = Field(
         default=64,
         ge=0,
         description="max number of new tokens, fewer if the context is full before; None: as many "
@@ -119,47 +137,53 @@ class SamplingParams(RowParams[float, int]):
         default=None, ge=0, lt=2**63, description="the same seed gives the same samples"
     )
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
-    best_of: int | None = Field(
+    best_of: Annotated[int | None, HttpName(None)] = Field(
         default=None,
         ge=1,
         le=256,
         description="number of completions to generate; the n most likely ones are returned",
     )
-    stop: Accepts[str | Sequence[str] | None, tuple[str, ...]] = option(
-        (), description="texts that end the completion"
-    )
-    stop_token_ids: Accepts[Sequence[int], tuple[int, ...]] = option(
+    stop: Annotated[
+        Accepts[str | Sequence[str] | None, tuple[str, ...]], MaxItems(128, chars=4096)
+    ] = option((), description="texts that end the completion")
+    stop_token_ids: Annotated[Accepts[Sequence[int], tuple[int, ...]], MaxItems(1024)] = option(
         (), description="token ids that end the completion"
     )
-    stop_words_ids: Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]] = option(
-        (), description="sequences of token ids that end the completion"
-    )
+    stop_words_ids: Annotated[
+        Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]], MaxItems(128), HttpName(None)
+    ] = option((), description="sequences of token ids that end the completion")
     ignore_eos: bool = Field(default=False, description="continue after end-of-sequence tokens")
     include_stop_str_in_output: bool = Field(default=False, description="keep the stop text")
     skip_special_tokens: bool = Field(default=True, description="leave out special tokens")
-    logprobs: int | None = Field(
+    logprobs: Annotated[int | None, HttpName(None)] = Field(
         default=None,
         ge=ALL_LOGPROBS,
         le=MAX_LOGPROBS,
         description="return log-probabilities for each new token: of that token and of the N most "
         "likely ones; -1: of the whole vocabulary",
     )
-    prompt_logprobs: int | None = Field(
+    prompt_logprobs: Annotated[int | None, HttpName(None)] = Field(
         default=None,
         ge=0,
         le=MAX_LOGPROBS,
         description="return log-probabilities for each prompt token: of that token and of the N "
         "most likely ones",
     )
-    json_schema: dict[str, Any] | str | None = Field(
+    json_schema: Annotated[dict[str, Any] | str | None, HttpName("guided_json")] = Field(
         default=None, description="the output is JSON that follows this schema (a dict or text)"
     )
-    json_object: bool = Field(default=False, description="the output is a JSON object")
-    regex: str | None = Field(default=None, description="regular expression of the whole output")
-    choice: Accepts[Sequence[str] | None, tuple[str, ...] | None] = option(
-        None, min_length=1, description="the output is one of these texts; None: any output"
+    json_object: Annotated[bool, HttpName(None)] = Field(
+        default=False, description="the output is a JSON object"
     )
-    grammar: str | None = Field(
+    regex: Annotated[str | None, HttpName("guided_regex")] = Field(
+        default=None, description="regular expression of the whole output"
+    )
+    choice: Annotated[
+        Accepts[Sequence[str] | None, tuple[str, ...] | None],
+        MaxItems(2**17),  # guided_limits.items has a smaller default
+        HttpName("guided_choice"),
+    ] = option(None, min_length=1, description="the output is one of these texts; None: any output")
+    grammar: Annotated[str | None, HttpName("guided_grammar")] = Field(
         default=None, description="the output follows this grammar, written in Lark's notation"
     )
 
@@ -179,12 +203,17 @@ class SamplingParams(RowParams[float, int]):
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]],
         ProcessorOption("logit_bias", "bias"),
+        MaxItems(1024),
     ] = Field(default_factory=dict, description="token id -> value added to its logit, -100 to 100")
     allowed_token_ids: Annotated[
         Accepts[Sequence[int] | None, tuple[int, ...] | None],
         ProcessorOption("allowed_token_ids", "token_ids"),
+        MaxItems(2**20),
     ] = option(None, min_length=1, description="the only tokens that may be chosen; None: all")
-    bad_words: Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]] = option(
+    bad_words: Annotated[
+        Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]],
+        MaxItems(256, chars=4096),
+    ] = option(
         (),
         description="texts whose tokens, at the beginning of a text or after a space, must not "
         "follow one another; the same letters may come from other tokens",
@@ -197,7 +226,7 @@ class SamplingParams(RowParams[float, int]):
         le=1.0,
         description="keep the most typical tokens, up to this total probability",
     )
-    processors: dict[str, dict[str, Any]] = Field(
+    processors: Annotated[dict[str, dict[str, Any]], MaxItems(64), HttpName(None)] = Field(
         default_factory=dict, description="other logits processors by name, each with its options"
     )
 
@@ -218,7 +247,8 @@ class SamplingParams(RowParams[float, int]):
         name = str(info.field_name)
         if value is None and name != "max_tokens":
             return cls.model_fields[name].get_default(call_default_factory=True)
-        check_items(name, value)
+        if (limit := MAX_ITEMS.get(name)) is not None:
+            limit.check(name, value)
         return _plain(value)
 
     @field_validator("stop", mode="before")
@@ -265,6 +295,9 @@ def _plain(value: object, levels: int = 4) -> object:
 
 ROW_VALUES = declared(SamplingParams, RowValue)
 """The fields of SamplingParams that the device holds for each row, with their declarations."""
+
+MAX_ITEMS = declared(SamplingParams, MaxItems)
+"""The fields of SamplingParams that take a list or a mapping, with their limits."""
 
 _PENALTIES = tuple((n, one.neutral) for n, one in ROW_VALUES.items() if one.stage == "penalty")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.contracts.executor import StepFacts
+from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.proposer import MAX_VERIFIED_ROWS
 from enginebay.errors import InternalError
 
@@ -108,15 +108,15 @@ def default_sizes(
     )
 
 
-def bucket_sizes(facts: StepFacts) -> BucketSizes:
+def bucket_sizes(parts: EngineParts) -> BucketSizes:
     """The default sizes of an engine's steps."""
-    config = facts.config
+    config = parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     return default_sizes(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
-        min_rows=facts.min_rows,
-        ragged_decode=facts.ragged_decode,
-        one_prefill_width=facts.one_prefill_width,
+        min_rows=parts.min_rows,
+        ragged_decode=parts.ragged_decode,
+        one_prefill_width=parts.platform.one_prefill_width,
     )

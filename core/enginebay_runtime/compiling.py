@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInputs
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
+from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
-from enginebay_runtime.compile_ahead import compile_ahead, release_memory
-from enginebay_runtime.dump import dump_program
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
-from enginebay_runtime.step import Sampled, StepState, compact_decode_step, decode_step
+from enginebay_runtime.step import (
+    Sampled,
+    StepState,
+    compact_decode_step,
+    decode_step,
+    nothing_sampled,
+)
+from enginebay_runtime.stored_programs import trace_settings
 from enginebay_runtime.tables import max_changes
-from enginebay_runtime.verify import verify_step
+from enginebay_runtime.verify import drafts_a_step, verify_step
 from enginebay_runtime.view import ExecutorView
+
+log = logging.getLogger("enginebay_runtime")
 
 STEPS: dict[Kind, Callable[..., Any]] = {
     "forward": forward_step,
@@ -35,8 +53,96 @@ STEPS: dict[Kind, Callable[..., Any]] = {
 }
 
 
+MIN_STORED_S = 0.5
+"""Programs that were traced and compiled in a shorter time are not stored."""
+
 CompiledPrograms = MutableMapping[ProgramName, Any]
 """Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
+
+
+Key = TypeVar("Key")
+
+COMPILE_THREADS = 2
+
+
+def compile_ahead(
+    keys: Iterable[Key],
+    lower: Callable[[Key], Any],
+    compile_lowered: Callable[[Key, Any], Any],
+    keep: Callable[[Key, Any], None],
+) -> None:
+    """Lower each key on this thread, compile it on one of COMPILE_THREADS threads, and call `keep`
+    on this thread with the key and its program, in order.
+
+    When any of the three functions raises, the programs that are being compiled finish first, and
+    the others are not compiled.
+    """
+
+    def compiled(key: Key, lowered: Any) -> Any:
+        program = compile_lowered(key, lowered)
+        release_memory()
+        return program
+
+    pool = ThreadPoolExecutor(COMPILE_THREADS)
+    running: collections.deque[tuple[Key, Future[Any]]] = collections.deque()
+    try:
+        for key in keys:
+            running.append((key, pool.submit(compiled, key, lower(key))))
+            # The next key is lowered only when a thread is free: a lowered program of unrolled
+            # layers takes tens of MB until it is compiled.
+            if len(running) >= COMPILE_THREADS:
+                ready, program = running.popleft()
+                keep(ready, program.result())
+        for ready, program in running:
+            keep(ready, program.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+        release_memory()
+
+
+def release_memory() -> None:
+    """Return memory that the compiler has freed to the system; glibc would keep it, tens of MB per
+    program.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # musl has no such function
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+MEMORY_FIGURES = (
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "generated_code_size_in_bytes",
+)
+
+
+def dump_program(
+    folder: Path, title: str, layouts: Mapping[str, CacheLayout], lowered: Any, compiled: Any
+) -> None:
+    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json; NAME is made of the title and the
+    cache's size.
+
+    The JSON has the title, the cache size of each group, and XLA's memory analysis in bytes per
+    device, null where the platform has none. Aliased bytes count as arguments and as outputs: they
+    are the cache, which is updated in place.
+    """
+    sizes = {name: f"{at.num_pages}x{at.page_size}" for name, at in layouts.items()}
+    name = re.sub(
+        r"[^a-z0-9]+", "-", " ".join([title, *dict.fromkeys(sizes.values())]).lower()
+    ).strip("-")
+    (folder / f"{name}.stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
+    (folder / f"{name}.hlo.txt").write_text(compiled.as_text() or "", encoding="utf-8")
+    analysis = compiled.memory_analysis()
+    memory = (
+        None
+        if analysis is None
+        else {figure: getattr(analysis, figure) for figure in MEMORY_FIGURES}
+    )
+    record = {"program": title, "pages": sizes, "memory": memory}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    log.info("described %s in %s", title, folder / name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +192,14 @@ class StepCompiler:
 
     def __init__(self, executor: ExecutorView, programs: CompiledPrograms) -> None:
         """`programs`: the executor's compiled programs, which this adds to."""
-        self._program, self._placement = executor.program, executor.placement
+        self._parts, self._placement = executor.parts, executor.placement
         self._layouts = dict(executor.layouts)
         self._max_steps, self._options = executor.max_steps, executor.compile_options
         self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
         self._held = jax.tree.map(_describe, (executor.model_weights, executor.state))
+        self._store = executor.store
+        self._settings = trace_settings()
+        self._lower_s: dict[StepKey, float] = {}
         self._programs = programs
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
@@ -99,23 +208,37 @@ class StepCompiler:
         """
         waiting = collections.deque(keys)
 
-        def keep_and_join(part: StepKey, compiled: Any) -> None:
-            self.keep(part, compiled)
-            join()
-
         def join() -> None:
             while waiting and not self.missing([waiting[0]]):
                 self.joined(waiting[0])
                 report(waiting.popleft())
 
         join()
-        compile_ahead(self.missing(keys), self.lower, self.compile, keep_and_join)
+        self.make_parts(keys, join)
+
+    def make_parts(self, keys: Sequence[StepKey], kept: Callable[[], None] = lambda: None) -> None:
+        """Load the missing parts of these steps that are stored, and compile the others. `kept` is
+        called after each.
+        """
+
+        def keep(part: StepKey, compiled: Any) -> None:
+            self._programs[program_name(part, self._layouts)] = compiled
+            self._compilations.add()
+            kept()
+
+        self._settings = trace_settings()
+        missing = self.missing(keys)
+        if self._store is not None:
+            with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+                for part, program in zip(missing, pool.map(self._load, missing), strict=True):
+                    if program is not None:
+                        keep(part, program)
+        compile_ahead(self.missing(keys), self.lower, self.compile, keep)
 
     def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
         """Compile the program of a step, unless it was compiled meanwhile."""
         if program_name(key, self._layouts) not in self._programs:
-            for part in self.missing([key]):
-                self.keep(part, self.compile(part, self.lower(part)))
+            self.make_parts([key])
             self.joined(key)
             release_memory()
             report(key)
@@ -124,11 +247,6 @@ class StepCompiler:
         """The parts of steps that are not compiled."""
         parts = dict.fromkeys(part for key in keys for part in parts_of(key))
         return [part for part in parts if program_name(part, self._layouts) not in self._programs]
-
-    def keep(self, part: StepKey, compiled: Any) -> None:
-        """Store a compiled part where the executor looks it up."""
-        self._programs[program_name(part, self._layouts)] = compiled
-        self._compilations.add()
 
     def joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
@@ -144,33 +262,38 @@ class StepCompiler:
 
     def compile(self, key: StepKey, lowered: Any) -> Any:
         """Compile a lowered part. Any thread may call this."""
-        with self._compilations.timed():
+        began_s = time.perf_counter()
+        with self._compilations.timed(), seen_entries() as entries:
             compiled = lowered.compile(compiler_options=self._options)
+        seconds = time.perf_counter() - began_s + self._lower_s.pop(key, 0.0)
+        if self._store is not None and entries and seconds >= MIN_STORED_S:
+            self._store.save(compiled, entries[-1], *self._stored_name(key))
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
         return compiled
 
+    def _stored_name(self, key: StepKey) -> tuple[object, ...]:
+        """All that tells the program of a part from others, besides what the store knows."""
+        parts = self._parts
+        own = (parts.returns_logits, parts.has_greedy, [name for name, _ in parts.processors])
+        name = program_name(key, self._layouts)
+        settings = self._settings
+        return name, own, self._max_steps, self._options, self._held, settings
+
+    def _load(self, key: StepKey) -> Any | None:
+        assert self._store is not None
+        with self._compilations.timed():
+            return self._store.load(*self._stored_name(key))
+
     def lower(self, key: StepKey) -> Any:
         """The traced program of a key. Runs on the caller's thread only."""
-        processors = tuple(
-            (name, one)
-            for name, one in self._program.processors
-            if key.names is None or name in key.names
-        )
-        program = dataclasses.replace(
-            self._program,
-            full_vocab=key.full_vocab,
-            pools=key.pools,
-            takes_embeds=key.embeds,
-            adapts=key.adapts,
-            processors=processors,
-        )
+        began_s = time.perf_counter()
         held, args = self._arguments(key)
-        options: dict[str, Any] = {} if key.kind == "forward" else {"variant": key.variant}
+        options: dict[str, Any] = {}
         if key.kind in ("decode", "compact"):
             options["max_steps"] = 1 if key.full_vocab else self._max_steps
         step: Callable[..., Any] = functools.partial(
-            STEPS[key.kind], program=program, layouts=self._layouts, bucket=key.bucket, **options
+            STEPS[key.kind], parts=self._parts, layouts=self._layouts, key=key, **options
         )
         # A partial object has no name; profiles and compile logs show this one.
         step.__name__ = f"enginebay_{key.kind}"
@@ -183,11 +306,13 @@ class StepCompiler:
         donated = (1, 3) if key.kind == "sample" else 1
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
         with self._compilations.timed():
-            return jitted.lower(self._held[0], held, *args)
+            lowered = jitted.lower(self._held[0], held, *args)
+        self._lower_s[key] = time.perf_counter() - began_s
+        return lowered
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""
-        bucket, kind, info = key.bucket, key.kind, self._program.model.info
+        bucket, kind, info = key.bucket, key.kind, self._parts.info
         num, state = bucket.seqs, self._held[1]
 
         def ints(*shape: int) -> Any:
@@ -208,10 +333,7 @@ class StepCompiler:
             return state, (changes, inputs)
         if kind == "sample":
             last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
-            program = dataclasses.replace(
-                self._program, returns_logits=False, full_vocab=key.full_vocab
-            )
-            sampled = jax.eval_shape(lambda: program.nothing_sampled((num, 1)))
+            sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, (num, 1)))
             given = jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(
                     a.shape, a.dtype, sharding=self._placement.replicated
@@ -221,7 +343,7 @@ class StepCompiler:
             own = ints(bucket.tokens)
             return (state.rows, state.processor_state), (*given, own, own)
         if kind == "verify":
-            drafts = ints(num, self._program.drafts_a_step(bucket))
+            drafts = ints(num, drafts_a_step(self._parts, bucket))
             return state, (changes, VerifyInputs(ints(num), drafts))
         return state, (changes, DecodeInputs(ints(num), ints()))
 

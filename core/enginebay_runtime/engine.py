@@ -55,8 +55,10 @@ from enginebay_runtime.assemble import (
 )
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 from enginebay_runtime.host_pages import HostPages
+from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.memory import plan_memory
 from enginebay_runtime.rows import RowTable
+from enginebay_runtime.verify import drafts_a_step
 
 log = logging.getLogger("enginebay.engine")
 
@@ -91,7 +93,7 @@ class StepEngine(Engine):
         self.adapters = parts.adapters
         if parts.adapters is not None:
             parts.adapters.write = self._set_adapter
-        self.executor: Executor = parts.make_executor(parts)
+        self.executor: Executor = (parts.make_executor or LocalExecutor)(parts)
         self.memory = plan_memory(parts, sizes)
         self.compilations = self.executor.compilations
         widths = {g: pages_for(rows.max_model_len, s.page_size) for g, s in sizes.first.items()}
@@ -245,7 +247,7 @@ class StepEngine(Engine):
         if updates:
             self.executor.run(WriteRows(updates=updates))
         if plan.verifies:
-            most = self.parts.config.draft_passes * key.bucket.max_q_len - 1
+            most = drafts_a_step(self.parts, key.bucket)
             return verify_command(rows, key, most, table, self._sent)
         places = own if key.bucket.rows_are_pages else np.arange(len(rows), dtype=np.int32)
         return decode_command(rows, key, places, steps, table, self._sent)

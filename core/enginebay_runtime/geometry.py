@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enginebay.contracts.cache import KVLayout, Lease, Ledger
 from enginebay.contracts.cache_shape import CacheShape, pages_for
 from enginebay.contracts.engine import AttentionProblem, Demand
-from enginebay.contracts.executor import StepFacts, make_layouts
+from enginebay.contracts.executor import EngineParts, make_layouts
 from enginebay.contracts.step_key import StepKey, draft_rows
 from enginebay.ops.spec import Bucket
 from enginebay_runtime.buckets import BucketSizes, bucket_sizes, smallest_fit
@@ -141,11 +141,11 @@ class PoolSizes(CacheSizes):
     """Rows share pools of pages. The cache grows once, from its first size to the whole."""
 
     @staticmethod
-    def of(facts: StepFacts, page_size: int, shapes: Shapes) -> PoolSizes:
+    def of(parts: EngineParts, page_size: int, shapes: Shapes) -> PoolSizes:
         """The sizes of pools that are allocated whole."""
-        drafts = facts.config.max_drafts
+        drafts = parts.config.max_drafts
         return PoolSizes(
-            bucket_sizes(facts), page_size, facts.compact_decode, drafts, shapes, shapes
+            bucket_sizes(parts), page_size, parts.compact_decode, drafts, shapes, shapes
         )
 
     def geometry(self, shapes: Shapes) -> Geometry:
@@ -164,8 +164,8 @@ class PoolSizes(CacheSizes):
         return shapes
 
 
-def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
+def pool_problems(parts: EngineParts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
     """The attention problems of an engine whose pools have these sizes."""
-    layouts = make_layouts(facts.info.attention, facts.layout_type, shapes)
-    geometry = PoolSizes.of(facts, page_size, shapes).geometry(shapes)
-    return geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
+    layouts = make_layouts(parts.info.attention, parts.layout_type, shapes)
+    geometry = PoolSizes.of(parts, page_size, shapes).geometry(shapes)
+    return geometry.problems(layouts, drafts_are_rows=parts.drafts_are_rows)

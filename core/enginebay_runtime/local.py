@@ -38,6 +38,7 @@ from enginebay.contracts.model import ModelInfo, Weights
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.folders import make_writable
+from enginebay.jax_config import stored_programs_folder
 from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import ShadowReport
 from enginebay.waits import waiting
@@ -46,14 +47,22 @@ from enginebay_runtime.background import Background
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
-from enginebay_runtime.programs import ProgramName, cost, covering, covers, parts_of, program_name
+from enginebay_runtime.programs import (
+    ProgramName,
+    Scoping,
+    cost,
+    covering,
+    covers,
+    parts_of,
+    program_name,
+)
 from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.row_io import put_row, take_row
 from enginebay_runtime.row_writer import RowWriter
-from enginebay_runtime.scoping import Scoping
 from enginebay_runtime.shadow import Shadow
 from enginebay_runtime.slots import SlotWriter
-from enginebay_runtime.step import Program, StepState
+from enginebay_runtime.step import StepState
+from enginebay_runtime.stored_programs import ProgramStore
 from enginebay_runtime.tables import ResidentTables, max_changes
 
 Result = TypeVar("Result")
@@ -67,7 +76,7 @@ class LocalExecutor(Executor):
     def __init__(self, parts: EngineParts) -> None:
         config = parts.config
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
-        self.parts, self.program, self.title = parts, Program.of(parts), parts.title
+        self.parts, self.title = parts, parts.title
         self.model_weights: Weights = {}
         self.placement = parts.placement
         self.num_rows, self.max_model_len = config.max_num_seqs, config.max_model_len
@@ -76,6 +85,8 @@ class LocalExecutor(Executor):
         self.dump_folder = (
             None if config.dump_step is None else make_writable(config.dump_step, "dump_step")
         )
+        self.store = self._open_store()
+        """Where compiled steps are kept for other processes; None: nowhere."""
         self.layouts: dict[str, CacheLayout] = {}
         self.shapes: Mapping[str, CacheShape] = {}
         self.compilations = Compilations()
@@ -85,7 +96,7 @@ class LocalExecutor(Executor):
         self._programs: dict[ProgramName, Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
         """Results of `choose` for the current layouts and program."""
-        self._scoping = Scoping(has_greedy=self.program.has_greedy)
+        self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
@@ -130,6 +141,12 @@ class LocalExecutor(Executor):
         )
         return cast("Result", LaunchedStep(sampled, command))
 
+    def _open_store(self) -> ProgramStore | None:
+        folder = stored_programs_folder()
+        if folder is None or not self.parts.program_digest or self.dump_folder is not None:
+            return None
+        return ProgramStore(folder, self.parts)
+
     def set_layouts(self, shapes: Mapping[str, CacheShape]) -> None:
         """Record the cache's sizes; all entries of the page tables become 0."""
         self.shapes, self.layouts = shapes, dict(self.parts.layouts(shapes))
@@ -139,7 +156,7 @@ class LocalExecutor(Executor):
     @property
     def info(self) -> ModelInfo:
         """The model's facts."""
-        return self.program.model.info
+        return self.parts.info
 
     @property
     def state(self) -> StepState:
@@ -192,14 +209,14 @@ class LocalExecutor(Executor):
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         # Until then no shadow runs: the implementation that it compares with is not in use.
-        before = self.program, self.title, self._programs, self.shadow
+        before = self.parts, self.title, self._programs, self.shadow, self.store
         self.shadow = None
-        self.program, self.title = Program.of(parts), parts.title
-        self._programs = {}
+        self.parts, self.title = parts, parts.title
+        self._programs, self.store = {}, self._open_store()
         self._chosen.clear()
 
         def swap_back() -> None:
-            self.program, self.title, self._programs, self.shadow = before
+            self.parts, self.title, self._programs, self.shadow, self.store = before
             self._chosen.clear()
 
         return swap_back
@@ -285,8 +302,7 @@ class LocalExecutor(Executor):
             )
         compiler = StepCompiler(self, self._programs)
         with waiting(f"compiling {key}, for {self.title}"):
-            for part in compiler.missing([key]):
-                compiler.keep(part, compiler.compile(part, compiler.lower(part)))
+            compiler.make_parts([key])
             return compiler.joined(key)
 
     def _pages_of(self, step: Step) -> Mapping[str, Any]:

@@ -10,16 +10,25 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.contracts.commands import PrefillInputs
-from enginebay.contracts.executor import Layouts
+from enginebay.contracts.executor import EngineParts, Layouts
 from enginebay.contracts.model import Weights
 from enginebay.contracts.processor import ProcessorState
+from enginebay.contracts.step_key import StepKey
 from enginebay.ops import prefill_columns as columns
-from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_runtime import device
 from enginebay_runtime.device import ADVANCED, DeviceRows
 from enginebay_runtime.full_vocab import FullVocab, prompt_logprobs
-from enginebay_runtime.step import Program, Sampled, StepState, batches_of, put_fields, take_fields
+from enginebay_runtime.step import (
+    Sampled,
+    StepState,
+    adapters_of,
+    batches_of,
+    nothing_sampled,
+    put_fields,
+    sample_rows,
+    take_fields,
+)
 from enginebay_runtime.tables import pages_of_rows, with_changes
 
 
@@ -29,21 +38,22 @@ def prefill_step(
     inputs: PrefillInputs,
     pages: Mapping[str, jax.Array],
     *,
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
-    bucket: Bucket,
-    variant: StepVariant = StepVariant.FULL,
+    key: StepKey,
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here:
     `forward_step`, then `sample_step`. `pages`: the pages of the rows, int32 [S, P] by group.
 
     Returns one token per row, -1 where none was sampled.
     """
-    made: dict[str, Any] = {"program": program, "layouts": layouts, "bucket": bucket}
-    state, last, sampled = forward_step(weights, state, {}, inputs, pages=pages, **made)
+    state, last, sampled = forward_step(
+        weights, state, {}, inputs, parts=parts, layouts=layouts, key=key, pages=pages
+    )
     ints: Any = inputs.ints  # traced here
-    row_ids, places = ints[:, columns.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
-    places = jnp.where(ints[:, columns.SAMPLES] != 0, places, bucket.seqs)
+    num_rows = key.bucket.seqs
+    row_ids, places = ints[:, columns.ROW], jnp.arange(num_rows, dtype=jnp.int32)
+    places = jnp.where(ints[:, columns.SAMPLES] != 0, places, num_rows)
     (rows, processor_state), sampled = sample_step(
         weights,
         (state.rows, state.processor_state),
@@ -51,8 +61,9 @@ def prefill_step(
         sampled,
         row_ids,
         places,
-        variant=variant,
-        **made,
+        parts=parts,
+        layouts=layouts,
+        key=dataclasses.replace(key, kind="sample"),
     )
     return dataclasses.replace(state, rows=rows, processor_state=processor_state), sampled
 
@@ -63,9 +74,9 @@ def forward_step(
     changes: Mapping[str, jax.Array],
     inputs: PrefillInputs,
     *,
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
-    bucket: Bucket,
+    key: StepKey,
     pages: Mapping[str, jax.Array] | None = None,
 ) -> tuple[StepState, jax.Array, Sampled]:
     """Run the model over chunks of prompts. Rows whose prompt ends here are not yet sampled.
@@ -80,13 +91,14 @@ def forward_step(
     given_embeds: Any = inputs.embeds
     targets: Any = inputs.targets
     floats: Any = inputs.floats
+    bucket, model = key.bucket, parts.model
     row_ids, kv_lens = ints[:, columns.ROW], ints[:, columns.KV_LEN]
     tables = with_changes(state.tables, changes)
     if pages is None:
         pages = pages_of_rows(tables, layouts, bucket, row_ids, kv_lens)
-    ops = program.make_ops(bucket, layouts)
+    ops = parts.ops(bucket, layouts)
     own, decodes = state.rows.take(row_ids, 0), ints[:, columns.SAMPLES] == columns.DECODES
-    mixes = program.mixes and bucket.mode == "mixed"
+    mixes = parts.config.mixed_steps == "on" and bucket.mode == "mixed"
     if mixes:  # the plan has an upper bound of the rows' lengths
         kv_lens = jnp.where(decodes, own.length, kv_lens)
     batches = batches_of(ints[:, columns.Q_LEN], kv_lens, pages, layouts, bucket)
@@ -94,8 +106,8 @@ def forward_step(
     if mixes:
         token_ids = _with_own_tokens(token_ids, decodes, own, batch.seq_ids)
     adapters = None if own.adapters is None else ints[:, columns.ADAPTER]
-    in_step = ops.in_step(batches, adapters if program.adapts else None)
-    model, embeds, ids = program.model, None, token_ids
+    in_step = ops.in_step(batches, adapters if key.adapts else None)
+    embeds, ids = None, token_ids
     if given_embeds is not None:
         is_embed = token_ids >= model.info.vocab_size
         ids, embeds = jnp.where(is_embed, 0, token_ids), (is_embed, given_embeds)
@@ -109,17 +121,17 @@ def forward_step(
     def logits_of(hidden: jax.Array, adapters: jax.Array | None) -> jax.Array:
         return model.logits(weights, ops.of_rows(adapters), hidden)
 
-    sampled = program.nothing_sampled((bucket.seqs, 1))
+    sampled = nothing_sampled(parts, key, (bucket.seqs, 1))
     if sampled.full_vocab is not None and targets is not None:
         logprobs = prompt_logprobs(
             logits_of, hidden, targets, model.info.num_token_ids, adapters=of_tokens
         )
         full_vocab = FullVocab(sampled.full_vocab.rows, logprobs)
         sampled = dataclasses.replace(sampled, full_vocab=full_vocab)
-    if program.returns_logits:
+    if parts.returns_logits:
         sampled = dataclasses.replace(sampled, logits=logits_of(hidden, of_tokens))
     last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(model.info.hidden_dtype)
-    if program.pools:
+    if key.pools:
         sampled = dataclasses.replace(sampled, hidden=_pooled(hidden, last, batch.seq_ids))
     return dataclasses.replace(state, cache=cache, rows=rows, tables=tables), last, sampled
 
@@ -156,10 +168,9 @@ def sample_step(
     row_ids: jax.Array,
     places: jax.Array,
     *,
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
-    bucket: Bucket,
-    variant: StepVariant = StepVariant.FULL,
+    key: StepKey,
 ) -> tuple[SamplingRows, Sampled]:
     """Sample a token for each of N rows, after a `forward_step` of S rows that has returned `last`
     [S, width] and `sampled`.
@@ -169,15 +180,13 @@ def sample_step(
     """
     whole, fields = state
     num = places.shape[0]
-    ops = program.make_ops(dataclasses.replace(bucket, tokens=num, seqs=num), layouts)
+    ops = parts.ops(dataclasses.replace(key.bucket, tokens=num, seqs=num), layouts)
     row_ids = jnp.where(places < last.shape[0], row_ids, whole.length.shape[0])
-    rows = whole.take(row_ids, whole.token_ids.shape[1] if variant is StepVariant.FULL else 0)
+    rows = whole.take(row_ids, whole.token_ids.shape[1] if key.variant is StepVariant.FULL else 0)
     hidden = last[jnp.minimum(places, last.shape[0] - 1)]
-    logits = program.model.logits(weights, ops.of_rows(program.adapters_of(rows)), hidden)
-    taken = take_fields(program, fields, row_ids, variant)
-    new, taken = dataclasses.replace(program, returns_logits=False).sample(
-        logits, rows, taken, variant
-    )
+    logits = parts.model.logits(weights, ops.of_rows(adapters_of(key, rows)), hidden)
+    taken = take_fields(parts, key, fields, row_ids)
+    new, taken = sample_rows(parts, key, logits, rows, taken)
     rows = rows.advanced(new.tokens, ~rows.finished)
 
     def put(before: jax.Array, after: jax.Array) -> jax.Array:
@@ -195,5 +204,5 @@ def sample_step(
     )
     return (
         whole.put(row_ids, rows, ADVANCED),
-        put_fields(program, fields, row_ids, taken),
+        put_fields(parts, key, fields, row_ids, taken),
     ), sampled

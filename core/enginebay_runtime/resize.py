@@ -44,7 +44,7 @@ class CacheMaker:
         sizes = Sizes(executor.info.vocab_size, executor.max_model_len)
         adapts = executor.parts.adapters is not None
         rows = DeviceRows.empty(executor.num_rows, executor.max_model_len, adapts=adapts)
-        fields = empty_rows(executor.program.processors, executor.num_rows, sizes)
+        fields = empty_rows(executor.parts.processors, executor.num_rows, sizes)
         rows, fields = jax.device_put((rows, fields), executor.placement.replicated)
         executor.state = StepState(cache, rows, fields, executor.tables.whole())
         self._writer.forget()

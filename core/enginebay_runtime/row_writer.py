@@ -88,7 +88,7 @@ class RowWriter:
 
     def compile_all(self) -> int:
         """Compile every program. Returns their number."""
-        names = [HISTORY, *(name for name, _ in self._executor.program.processors)]
+        names = [HISTORY, *(name for name, _ in self._executor.parts.processors)]
         for name in names:
             self._program(name, ahead=True)
         return len(names)

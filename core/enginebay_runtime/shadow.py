@@ -132,11 +132,11 @@ class Shadow:
                 layouts, bucket, compact=self.parts.compact_decode and bucket.mode == "decode"
             ),
         )
-        factories = (executor.program.make_ops, self.parts.ops)
+        factories = (executor.parts.ops, self.parts.ops)
         tables = {group: jnp.asarray(table) for group, table in row_tables.items()}
         run = functools.partial(self._run, executor, (key, tuple(layouts.items())))
         given = (executor.model_weights, executor.state, _arrays(step), tables)
-        model = executor.program.model
+        model = executor.parts.model
         if self.parts.op != "attention":
             self._compare_op(run, model, factories, (layouts, forms[0]), given, phase)
             return

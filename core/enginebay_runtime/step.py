@@ -15,10 +15,10 @@ from jax import tree_util
 
 from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.commands import DecodeInputs
-from enginebay.contracts.executor import EngineParts, Layouts, OpsFactory
-from enginebay.contracts.model import Model, ModelCache, Weights
+from enginebay.contracts.executor import EngineParts, Layouts
+from enginebay.contracts.model import ModelCache, Weights
 from enginebay.contracts.processor import Processors, ProcessorState
-from enginebay.contracts.sampler import Sampler
+from enginebay.contracts.step_key import StepKey
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.sampling import (
     first_best,
@@ -90,129 +90,81 @@ _Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, ProcessorState], 
 """Number of steps done, and their results so far."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """What a compiled step is made of, apart from its bucket."""
+def processors_of(parts: EngineParts, key: StepKey) -> Processors:
+    """The logits processors of a step, in the order of their application."""
+    return tuple((n, one) for n, one in parts.processors if key.names is None or n in key.names)
 
-    model: Model
-    make_ops: OpsFactory
-    sampler: Sampler
-    returns_logits: bool = False
-    """Whether its steps also return all their logits, for measurements: they take much memory."""
-    has_greedy: bool = False
-    """Whether a step whose rows all take the first best token may skip the sampler."""
-    processors: Processors = ()
-    """Logits processors in the order of their application."""
-    full_vocab: bool = False
-    """Whether its steps return full-vocabulary log-probabilities; decodes then make one token per
-    row.
+
+def adapters_of(key: StepKey, rows: DeviceRows) -> jax.Array | None:
+    """The rows' adapters int32 [S]; None when the step computes nothing for adapters."""
+    return rows.adapters if key.adapts else None
+
+
+def _returns_logits(parts: EngineParts, key: StepKey) -> bool:
+    """Whether a step returns all its logits; those of a prefill come from its forward program."""
+    return parts.returns_logits and key.kind != "sample"
+
+
+def nothing_sampled(parts: EngineParts, key: StepKey, shape: tuple[int, int]) -> Sampled:
+    """Results of a step of `shape` [S, tokens] before anything is sampled."""
+    info = parts.info
+
+    def zeros(width: int) -> jax.Array:
+        return jnp.zeros((*shape, width), jnp.float32)
+
+    return Sampled(
+        jnp.full(shape, -1, jnp.int32),
+        Logprobs.empty(shape, info.num_token_ids),
+        zeros(info.vocab_size) if _returns_logits(parts, key) else None,
+        FullVocab(zeros(info.num_token_ids)) if key.full_vocab else None,
+    )
+
+
+def sample_rows(
+    parts: EngineParts,
+    key: StepKey,
+    logits: jax.Array,
+    rows: DeviceRows,
+    processor_state: Mapping[str, ProcessorState],
+) -> tuple[Sampled, Mapping[str, ProcessorState]]:
+    """Sample a token for each unfinished row of logits f32 [S, vocab]; NOT_FINITE for a row with
+    NaN or infinity. Returns the results and the rows' new fields. The padding of the vocabulary is
+    neither sampled nor part of log-probabilities.
+
+    The results have no axis of tokens: [S] and [S, W].
     """
-    pools: bool = False
-    """Whether its prefills return pooled hidden states."""
-    mixes: bool = False
-    """Whether its prefills with a prefix may contain decoding rows."""
-    takes_embeds: bool = False
-    """Whether its prefills accept embeddings in place of tokens."""
-    adapts: bool = False
-    """Whether its rows may have adapters. If not, a step computes nothing for adapters."""
-    rows_at_once: int | None = None
-    """The number of rows that logits processors process at a time, set by the platform."""
-    drafts_are_rows: bool = False
-    """Whether a verify step uses the attention of decode steps, with each draft as a row of its
-    own.
-    """
-    draft_passes: int = 1
-    """The largest number of model passes in a verify step."""
+    returned = logits if _returns_logits(parts, key) else None
+    known = logits[:, : parts.info.num_token_ids]
+    logits = without_padding(logits, parts.info.padding_from)
+    finite = has_finite_best(logits)
 
-    @staticmethod
-    def of(parts: EngineParts) -> Program:
-        """The program of an engine with these parts."""
-        return Program(
-            model=parts.model,
-            make_ops=parts.ops,
-            sampler=parts.sampler,
-            returns_logits=parts.returns_logits,
-            has_greedy=parts.has_greedy,
-            processors=parts.processors,
-            rows_at_once=parts.platform.rows_at_once,
-            drafts_are_rows=parts.drafts_are_rows,
-            draft_passes=parts.config.draft_passes,
-            mixes=parts.config.mixed_steps == "on",
+    def ending(tokens: jax.Array) -> jax.Array:
+        return jnp.where(rows.finished, -1, jnp.where(finite, tokens, NOT_FINITE))
+
+    full_vocab = FullVocab(log_softmax(known)) if key.full_vocab else None
+    if key.variant is StepVariant.GREEDY:
+        best = ending(first_best(logits.astype(jnp.float32)))
+        empty = Logprobs.empty(best.shape, known.shape[1])
+        return Sampled(best, empty, returned, full_vocab), processor_state
+    processors, rows_at_once = processors_of(parts, key), parts.platform.rows_at_once
+    state, scores = rows.sampling_state(), logits
+    given: Mapping[str, jax.Array] = {}
+    if key.variant is StepVariant.FULL:
+        scores = logits.astype(jnp.float32)
+        scores, given = process(
+            processors, scores, processor_state, state, rows_at_once=rows_at_once
         )
-
-    def adapters_of(self, rows: DeviceRows) -> jax.Array | None:
-        """The rows' adapters int32 [S]; None when the program computes nothing for adapters."""
-        return rows.adapters if self.adapts else None
-
-    def drafts_a_step(self, bucket: Bucket) -> int:
-        """The largest number of drafts per row in a verify step of this bucket."""
-        return self.draft_passes * bucket.max_q_len - 1
-
-    def nothing_sampled(self, shape: tuple[int, int]) -> Sampled:
-        """Results of a step of `shape` [S, tokens] before anything is sampled."""
-        info = self.model.info
-
-        def zeros(width: int) -> jax.Array:
-            return jnp.zeros((*shape, width), jnp.float32)
-
-        return Sampled(
-            jnp.full(shape, -1, jnp.int32),
-            Logprobs.empty(shape, info.num_token_ids),
-            zeros(info.vocab_size) if self.returns_logits else None,
-            FullVocab(zeros(info.num_token_ids)) if self.full_vocab else None,
-        )
-
-    def sample(
-        self,
-        logits: jax.Array,
-        rows: DeviceRows,
-        processor_state: Mapping[str, ProcessorState],
-        variant: StepVariant,
-    ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
-        """Sample a token for each unfinished row of logits f32 [S, vocab]; NOT_FINITE for a row
-        with NaN or infinity. Returns the results and the rows' new fields. The padding of the
-        vocabulary is neither sampled nor part of log-probabilities.
-
-        The results have no axis of tokens: [S] and [S, W].
-        """
-        returned = logits if self.returns_logits else None
-        known = logits[:, : self.model.info.num_token_ids]
-        logits = without_padding(logits, self.model.info.padding_from)
-        finite = has_finite_best(logits)
-
-        def ending(tokens: jax.Array) -> jax.Array:
-            return jnp.where(rows.finished, -1, jnp.where(finite, tokens, NOT_FINITE))
-
-        full_vocab = FullVocab(log_softmax(known)) if self.full_vocab else None
-        if variant is StepVariant.GREEDY:
-            best = ending(first_best(logits.astype(jnp.float32)))
-            return Sampled(
-                best, Logprobs.empty(best.shape, known.shape[1]), returned, full_vocab
-            ), processor_state
-        state, scores = rows.sampling_state(), logits
-        given: Mapping[str, jax.Array] = {}
-        if variant is StepVariant.FULL:
-            scores = logits.astype(jnp.float32)
-            scores, given = process(
-                self.processors, scores, processor_state, state, rows_at_once=self.rows_at_once
-            )
-        plain = variant is StepVariant.SAMPLE or (
-            PENALTIES in processor_state and PENALTIES in dict(self.processors)
-        )
-        tokens = self.sampler(scores, without_stage(state, "penalty") if plain else state)
-        active = ~rows.finished
-        processor_state = evolve(
-            self.processors,
-            given,
-            tokens,
-            processor_state,
-            state,
-            active,
-            rows_at_once=self.rows_at_once,
-        )
-        asks = active & (rows.num_logprobs >= 0)
-        logprobs = logprobs_of(known, tokens, asks, rows_at_once=self.rows_at_once)
-        return Sampled(ending(tokens), logprobs, returned, full_vocab), processor_state
+    plain = key.variant is StepVariant.SAMPLE or (
+        PENALTIES in processor_state and PENALTIES in dict(processors)
+    )
+    tokens = parts.sampler(scores, without_stage(state, "penalty") if plain else state)
+    active = ~rows.finished
+    processor_state = evolve(
+        processors, given, tokens, processor_state, state, active, rows_at_once=rows_at_once
+    )
+    asks = active & (rows.num_logprobs >= 0)
+    logprobs = logprobs_of(known, tokens, asks, rows_at_once=rows_at_once)
+    return Sampled(ending(tokens), logprobs, returned, full_vocab), processor_state
 
 
 def batches_of(
@@ -228,25 +180,25 @@ def batches_of(
     }
 
 
-def _history_length(bucket: Bucket, variant: StepVariant) -> int:
+def _history_length(key: StepKey) -> int:
     """How many tokens of each row's history a step reads, including those that it adds."""
-    return bucket.max_kv_len + 1 if variant is StepVariant.FULL else 0
+    return key.bucket.max_kv_len + 1 if key.variant is StepVariant.FULL else 0
 
 
 def take_fields(
-    program: Program,
+    parts: EngineParts,
+    key: StepKey,
     processor_state: Mapping[str, ProcessorState],
     row_ids: jax.Array,
-    variant: StepVariant,
 ) -> Mapping[str, ProcessorState]:
     """Return the fields of rows [S] for the processors that the step applies; a row id past the end
     stands for a row that uses no processor.
     """
-    if variant is not StepVariant.FULL:
+    if key.variant is not StepVariant.FULL:
         return {}
     applied = {
         name: dict(processor_state[name])
-        for name, _ in program.processors
+        for name, _ in processors_of(parts, key)
         if name in processor_state
     }
     taken: Mapping[str, ProcessorState] = jax.tree.map(
@@ -256,7 +208,8 @@ def take_fields(
 
 
 def put_fields(
-    program: Program,
+    parts: EngineParts,
+    key: StepKey,
     processor_state: Mapping[str, ProcessorState],
     row_ids: jax.Array,
     rows: Mapping[str, ProcessorState],
@@ -264,7 +217,7 @@ def put_fields(
     """Return `processor_state` with the new fields of rows [S], for processors whose fields change
     with each token. Row ids past the end are ignored.
     """
-    evolving = {name for name, processor in program.processors if processor.evolves}
+    evolving = {name for name, processor in processors_of(parts, key) if processor.evolves}
     return {
         name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
         if name in evolving and name in rows
@@ -279,28 +232,28 @@ def decode_step(
     changes: Mapping[str, jax.Array],
     inputs: DecodeInputs,
     *,
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
-    bucket: Bucket,
+    key: StepKey,
     max_steps: int,
     pages: Mapping[str, jax.Array] | None = None,
-    variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Decode up to `num_steps` (traced, at most max_steps) tokens per row; ends early when all rows
     are finished.
 
     changes: changed entries of the page tables, see `tables.with_changes`. `pages`: the pages of
     the rows, int32 [S, P] by group, of a cache that the state's tables do not describe. With
-    `bucket.rows_are_pages` row i must be page i; otherwise attention follows the pages. Returns
+    `key.bucket.rows_are_pages` row i must be page i; otherwise attention follows the pages. Returns
     max_steps tokens per row, -1 past the row's end.
     """
     row_ids: Any = inputs.row_ids  # traced here
     num_steps: Any = inputs.num_steps
+    bucket = key.bucket
     tables = with_changes(state.tables, changes)
     if pages is None:
         num_tokens = length_after(state.rows, row_ids, num_steps)
         pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
-    ops = program.make_ops(bucket, layouts)
+    ops = parts.ops(bucket, layouts)
     ones = jnp.ones(bucket.seqs, jnp.int32)
 
     def unfinished(carry: _Carry) -> jax.Array:
@@ -309,32 +262,28 @@ def decode_step(
 
     def one(carry: _Carry) -> _Carry:
         step, cache, rows, processor_state, sampled = carry
-        active, adapters = ~rows.finished, program.adapters_of(rows)
+        active, adapters = ~rows.finished, adapters_of(key, rows)
         batches = batches_of(ones, jnp.where(active, rows.length, 0), pages, layouts, bucket)
-        hidden, cache = program.model.hidden(
+        hidden, cache = parts.model.hidden(
             weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
         )
-        new, processor_state = program.sample(
-            program.model.logits(weights, ops.of_rows(adapters), hidden),
-            rows,
-            processor_state,
-            variant,
-        )
+        logits = parts.model.logits(weights, ops.of_rows(adapters), hidden)
+        new, processor_state = sample_rows(parts, key, logits, rows, processor_state)
         sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
 
     start = (
         jnp.int32(0),
         state.cache,
-        state.rows.take(row_ids, _history_length(bucket, variant)),
-        take_fields(program, state.processor_state, row_ids, variant),
-        program.nothing_sampled((bucket.seqs, max_steps)),
+        state.rows.take(row_ids, _history_length(key)),
+        take_fields(parts, key, state.processor_state, row_ids),
+        nothing_sampled(parts, key, (bucket.seqs, max_steps)),
     )
     _, cache, rows, processor_state, sampled = jax.lax.while_loop(unfinished, one, start)
     return StepState(
         cache,
         state.rows.put(row_ids, rows, ADVANCED),
-        put_fields(program, state.processor_state, row_ids, processor_state),
+        put_fields(parts, key, state.processor_state, row_ids, processor_state),
         tables,
     ), sampled
 
@@ -354,12 +303,11 @@ def compact_decode_step(
     changes: Mapping[str, jax.Array],
     inputs: DecodeInputs,
     *,
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
-    bucket: Bucket,
+    key: StepKey,
     max_steps: int,
     pages: Mapping[str, jax.Array] | None = None,
-    variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Copy the rows' keys and values to one page per row, run decode_step on the copy, and write
     the keys and values of the new tokens back to the cache. Arguments as in decode_step.
@@ -369,6 +317,7 @@ def compact_decode_step(
     """
     row_ids: Any = inputs.row_ids  # traced here
     num_steps: Any = inputs.num_steps
+    bucket = key.bucket
     tables = with_changes(state.tables, changes)
     if pages is None:
         num_tokens = length_after(state.rows, row_ids, num_steps)
@@ -382,17 +331,17 @@ def compact_decode_step(
     cache = {**state.cache, **{g: tuple(arrays for _, arrays in copies[g]) for g in own}}
     places = jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None]
     before = _lengths(state.rows, row_ids)
+    as_pages = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     done, sampled = decode_step(
         weights,
         StepState(cache, state.rows, state.processor_state),
         {},
         inputs,
-        program=program,
+        parts=parts,
         layouts={**layouts, **small},
-        bucket=dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1),
+        key=dataclasses.replace(key, bucket=as_pages),
         max_steps=max_steps,
         pages={**pages, **dict.fromkeys(own, places)},
-        variant=variant,
     )
     after = _lengths(done.rows, row_ids)
     whole = {

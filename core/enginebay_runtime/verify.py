@@ -13,18 +13,29 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.contracts.commands import VerifyInputs
-from enginebay.contracts.executor import Layouts
+from enginebay.contracts.executor import EngineParts, Layouts
 from enginebay.contracts.model import ModelCache, Weights
-from enginebay.contracts.step_key import draft_rows
+from enginebay.contracts.step_key import StepKey, draft_rows
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.spec import AttnBatch, Bucket
-from enginebay.types import StepVariant
 from enginebay_runtime.device import ADVANCED, DeviceRows
-from enginebay_runtime.step import Program, Sampled, StepState, length_after
+from enginebay_runtime.step import (
+    Sampled,
+    StepState,
+    adapters_of,
+    length_after,
+    nothing_sampled,
+    sample_rows,
+)
 from enginebay_runtime.tables import pages_of_rows, with_changes
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
 """Number of passes done, their results so far, and whether all drafts so far were accepted."""
+
+
+def drafts_a_step(parts: EngineParts, bucket: Bucket) -> int:
+    """The largest number of drafts per row in a verify step of this bucket."""
+    return parts.config.draft_passes * bucket.max_q_len - 1
 
 
 def verify_step(
@@ -33,16 +44,15 @@ def verify_step(
     changes: Mapping[str, jax.Array],
     inputs: VerifyInputs,
     *,
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
-    bucket: Bucket,
-    variant: StepVariant = StepVariant.FULL,
+    key: StepKey,
 ) -> tuple[StepState, Sampled]:
     """Verify drafts. Returns, for each row, the tokens that decoding would give while they equal
     the drafts, and one more token.
 
     changes: changed entries of the page tables, see `tables.with_changes`. The drafts are int32 [S,
-    P W - 1], for up to P = program.draft_passes passes of the model, each of W = bucket.max_q_len
+    P W - 1], for up to P = config.draft_passes passes of the model, each of W = bucket.max_q_len
     tokens per row. Returns P W tokens per row, -1 after the first that is no draft, and past a
     row's end. The last token and the drafts go through the model together; a token is sampled after
     each of them, with the key of its position, so drafts do not change the output. Another pass
@@ -52,11 +62,12 @@ def verify_step(
     """
     row_ids: Any = inputs.row_ids  # traced here
     draft_ids: Any = inputs.draft_ids
+    bucket = key.bucket
     tables = with_changes(state.tables, changes)
     num_tokens = length_after(state.rows, row_ids, 1 + (draft_ids >= 0).sum(axis=1))
     pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
-    width, passes = bucket.max_q_len, program.draft_passes
-    feed = _as_rows if program.drafts_are_rows else _as_chunks
+    width, passes = bucket.max_q_len, parts.config.draft_passes
+    feed = _as_rows if parts.drafts_are_rows else _as_chunks
     real = row_ids < state.rows.length.shape[0]
     # The draft that each token of each pass must equal for the row to go on; -1 for the last token.
     guesses = jnp.pad(draft_ids, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, passes, width)
@@ -71,8 +82,8 @@ def verify_step(
         num_fed = jnp.where(real, 1 + (guessed[:, :-1] >= 0).sum(axis=1, dtype=jnp.int32), 0)
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
         fed = feed(tokens, num_fed, rows.length, pages, layouts, bucket)
-        logits, cache = _run_model(program, layouts, weights, cache, fed, program.adapters_of(rows))
-        new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
+        logits, cache = _run_model(parts, layouts, weights, cache, fed, adapters_of(key, rows))
+        new, _ = sample_rows(parts, key, logits, _at_every_position(rows, width), {})
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = advance_guessed(rows, guessed, new.tokens)
         # Rows that ask for full-vocabulary log-probabilities have no drafts.
@@ -84,7 +95,7 @@ def verify_step(
         holds = (holds & more | ~real).all()
         return number + 1, cache, rows, jax.tree.map(put, sampled, new), holds
 
-    empty = program.nothing_sampled((len(row_ids), passes * width))
+    empty = nothing_sampled(parts, key, (len(row_ids), passes * width))
     start = (jnp.int32(0), state.cache, state.rows.take(row_ids, 0), empty, jnp.bool_(True))
     _, cache, rows, sampled, _ = (
         one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
@@ -107,7 +118,7 @@ class _PassInputs(NamedTuple):
 
 
 def _run_model(
-    program: Program,
+    parts: EngineParts,
     layouts: Layouts,
     weights: Weights,
     cache: ModelCache,
@@ -115,16 +126,16 @@ def _run_model(
     adapters: jax.Array | None,
 ) -> tuple[jax.Array, ModelCache]:
     """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the new cache."""
-    ops = program.make_ops(fed.bucket, layouts)
+    ops = parts.ops(fed.bucket, layouts)
     if adapters is not None:
         adapters = jnp.repeat(adapters, fed.bucket.seqs // len(adapters))
     in_step = ops.in_step(fed.batches, adapters)
-    hidden, cache = program.model.hidden(weights, in_step, fed.token_ids, cache, fed.batches)
+    hidden, cache = parts.model.hidden(weights, in_step, fed.token_ids, cache, fed.batches)
     of_tokens = None if in_step.batch is None else in_step.batch.adapters
     if fed.places is not None:
         hidden = hidden[fed.places]
         of_tokens = None if of_tokens is None else of_tokens[fed.places]
-    return program.model.logits(weights, ops.of_rows(of_tokens), hidden), cache
+    return parts.model.logits(weights, ops.of_rows(of_tokens), hidden), cache
 
 
 def _as_chunks(

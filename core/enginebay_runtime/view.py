@@ -12,7 +12,8 @@ from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import ModelInfo, Weights
 from enginebay.contracts.placement import Placement
-from enginebay_runtime.step import Program, StepState
+from enginebay_runtime.step import StepState
+from enginebay_runtime.stored_programs import ProgramStore
 from enginebay_runtime.tables import ResidentTables
 
 
@@ -22,7 +23,6 @@ class ExecutorView(Protocol):
     """
 
     parts: EngineParts
-    program: Program
     model_weights: Weights
     placement: Placement
     num_rows: int
@@ -34,6 +34,7 @@ class ExecutorView(Protocol):
     tables: ResidentTables
     compilations: Compilations
     dump_folder: Path | None
+    store: ProgramStore | None
 
     @property
     def info(self) -> ModelInfo:

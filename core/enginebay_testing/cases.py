@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from enginebay.compose.candidates import ANY
-from enginebay.compose.import_paths import with_paths_of
+from enginebay.compose.import_paths import RegistryWithPaths, import_path, with_paths_of
 from enginebay.compose.ops import ATTENTION
 from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
@@ -32,7 +32,9 @@ HOST = Env("cpu")
 """Target name of cases whose kernel is interpreted."""
 
 ENGINES_IN_SHORT = ("greedy", "nothing_compiles", "released", "penalised", "ledger")
-"""Parts of the names of an engine's representative checks; other checks compile many programs."""
+"""Parts of the names of the representative checks of an engine or an executor; other checks compile
+many programs.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +73,27 @@ def select_parts(registry: Registry, selector: str) -> list[Entry]:
             raise
         known = {*(e.name for e in registry.entries), *(suites.label(e) for e in registry.entries)}
         todo = (
-            "Write NAME, KIND, KIND:NAME or kernel:OP:NAME; "
+            "Write NAME, KIND, KIND:NAME, kernel:OP:NAME or executor:MODULE:ATTRIBUTE; "
             "`enginebay plugins` lists what is installed."
         )
         raise unknown_name("part", selector, known, todo) from None
 
 
-_BY_PATH = re.compile(r"kernel:(?P<op>\w+):(?P<path>[\w.]+:[\w.]+)")
+_KERNEL = re.compile(r"kernel:(?P<op>\w+):(?P<path>[\w.]+:[\w.]+)")
+_EXECUTOR = re.compile(rf"{suites.EXECUTOR}:(?P<path>[\w.]+:[\w.]+)")
 
 
 def with_path(registry: Registry, selector: str) -> Registry:
-    """Return `registry` with the kernel of a selector "kernel:OP:module:attribute"; unchanged for
-    every other selector. ConfigError for a path that cannot be imported.
+    """Return `registry` with the part of a selector "kernel:OP:module:attribute" or
+    "executor:module:attribute"; unchanged for every other selector. ConfigError for a path that
+    cannot be imported.
     """
-    found = _BY_PATH.fullmatch(selector)
+    executor = _EXECUTOR.fullmatch(selector)
+    if executor is not None:
+        path = executor["path"]
+        made = import_path(path, suites.EXECUTOR)
+        return RegistryWithPaths(registry, {(suites.EXECUTOR, "", path): made})
+    found = _KERNEL.fullmatch(selector)
     if found is None:
         return registry
     layout = next(iter(registry.names("layout")), "hnd")
@@ -148,7 +157,8 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
     kernels = {case.name: case for case in _kernel_cases(registry, entry, platform, choices)}
     for name, check in checks:
         if name not in kernels:
-            short = entry.kind != "engine" or any(word in name for word in ENGINES_IN_SHORT)
+            is_engine = entry.kind in ("engine", suites.EXECUTOR)
+            short = not is_engine or any(word in name for word in ENGINES_IN_SHORT)
             yield Case("run", target, name, check, short, _plain_traits(name))
     yield from kernels.values()
 

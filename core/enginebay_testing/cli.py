@@ -38,8 +38,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "parts",
         nargs="+",
         metavar="NAME",
-        help="KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, a bare NAME, or KIND, "
-        "kernel:OP or all",
+        help="KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, executor:MODULE:ATTRIBUTE, "
+        "a bare NAME, or KIND, kernel:OP or all",
     )
     parser.add_argument(
         "--all", action="store_true", help="run every case (default: representative cases only)"
@@ -168,11 +168,14 @@ def _is_faulty(
     """Return whether a case failed, or a part that was named itself had no case that could run; the
     latter is reported on stderr.
     """
+    from enginebay_testing.suites import kind_of_today
+
     is_faulty = any(record.verdict in FAULTS for record in records)
+    chosen = {kind_of_today(selector) for selector in selectors}
     for name, entry in entries.items():
         mine = [r for r in records if (r.part, r.package) == (name.label, name.package)]
         about = [r for r in mine if r.case != DECLARATION]
-        named = {entry.name, name.label} & set(selectors)
+        named = {entry.name, name.label} & chosen
         if named and about and all(record.verdict == "UNSUPPORTED" for record in about):
             reason = " ".join(about[0].detail.split())
             print(f"enginebay: no case of {name.label} could run: {reason}", file=sys.stderr)
@@ -194,7 +197,7 @@ def _print_nothing(record: CheckRecord) -> None:
 
 def _print(rows: Rows, record: CheckRecord) -> None:
     r = record
-    rows.add(r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _detail(r))
+    rows.add((r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _detail(r)))
 
 
 def _print_counts(records: Sequence[CheckRecord]) -> None:

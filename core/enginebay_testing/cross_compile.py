@@ -24,8 +24,10 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.cache_state import StateLayout
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs
 from enginebay.contracts.engine import AttentionProblem
+from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Model, with_cache_dtypes, with_info
 from enginebay.contracts.placement import Placement, make_placement
+from enginebay.contracts.step_key import StepKey
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate
@@ -34,7 +36,7 @@ from enginebay.plugins.registry import Registry
 from enginebay.weights import QuantizedArray, StoredArray, WeightFormat, WeightSpec, stored_bytes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.prefill import forward_step
-from enginebay_runtime.step import Program, StepState, decode_step
+from enginebay_runtime.step import StepState, decode_step
 from enginebay_testing.toolchains import CompileReport, KernelCompiler
 
 TENSOR = "tensor"
@@ -112,7 +114,7 @@ class _Step:
     """A model's step on a placement, with shapes only."""
 
     model: Model
-    program: Program
+    parts: EngineParts
     placement: Placement
     layouts: Mapping[str, CacheLayout]
     shape: DecodeShape
@@ -157,9 +159,9 @@ class _Step:
         are reused. `pages`: the pages of the rows by cache group.
         """
         made: dict[str, Any] = {
-            "program": self.program,
+            "parts": self.parts,
             "layouts": dict(self.layouts),
-            "bucket": self.shape.bucket,
+            "key": StepKey("prefill" if self.shape.prefill_tokens else "decode", self.shape.bucket),
             "pages": pages,
         }
         if self.shape.prefill_tokens:
@@ -221,11 +223,19 @@ def compile_decode_step(
         shape=shape,
         weight_format=weight_format,
     )
-    sampler = make_sampler(registry, config, bound_ops(kernels, placement))
-    ops = OpsBinder(kernels, model.info, placement)
-    program = Program(split_model(model, placement), ops, sampler, mixes=True)
+    parts = EngineParts(
+        config=config.model_copy(update={"mixed_steps": "on"}),
+        model=split_model(model, placement),
+        platform=registry.load(registry.find("platform", env.platform))(),
+        placement=placement,
+        weight_format=weight_format,
+        layout=kernels.layout,
+        layout_type=kernels.layout_type,
+        ops=OpsBinder(kernels, model.info, placement),
+        sampler=make_sampler(registry, config, bound_ops(kernels, placement)),
+    )
     pages, places = shape.layouts(kernels.layout_type, model), shape.states(model)
-    step = _Step(model, program, placement, {**pages, **places}, shape, weight_format)
+    step = _Step(model, parts, placement, {**pages, **places}, shape, weight_format)
     tables = dict.fromkeys(pages, _ints(shape.rows, shape.bucket.pages_per_seq))
     tables |= dict.fromkeys(places, _ints(shape.rows, 1))
     held = (step.weights(), step.state())

@@ -5,7 +5,7 @@ parsed in the same way; calls and reasoning are found; no text is lost; nothing 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from enginebay.contracts.output_format import (
     Delta,
@@ -95,6 +95,17 @@ def it_brings_examples(output_format: OutputFormat) -> None:
             f"has_reasoning is {output_format.has_reasoning}, and examples with reasoning are "
             f"{'' if has_reasoning else 'not '}given; both or neither must be."
         )
+
+
+def it_reads_what_is_declared(output_format: OutputFormat, reads: Collection[str]) -> None:
+    """The capability `reads` of the declaration is what the examples show."""
+    pieces = [piece for example in output_format.examples for piece in example.pieces]
+    shown = {"tool_calls" for piece in pieces if piece.calls}
+    shown |= {"reasoning" for piece in pieces if piece.reasoning}
+    assert set(reads) == shown, (
+        f"the declaration reads {', '.join(reads)}, and the examples show "
+        f"{', '.join(sorted(shown)) or 'nothing'}; correct one of them."
+    )
 
 
 def _is_whole(piece: object) -> None:

@@ -3,7 +3,8 @@
     pytest -p enginebay_testing.pytest_plugin --enginebay-check scheduler:fcfs --enginebay-check
     kernel:attention:xla
 
-A part is KIND:NAME, kernel:OP:NAME or a bare name. KIND or kernel:OP selects all parts of this
+A part is KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, executor:MODULE:ATTRIBUTE or a bare
+name. KIND or kernel:OP selects all parts of this
 kind, and `all` selects every registered part. Without a path on the command line only these checks
 run, otherwise pytest runs the tests found there too. `--enginebay-level` chooses how kernels are
 checked. `enginebay check` runs the same cases in separate processes.
@@ -11,6 +12,7 @@ checked. `enginebay check` runs the same cases in separate processes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,11 +67,11 @@ def pytest_collection_modifyitems(
     if not selectors:
         return
     from enginebay.plugins.registry import load_registry
-    from enginebay_testing.cases import part_cases, select_parts
+    from enginebay_testing.cases import part_cases, select_parts, with_path
     from enginebay_testing.suites import label
 
     try:
-        registry = load_registry()
+        registry = functools.reduce(with_path, selectors, load_registry())
         entries = {
             label(entry): entry
             for selector in selectors

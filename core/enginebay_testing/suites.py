@@ -22,7 +22,7 @@ from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
-from enginebay.plugins.hooks import INTERFACE_VERSIONS
+from enginebay.plugins.hooks import FORMER_KINDS, INTERFACE_VERSIONS
 from enginebay.plugins.registry import Entry, Registry
 from enginebay_testing.verdicts import Check
 
@@ -41,6 +41,8 @@ class Choices:
 
 
 EVERYTHING = "all"
+EXECUTOR = "executor"
+"""The first word of the selector of an executor, which is no kind: executor:MODULE:ATTRIBUTE."""
 RECORDS: dict[str, type] = {"command": Command, "op": Op}
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -50,6 +52,12 @@ def label(entry: Entry) -> str:
     return ":".join(part for part in (entry.kind, entry.op, entry.name) if part)
 
 
+def kind_of_today(selector: str) -> str:
+    """Return a selector whose kind, if it is one of FORMER_KINDS, is that of today."""
+    kind, colon, rest = selector.partition(":")
+    return FORMER_KINDS.get(kind, (kind, None))[0] + colon + rest
+
+
 def select(registry: Registry, selector: str) -> list[Entry]:
     """Return the parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME selects;
     UnknownNameError when there are none.
@@ -57,17 +65,17 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     if selector == EVERYTHING:
         return list(registry.entries)
     kind, *rest = selector.split(":")
-    if kind not in INTERFACE_VERSIONS:
+    if kind not in (*INTERFACE_VERSIONS, *FORMER_KINDS, *([EXECUTOR] if len(rest) > 1 else [])):
         raise unknown_name(
             "kind",
             kind,
             INTERFACE_VERSIONS,
-            f"Write {EVERYTHING}, KIND, KIND:NAME or kernel:OP:NAME.",
+            f"Write {EVERYTHING}, KIND, KIND:NAME, kernel:OP:NAME or {EXECUTOR}:MODULE:ATTRIBUTE.",
         )
     op = rest.pop(0) if kind == "kernel" and rest else ""
     if rest:
-        return [registry.find(kind, ":".join(rest), op)]
-    found = [e for e in registry.entries if e.kind == kind and op in ("", e.op)]
+        return [registry.find(kind_of_today(kind), ":".join(rest), op)]
+    found = [e for e in registry.entries if e.is_of(kind) and op in ("", e.op)]
     if not found:
         raise unknown_name(
             "part",
@@ -135,9 +143,9 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
     record = RECORDS.get(entry.kind)
     if record is not None:
         assert isinstance(target, record), f"{declaration.target} is not a {record.__name__}"
-    elif entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+    elif entry.kind in ("layout", "platform", "processor", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is not a class"
-    elif entry.kind not in ("model", "tool_parser", "reasoning_parser"):
+    elif entry.kind not in ("format", "model"):
         assert callable(target), f"{declaration.target} is not callable"
     if entry.kind == "op":
         assert target.name == entry.name, (
@@ -221,7 +229,7 @@ def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check
     )
 
 
-def _logits_processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+def _processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.processors import processor_checks
 
     return processor_checks(
@@ -250,10 +258,12 @@ def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Chec
     return platform_checks(registry.load(entry)(), registry)
 
 
-def _output_format(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay_testing.output_formats import output_format_checks
+def _format(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.output_formats import it_reads_what_is_declared, output_format_checks
 
-    return output_format_checks(registry.load(entry))
+    output_format = registry.load(entry)
+    reads = functools.partial(it_reads_what_is_declared, output_format, entry.capability("reads"))
+    return [*output_format_checks(output_format), ("it_reads_what_is_declared", reads)]
 
 
 def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
@@ -274,6 +284,16 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
         quantised,
     )
     return checks if example is None else [*checks, *example_checks(example, label(entry))]
+
+
+def _executor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    """Return the checks of the engine that "auto" chooses, with this executor."""
+    from enginebay_testing.engines import engine_checks
+    from enginebay_testing.subject import EngineSubject
+
+    engine = registry.ready("engine")[0].name
+    choices = {EXECUTOR: entry.name, "platform": platform.name}
+    return engine_checks(EngineSubject(engine, choices=choices), ())
 
 
 def _model(
@@ -364,15 +384,15 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
 
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "engine": _engine,
+    EXECUTOR: _executor,
+    "format": _format,
     "kernel": _kernel,
     "layout": _layout,
-    "logits_processor": _logits_processor,
     "model": _model,
     "platform": _platform,
+    "processor": _processor,
     "proposer": _proposer,
-    "reasoning_parser": _output_format,
     "sampler": _sampler,
     "scheduler": _scheduler,
-    "tool_parser": _output_format,
 }
 """The kinds that have a suite; for other kinds only the declaration is checked."""

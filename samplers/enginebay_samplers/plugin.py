@@ -46,7 +46,7 @@ def register_samplers(register: Register) -> None:
 
 
 @hookimpl
-def register_logits_processors(register: Register) -> None:
+def register_processors(register: Register) -> None:
     """Register the processors: biases, masks, repetitions, and last the cuts by probability."""
     for name, (place, order, summary) in PROCESSORS.items():
         register(

@@ -52,7 +52,7 @@ SHARDED_IN_SHORT = {
 code.
 """
 
-RARE_FAMILIES = ("mpt",)
+RARE_FAMILIES = ("gpt2", "mpt")
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 
 

@@ -82,7 +82,7 @@ def test_every_field_and_part_option_is_in_the_configuration_page() -> None:
     for entry in registry.entries:
         if entry.distribution == "enginebay" and entry.declaration and entry.declaration.options:
             options = type(registry.options(entry, {})).model_fields
-            if entry.kind == "logits_processor":
+            if entry.kind == "processor":
                 of_requests += [entry.name, *options]
             else:
                 names += options

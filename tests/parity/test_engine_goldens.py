@@ -21,6 +21,7 @@ from tests.parity import tiny
 GREEDY = SamplingParams(max_tokens=tiny.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
 VARIANTS = (
     "gemma3-mixed",
+    "gpt2-plain",
     "llama-tied",
     "llama-rope-llama3",
     "mistral-window",
@@ -71,6 +72,7 @@ def engine_cases() -> Iterator[Any]:
     for variant in VARIANTS:
         quick = {
             "gemma3-mixed": "oengine",
+            "gpt2-plain": None,
             "mistral-window": None,
             "mpt-clipped": None,
             "llama-tied": None,

@@ -33,8 +33,9 @@ SHARDED = [
     ("qwen3_moe-normed", 4),
     *(pytest.param("deepseek_v2-grouped", count, marks=pytest.mark.slow) for count in (2, 4)),
     *(pytest.param("mpt-clipped", count, marks=pytest.mark.slow) for count in (2, 4)),
+    *(pytest.param("gpt2-plain", count, marks=pytest.mark.slow) for count in (2, 4)),
 ]
-RARELY = ("deepseek_v2-plain-queries", "gemma3-untied", "mpt-six-heads")
+RARELY = ("deepseek_v2-plain-queries", "gemma3-untied", "gpt2-unscaled", "mpt-six-heads")
 
 
 def loaded(

@@ -119,7 +119,15 @@ def test_prompt_and_whole_logprobs_are_transformers_log_softmax(
 
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize(
-    "variant", ["llama-tied", "gemma3-mixed", "lfm2-mixed", "deepseek_v2-grouped", "mpt-clipped"]
+    "variant",
+    [
+        "llama-tied",
+        "gemma3-mixed",
+        "lfm2-mixed",
+        "deepseek_v2-grouped",
+        "mpt-clipped",
+        "gpt2-plain",
+    ],
 )
 def test_embeddings_are_transformers_hidden_states(
     variant: str, num_devices: int, tmp_path: Path

@@ -154,9 +154,31 @@ _MPT: dict[str, dict[str, Any]] = {
         "max_seq_len": 512,
     },
 }
+_GPT2: dict[str, dict[str, Any]] = {
+    "gpt2-plain": {
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 3,
+        "n_positions": 512,
+        "tie_word_embeddings": True,
+    },
+    "gpt2-unscaled": {
+        "n_embd": 72,
+        "hidden_size": 72,
+        "num_attention_heads": 6,
+        "n_head": 6,
+        "n_layer": 3,
+        "n_positions": 512,
+        "n_inner": 100,
+        "activation_function": "relu",
+        "layer_norm_epsilon": 1e-3,
+        "scale_attn_weights": False,
+    },
+}
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", _DEEPSEEK_V2),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
+    "gpt2": ("GPT2LMHeadModel", _GPT2),
     "lfm2": ("Lfm2ForCausalLM", _LFM2),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "mistral": ("MistralForCausalLM", _MISTRAL),

@@ -191,6 +191,14 @@ def test_the_command_writes_to_the_current_folder_and_tells_what_next(
         assert step in said
 
 
+def test_a_former_kind_is_written_as_todays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "logits_processor", "last_word"]) == 0
+    assert "enginebay check processor:last_word" in capsys.readouterr().out
+
+
 def test_an_unknown_kind_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'scheduler'"):
         write_plugin("schedular", "mine", tmp_path / "x")

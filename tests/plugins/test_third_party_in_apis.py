@@ -49,7 +49,7 @@ SIZES: dict[str, Any] = {
     "processors": (),
 }
 CHOSEN = {"sampler": "sevens", "layout": LAYOUT}
-ALL = CHOSEN | {"executor": "forwarding", "scheduler": "counting"}
+ALL = CHOSEN | {"executor": f"{__name__}:Forwarding", "scheduler": "counting"}
 SEEN: Stranger = {"commands": [], "decisions": []}
 
 
@@ -116,7 +116,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """The parts of the example's layout, and those of this file."""
     with visible(put(EXAMPLES / "third_party_layout", tmp_path_factory.mktemp("site"))):
         declared = [
-            Declaration("executor", "forwarding", f"{__name__}:Forwarding"),
             Declaration("scheduler", "counting", f"{__name__}:Counting"),
             Declaration("sampler", "sevens", f"{__name__}:sevens"),
         ]

@@ -103,7 +103,7 @@ def test_requests_beyond_the_queue_are_refused_until_there_is_room(
 
     asyncio.run(run())
     refusing = Asker(asker.llm, max_concurrency=1, max_queue=0, retry_after_s=7)
-    refusing.state.limit._num_free = 0
+    refusing.state.limit._places._value = 0
     answer = refusing.post(CHAT, LONG)
     assert error_of(answer, 429)["type"] == "rate_limit_error"
     assert answer.headers["retry-after"] == "7"
@@ -138,7 +138,7 @@ def test_a_client_that_reads_nothing_holds_nothing_after_its_time(
 
     asyncio.run(run())
     assert num_open(asker) == 0
-    assert hasty.state.limit._num_free == hasty.state.settings.max_concurrency
+    assert hasty.state.limit._places._value == hasty.state.settings.max_concurrency
 
 
 def test_a_fault_of_ours_in_a_stream_is_its_last_event(
@@ -175,7 +175,7 @@ def test_many_streams_that_leave_keep_nothing(asker: Asker) -> None:
         await until(lambda: num_open(asker) == 0)
 
     asyncio.run(run())
-    assert asker.state.limit._num_free == asker.state.settings.max_concurrency
+    assert asker.state.limit._places._value == asker.state.settings.max_concurrency
     assert threading.active_count() <= before + 1
 
 

@@ -82,6 +82,6 @@ def test_no_place_is_lost_when_clients_disconnect(seed: int) -> None:
             await asyncio.sleep(0)
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert not [end for end in ends if isinstance(end, Exception)]
-        assert (most, limit.num_waiting, limit._num_free) == (3, 0, 3)
+        assert (most, limit.num_waiting, limit._places._value) == (3, 0, 3)
 
     asyncio.run(run())

@@ -146,15 +146,15 @@ def test_a_number_out_of_range_is_refused(
 
 
 def test_every_number_of_the_command_has_a_range() -> None:
-    """A new flag needs an entry in RANGES, and values in the test above."""
+    """A new flag needs a limit, and values in the test above."""
     import dataclasses
 
-    from enginebay_server.settings import RANGES, ServerSettings
+    from enginebay_server.settings import LIMITS, ServerSettings
 
     numbers = {
         one.name for one in dataclasses.fields(ServerSettings) if one.type in ("int", "float")
     }
-    assert set(RANGES) == numbers
+    assert set(LIMITS) == numbers
 
 
 @pytest.mark.parametrize(

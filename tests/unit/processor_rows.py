@@ -57,7 +57,7 @@ class Row:
 
 
 def processor_of(name: str) -> LogitsProcessor:
-    made = REGISTRY.load(REGISTRY.find("logits_processor", name))()
+    made = REGISTRY.load(REGISTRY.find("processor", name))()
     assert isinstance(made, LogitsProcessor)
     return made
 
@@ -65,7 +65,7 @@ def processor_of(name: str) -> LogitsProcessor:
 def fields_of(
     name: str, options: Mapping[str, Any], prompt: Sequence[int] = (3, 1)
 ) -> Mapping[str, np.ndarray]:
-    entry = REGISTRY.find("logits_processor", name)
+    entry = REGISTRY.find("processor", name)
     facts = RowFacts(np.asarray(prompt, np.int32), EOS, SIZES)
     return row_values(name, processor_of(name), REGISTRY.options(entry, options), facts).values
 

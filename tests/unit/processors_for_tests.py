@@ -83,10 +83,8 @@ def registry() -> Registry:
     """The built-in parts and these two, which nothing takes by default."""
     here = __name__
     declared = [
-        Declaration("logits_processor", "only", f"{here}:Only", options=f"{here}:OnlyOptions"),
-        Declaration(
-            "logits_processor", "counting", f"{here}:Counting", options=f"{here}:CountingOptions"
-        ),
+        Declaration("processor", "only", f"{here}:Only", options=f"{here}:OnlyOptions"),
+        Declaration("processor", "counting", f"{here}:Counting", options=f"{here}:CountingOptions"),
     ]
     added = [Entry(d.kind, d.name, "external", "1", "external", declaration=d) for d in declared]
     return Registry([*load_registry().entries, *added])

@@ -22,10 +22,10 @@ from enginebay_bench.problem import Parity
 from enginebay_bench.timing import Timing
 from enginebay_bench.tune import Tuned
 from enginebay_models.llama import family
-from enginebay_testing.cases import part_cases
+from enginebay_testing.cases import part_cases, select_parts
 from enginebay_testing.models import tiny_config
 from enginebay_testing.report import CheckRecord, Filter, has_text
-from enginebay_testing.suites import Choices, part_checks, platform_of
+from enginebay_testing.suites import Choices, label, part_checks, platform_of
 from enginebay_testing.workers import CaseName
 from enginebay_xla.platforms import CpuPlatform
 from tests.unit.test_compose import with_parts
@@ -392,3 +392,15 @@ def test_a_configuration_that_cannot_be_read_is_refused(
     code, out, err = run("check", "model:llama", "--config", str(file))
     assert (code, out) == (2, "")
     assert str(file) in err
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        ("tool_parser:hermes", ["format:hermes"]),
+        ("reasoning_parser", ["format:think"]),
+        ("logits_processor:penalties", ["processor:penalties"]),
+    ],
+)
+def test_a_former_kind_selects_the_parts_of_today(former: str, today: list[str]) -> None:
+    assert [label(entry) for entry in select_parts(load_registry(), former)] == today

@@ -22,6 +22,7 @@ from enginebay_models.checkpoint import (
     find_tensors,
     read_token_info,
 )
+from enginebay_models.gpt2 import family as gpt2
 from enginebay_models.llama import family
 from enginebay_models.load import has_non_finite, load_weights
 from enginebay_models.safetensors_file import read_file
@@ -47,6 +48,14 @@ def load(
     return source.load_weights(
         model, form=WeightFormat(dtype), place=place, verify=verify, **fields
     )
+
+
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 16, "n_head": 2, "n_layer": 1}
+
+
+def load_gpt2(folder: Path, model: Model) -> Any:
+    source = CheckpointSource(str(folder))
+    return source.load_weights(model, form=WeightFormat("float32"), place=default_place)
 
 
 def default_place(path: str, spec: WeightSpec) -> None:
@@ -134,6 +143,25 @@ def test_known_buffers_and_a_tied_head_may_be_left_over(tmp_path: Path) -> None:
     tensors["model.embed_tokens.weight"] = tensors["lm_head.weight"].astype(np.float32)
     loaded = load(write(tmp_path / "model", tensors, tie_word_embeddings=True))
     assert "lm_head" not in loaded
+
+
+def test_a_model_stored_without_its_head_has_names_without_the_first_part(tmp_path: Path) -> None:
+    tensors = random_tensors(model_of())
+    short = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    whole = load(write(tmp_path / "whole", tensors))
+    for path, weight in load(write(tmp_path / "short", short)).items():
+        np.testing.assert_array_equal(weight, whole[path])
+
+
+def test_a_head_is_tied_to_the_embedding_by_whatever_name(tmp_path: Path) -> None:
+    model = gpt2.build(GPT2, dtype="float32")
+    tensors = random_tensors(model)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+    folder = write(tmp_path / "model", tensors, **GPT2)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        load_gpt2(folder, model)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    assert load_gpt2(write(tmp_path / "tied", tensors, **GPT2), model)
 
 
 @pytest.mark.parametrize("differs", ["in one value", "in shape"])

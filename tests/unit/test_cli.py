@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
@@ -230,6 +231,25 @@ def test_config_shows_a_configuration_and_the_schema(run_json: Any, config: str)
     assert (shown["max_num_seqs"], shown["decode_steps"], shown["mesh"]) == (3, 4, {"tensor": 2})
     assert shown["engine"] == {"name": "auto", "options": {}}
     assert "max_num_seqs" in run_json("config", "--schema")["properties"]
+
+
+@pytest.fixture
+def program_folder(tmp_path: Path) -> Iterator[Path]:
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_env_shows_and_clears_compiled_programs(run_json: Any, program_folder: Path) -> None:
+    (program_folder / "steps").mkdir()
+    for name in ("jit_a-1-cache", "jit_a-1-atime", "steps/b.program", "another file"):
+        (program_folder / name).write_bytes(b"12345")
+    shown = {"folder": str(program_folder), "files": 3, "bytes": 15}
+    assert run_json("env", "--json")["compiled_programs"] == shown
+    cleared = run_json("env", "--json", "--clear-programs")["compiled_programs"]
+    assert (cleared["files"], cleared["bytes"]) == (0, 0)
+    assert [path.name for path in program_folder.rglob("*") if path.is_file()] == ["another file"]
 
 
 def test_env_names_versions_and_devices(run: Run, run_json: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from enginebay.cli import plugins
 from enginebay.cli.show import print_table
+from enginebay.plugins.hooks import FORMER_KINDS
 from enginebay.plugins.registry import load_registry
 from tests.unit.serving import DEADLOCK_S
 
@@ -83,6 +84,9 @@ def test_a_part_whose_device_is_not_here_is_not_ready(
     assert states()["kernel", "pallas", "attention"] == "ready"
 
 
+KIND_WORDS = ("processor", "format", *FORMER_KINDS)
+
+
 def test_filters_leave_what_was_asked_for(run: Run, run_records: Callable[..., Any]) -> None:
     kernels = run_records("--kind", "kernel", "--platform", "tpu")
     assert {one["kind"] for one in kernels} == {"kernel"}
@@ -91,6 +95,10 @@ def test_filters_leave_what_was_asked_for(run: Run, run_records: Callable[..., A
     assert [one["name"] for one in run_records("--kind", "platform", "--platform", "cpu")] == [
         "cpu"
     ]
+    names = {kind: {one["name"] for one in run_records("--kind", kind)} for kind in KIND_WORDS}
+    assert names["logits_processor"] == names["processor"]
+    assert names["tool_parser"] == names["format"] - {"think"}
+    assert names["reasoning_parser"] == {"think"}
     for flags, message in (
         (("--kind", "kernels"), "Did you mean 'kernel'?"),
         (("--platform", "gpu"), "Did you mean 'cuda'?"),

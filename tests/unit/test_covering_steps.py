@@ -11,8 +11,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_runtime.buckets import default_sizes
 from enginebay_runtime.geometry import Geometry
-from enginebay_runtime.programs import covering, covers, parts_of
-from enginebay_runtime.scoping import Scoping
+from enginebay_runtime.programs import Scoping, covering, covers, parts_of
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 

@@ -1,9 +1,10 @@
-"""The executor is a part like others: configuration names it, and an engine needs no more of it
-than its contract.
+"""The configuration names an executor by its import path, and an engine needs no more of it than
+its contract.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +20,15 @@ from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.step_key import StepKey, StepNeeds
-from enginebay.errors import UnknownNameError, UnsupportedError
-from enginebay.plugins.hooks import Declaration
+from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
+from enginebay.plugins.registry import load_registry
 from enginebay_esurge.weights import swap
 from enginebay_runtime.background import Background
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor
+from enginebay_testing.cases import part_cases, select_parts, with_path
 from enginebay_testing.driver import request_of
-from tests.unit.test_compose import with_parts
+from enginebay_testing.suites import label
 
 Result = TypeVar("Result")
 
@@ -60,17 +62,17 @@ class Listing(Executor):
         self.commands.clear()
 
 
-LISTING = Declaration("executor", "listing", f"{__name__}:Listing")
+LISTING = f"{__name__}:Listing"
 
 
 def plan_of(**changes: Any) -> Plan:
     sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
-    return make_plan(EngineConfig(dtype="float32", **sizes, **changes), with_parts(LISTING))
+    return make_plan(EngineConfig(dtype="float32", **sizes, **changes))
 
 
 @pytest.mark.parametrize("name", ["oengine", "vinference"])
 def test_an_engine_steps_by_a_plugins_executor_that_has_no_device(name: str) -> None:
-    engine = make_engine(plan_of(engine=name, executor="listing"))
+    engine = make_engine(plan_of(engine=name, executor=LISTING))
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.executor, Listing)
     engine.make_arrays()
@@ -102,21 +104,21 @@ class Lending(Listing):
         return {}
 
 
-LENDING = Declaration("executor", "lending", f"{__name__}:Lending")
+LENDING = f"{__name__}:Lending"
 
 
 def test_a_plugins_executor_with_weights_keeps_files_of_prefixes(tmp_path: Path) -> None:
     options = {"name": "oengine", "prefix_host_bytes": 2**24, "prefix_disk_dir": str(tmp_path)}
     sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
-    config = EngineConfig(dtype="float32", engine=options, executor="lending", **sizes)
-    engine = make_engine(make_plan(config, with_parts(LENDING)))
+    config = EngineConfig(dtype="float32", engine=options, executor=LENDING, **sizes)
+    engine = make_engine(make_plan(config))
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.executor, Lending)
     engine.close()
 
 
 def test_an_executor_without_weights_is_refused_by_name_and_can_be_waited_for() -> None:
-    engine = make_engine(plan_of(executor="listing"))
+    engine = make_engine(plan_of(executor=LISTING))
     assert isinstance(engine, StepEngine)
     assert isinstance(engine.executor, Listing)
     for use in (lambda: swap(engine, lambda base: base), engine.executor.arrays):
@@ -138,4 +140,35 @@ def test_an_executor_that_is_not_installed_is_refused_before_anything_is_made() 
     with pytest.raises(UnknownNameError, match="executor") as caught:
         plan_of(executor="far")
     assert "local" in str(caught.value)
-    assert "listing" in str(caught.value)
+    assert "package.module:attribute" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"has no 'Listening'.*Did you mean 'Listing'"):
+        plan_of(executor=f"{__name__}:Listening")
+    with pytest.raises(ConfigError, match=r"is of type str. Allowed: a callable"):
+        plan_of(executor=f"{__name__}:LISTING")
+
+
+def test_an_executor_is_an_argument_of_the_engine_in_python_too() -> None:
+    plan = dataclasses.replace(plan_of(), make_executor=Listing)
+    engine = make_engine(plan)
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, Listing)
+    engine.close()
+
+
+@pytest.mark.parametrize(("name", "why"), [("local", "this process"), (LISTING, "import path")])
+def test_the_plan_names_the_executor(name: str, why: str) -> None:
+    [reason] = [one for one in plan_of(executor=name).reasons if one.setting == "executor"]
+    assert reason.chosen == name
+    assert why in reason.why
+
+
+def test_the_kit_checks_an_engine_with_the_executor_of_a_path() -> None:
+    selector = f"executor:{LISTING}"
+    registry = with_path(load_registry(), selector)
+    [entry] = select_parts(registry, selector)
+    assert label(entry) == selector
+    cases = {case.name: case for case in part_cases(registry, entry)}
+    assert {"declaration_holds", "greedy_tokens_are_the_models"} <= set(cases)
+    cases["declaration_holds"].run()
+    with pytest.raises(UnknownNameError, match="executor:MODULE:ATTRIBUTE"):
+        select_parts(registry, "executor:local")

@@ -15,7 +15,7 @@ import pytest
 
 from enginebay import LLM
 from enginebay.errors import StoppedError
-from enginebay_runtime.compile_ahead import COMPILE_THREADS, compile_ahead
+from enginebay_runtime.compiling import COMPILE_THREADS, compile_ahead
 from tests.brief import BRIEF
 from tests.fakes import SIZES
 from tests.unit.serving import DEADLOCK_S
@@ -67,7 +67,7 @@ def test_an_error_ends_compiling_after_what_is_being_compiled(
             assert begun.acquire(timeout=DEADLOCK_S)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("enginebay_runtime.compile_ahead.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("enginebay_runtime.compiling.ThreadPoolExecutor", Pool)
     with pytest.raises(KeyboardInterrupt):
         compile_ahead(range(MANY), lambda key: key, compile_one, keep)
     assert sorted(compiled) == list(range(COMPILE_THREADS))

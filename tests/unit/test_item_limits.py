@@ -8,7 +8,7 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay.errors import RequestError
-from enginebay.item_limits import MAX_ITEMS, check_items
+from enginebay.types import MAX_ITEMS
 
 
 class Unread:
@@ -22,14 +22,14 @@ class Unread:
 
 @pytest.mark.parametrize("name", sorted(MAX_ITEMS))
 def test_a_long_list_is_refused_before_its_items(name: str) -> None:
-    most = MAX_ITEMS[name]
+    most = MAX_ITEMS[name].items
     given: Any = [Unread()] * (most + 1)
     if name in ("logit_bias", "processors"):
         given = dict.fromkeys(range(most + 1), Unread())
     fields: dict[str, Any] = {name: given}
     with pytest.raises(RequestError, match=f"^{name} = a list of {most + 1} items.*{most}"):
         SamplingParams(**fields)
-    check_items(name, list(given)[:most])
+    MAX_ITEMS[name].check(name, list(given)[:most])
 
 
 @pytest.mark.parametrize(("name", "most"), [("stop", 4096), ("bad_words", 4096)])

@@ -141,7 +141,7 @@ SUITES: dict[str, dict[str, str]] = {
         "exact_greedy": "temperature_0_is_first_best",
         "draws": "because it names the op that the suite gives to the sampler",
     },
-    "logits_processor": {
+    "processor": {
         "order": "because it orders several processors, and the suite has one at a time",
         "default": "because it says whether a plan has the processor without being told",
     },
@@ -159,6 +159,7 @@ SUITES: dict[str, dict[str, str]] = {
     "command": {
         "without_jax": "because it says what a program imports, and commands have no suite"
     },
+    "format": {"reads": "it_reads_what_is_declared"},
     "kernel": {},  # tests/unit/test_kit_coverage.py
 }
 

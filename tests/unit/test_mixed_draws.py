@@ -28,14 +28,14 @@ HISTORY = RowHistory((2, 5, 7, 11), (5, 8, 5, 3, 2, 5))
 
 def processors_of(names: Sequence[str]) -> tuple[Any, ...]:
     """Built-in ones by name, in the order in which steps apply them."""
-    entries = [REGISTRY.find("logits_processor", name) for name in names]
+    entries = [REGISTRY.find("processor", name) for name in names]
     entries.sort(key=lambda entry: entry.declaration.capabilities["order"])
     return tuple((entry.name, REGISTRY.load(entry)()) for entry in entries)
 
 
 def options_of(**given: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: REGISTRY.options(REGISTRY.find("logits_processor", name), values)
+        name: REGISTRY.options(REGISTRY.find("processor", name), values)
         for name, values in given.items()
     }
 

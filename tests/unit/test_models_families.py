@@ -15,7 +15,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.rotary import RopeSpec, rope_frequencies
-from enginebay_models import mpt, plugin
+from enginebay_models import gpt2, mpt, plugin
 from enginebay_models.blocks import Mlp
 from enginebay_models.deepseek_v2 import family as deepseek_v2
 from enginebay_models.gemma3 import family as gemma3
@@ -368,7 +368,18 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    families = (deepseek_v2, gemma3, lfm2, llama, mistral, mpt.family, qwen2, qwen3, qwen3_moe)
+    families = (
+        deepseek_v2,
+        gemma3,
+        gpt2.family,
+        lfm2,
+        llama,
+        mistral,
+        mpt.family,
+        qwen2,
+        qwen3,
+        qwen3_moe,
+    )
     assert declared == {family.name: family.architectures for family in families}
 
 

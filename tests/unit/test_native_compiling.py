@@ -177,7 +177,9 @@ def test_a_wheels_library_serves_the_processors_of_its_level(
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compiling, "find_compiler", lambda: [str(pretender)])
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(compiling, "_features", lambda: " ".join(["x86_64", *sorted(features)]))
+    monkeypatch.setattr(
+        compiling, "processor_features", lambda: " ".join(["x86_64", *sorted(features)])
+    )
     found = compiling.library("linear")
     assert found == (made[level] if level else found)
     assert (found.parent == shipped) == bool(level)
@@ -191,7 +193,9 @@ def test_what_was_compiled_here_goes_before_what_the_wheel_brought(
 ) -> None:
     monkeypatch.setattr(compiling, "find_compiler", lambda: [str(pretender)])
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(compiling, "_features", lambda: " ".join(["x86_64", *compiling.AVX2]))
+    monkeypatch.setattr(
+        compiling, "processor_features", lambda: " ".join(["x86_64", *compiling.AVX2])
+    )
     first = compiling.library("linear")
     monkeypatch.setattr(compiling, "SHIPPED", user)
     brought = compiling.build_library("linear", "x86-64-v3", user)

@@ -153,7 +153,7 @@ def small_pages(parts: EngineParts, options: PagedOptions) -> Any:
         g.name: parts.layout_type(2, 32, g.num_kv_heads, g.head_dim, parts.dtype)
         for g in parts.model.info.groups
     }
-    bucket = bucket_sizes(parts.facts())
+    bucket = bucket_sizes(parts)
     problem = make_bucket(bucket.kv_lens[-1])
     engine.attention_problems = lambda: [(problem, layouts)]  # type: ignore[method-assign]
     return engine

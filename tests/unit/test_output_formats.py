@@ -35,10 +35,10 @@ from enginebay_server.parsing.json_calls import bare_json, hermes, llama3, mistr
 from enginebay_server.parsing.template import template
 from enginebay_server.parsing.thinking import think
 from enginebay_server.parsing.xml_calls import qwen3_coder
-from enginebay_testing.output_formats import output_format_checks
+from enginebay_testing.output_formats import it_reads_what_is_declared, output_format_checks
 from enginebay_testing.output_parses import joined, parsed
 from enginebay_testing.output_texts import RESPONSE_TEMPLATE, splits
-from tests.zoo.output_formats import FAULTS, RIGHT
+from tests.zoo.formats import FAULTS, RIGHT
 
 C, S, A = ContentDelta, ToolCallStart, ToolArgumentsDelta
 Found = list[tuple[Any, ...]]
@@ -138,6 +138,16 @@ def test_a_name_wins_over_the_chat_template_and_none_means_none(registry: Regist
     assert choose_formats(registry, ModelChat()).lacks_tools
     with pytest.raises(UnknownNameError, match="hermes"):
         choose_formats(registry, chat, tools="hermess")
+    with pytest.raises(UnknownNameError, match="Allowed: hermes, json"):
+        choose_formats(registry, chat, tools="think")
+    with pytest.raises(UnknownNameError, match="Allowed: think"):
+        choose_formats(registry, chat, reasoning="template")
+
+
+def test_a_declaration_that_reads_something_else_than_the_examples_is_found() -> None:
+    it_reads_what_is_declared(template, ("reasoning", "tool_calls"))
+    with pytest.raises(AssertionError, match=r"declaration reads reasoning, .* show tool_calls"):
+        it_reads_what_is_declared(hermes, ("reasoning",))
 
 
 class Shouting(Parser):
@@ -159,9 +169,12 @@ def test_a_plugins_parser_is_chosen_like_ours(
     def entry(name: str, target: object, priority: int) -> Entry:
         monkeypatch.setitem(__import__("sys").modules, name, type("M", (), {"it": target}))
         declared = Declaration(
-            "tool_parser", name, f"{name}:it", capabilities={"priority": priority}
+            "format",
+            name,
+            f"{name}:it",
+            capabilities={"priority": priority, "reads": ("tool_calls",)},
         )
-        return Entry("tool_parser", name, "external", "1", "external", declaration=declared)
+        return Entry("format", name, "external", "1", "external", declaration=declared)
 
     both = Registry([*registry.entries, entry("shouting", shouting, 50), entry("wrong", 3, 99)])
     chat = ModelChat("SHOUT <tool_call>")
@@ -264,7 +277,7 @@ def test_examples_that_say_too_little_are_refused(examples: list[Example], told:
 
 
 def test_every_format_of_ours_has_several_examples(registry: Registry) -> None:
-    entries = [one for kind in ("tool_parser", "reasoning_parser") for one in registry.ready(kind)]
+    entries = registry.ready("format")
     assert len(entries) >= 7
     for entry in entries:
         assert len(registry.load(entry).examples) >= 3, entry.name

@@ -189,11 +189,11 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(llm: LLM) -> None:
 def test_what_cannot_serve_is_refused_and_nothing_changes(
     given: dict[str, object], error: type[Exception], message: str, llm: LLM
 ) -> None:
-    plan, program = llm.plan, llm.engine.executor.program
+    plan, parts = llm.plan, llm.engine.executor.parts
     with pytest.raises(error, match=message), llm.override(**given):
         pytest.fail("the block was entered")
     assert llm.plan is plan
-    assert llm.engine.executor.program is program
+    assert llm.engine.executor.parts is parts
 
 
 def test_one_without_the_layout_of_the_cache_is_refused(llm: LLM) -> None:

@@ -265,7 +265,7 @@ def test_wrong_options_are_refused_by_name(
     name: str, options: Mapping[str, Any], field: str
 ) -> None:
     with pytest.raises(ConfigError, match=field):
-        REGISTRY.options(REGISTRY.find("logits_processor", name), options)
+        REGISTRY.options(REGISTRY.find("processor", name), options)
     with pytest.raises(RequestError, match=field):
         choose_processors(REGISTRY, EngineConfig(processors=(name,))).rows(
             {name: options}, RowFacts(np.array([1], np.int32), (), Sizes(VOCAB, WIDTH))

@@ -231,7 +231,7 @@ def test_tokens_of_bad_words_do_not_follow_one_another(llm: LLM) -> None:
             "unknown logits processor 'onyl'.*Did you mean 'only'",
         ),
         ({"processors": {"dry": {}}}, RequestError, "'dry', which the engine was made without"),
-        ({"processors": {"only": {"token": 1}}}, RequestError, "logits_processor 'only'"),
+        ({"processors": {"only": {"token": 1}}}, RequestError, "processor 'only'"),
         ({"processors": {"only": {"token_id": 10**6}}}, RequestError, "only: token id 1000000"),
         ({"typical_p": 0.5}, RequestError, "'typical', which the engine was made without"),
         (

@@ -15,7 +15,7 @@ from enginebay.compose.composition import make_engine, make_plan, make_proposer
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, EnginebayError, UnsupportedError
 from enginebay.plugins.registry import Registry, load_registry
-from enginebay.serving.draft_stats import DraftStats
+from enginebay.serving.running import DraftStats
 from enginebay_runtime.buckets import BucketSizes
 from enginebay_samplers.ngram import NgramOptions, NgramProposer
 from enginebay_testing.tiny import write_tiny_checkpoint

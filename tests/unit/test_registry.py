@@ -124,6 +124,30 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
             "PluginValidationError.*unknown hook 'register_shedulers'",
         ),
         (register("pass", kind="binder"), "former hook register_binders.*the rule `partition`"),
+        (
+            register("pass", kind="executor"),
+            "former hook register_executors.*executor = .mod",
+        ),
+        (
+            register("pass", kind="logits_processor"),
+            "former hook register_logits_processors.*register_processors",
+        ),
+        (
+            register("pass", kind="tool_parser"),
+            r"former hook register_tool_parsers.*reads=\(\"tool_calls\",\).*register_formats",
+        ),
+        (
+            register("pass", kind="reasoning_parser"),
+            r"former hook register_reasoning_parsers.*reads=\(\"reasoning\",\).*register_formats",
+        ),
+        (
+            register("register('x', 'a:b')", kind="format"),
+            r"tuple of tool_calls and reasoning for the capability reads, not \(\)",
+        ),
+        (
+            register("register('x', 'a:b', capabilities={'reads': ('calls',)})", kind="format"),
+            r"the capability reads, not \('calls',\)",
+        ),
         (register("1 / 0"), "register_schedulers failed: ZeroDivisionError"),
         (register("register('x')"), "register_schedulers failed: TypeError"),
         (register("register('x', 'a:b', colour='red')"), "register_schedulers failed: TypeError"),

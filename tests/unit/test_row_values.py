@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,23 +13,9 @@ import pytest
 from enginebay.ops.row_columns import FLOATS, INTS, by_name, neutral_columns, write_row
 from enginebay.row_value import RowValue
 from enginebay.types import ROW_VALUES, SamplingParams
+from tests.sampling_values import run_with_top_a
 
 ROOT = Path(__file__).parents[2]
-
-DECLARATION = """    top_a: Annotated[Float, RowValue("float32", 0.0, "filter")] = option(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="drop tokens below top_a times the square of the best one's",
-    )
-    presence_penalty: Annotated["""
-"""A parameter of a plugin, before the field that it is put in front of."""
-
-COMPUTED = """    z = (logits - highest) / jnp.where(draws, state.params.temperature, 1.0)[:, None]
-    best = jnp.exp(-jax.nn.logsumexp(z, axis=-1, keepdims=True))
-    z = jnp.where(jnp.exp(z) >= state.params.top_a[:, None] * best, z, -jnp.inf)
-"""
-"""The file that computes it: the standard sampler."""
 
 SCRIPT = """
 import argparse, json
@@ -48,8 +32,10 @@ from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.assemble import empty_plan
 from enginebay.contracts.sampler import SamplingState
 from enginebay.types import FrozenSampling, Request, SamplingParams
-from enginebay_oengine import SequenceBuffer
+from enginebay_dashinfer.sampling import to_sampling
+from enginebay_oengine import ModelRunnerSamplingMetadata, SequenceBuffer
 from enginebay_samplers import standard
+from enginebay_vinference.requests import APPLIED
 from tools.reference_tables import flags_of
 from tools.sampling_page import parameters
 
@@ -59,6 +45,12 @@ except RequestError as error:
     refused = str(error)
 parser = argparse.ArgumentParser()
 add_sampling_arguments(parser)
+def refusal(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+
 params = sampling_from(parser.parse_args(["--top-a", "0.75", "--temperature", "1"]))
 request = Request("r", np.asarray([5], np.int32), FrozenSampling(1, params), (0, 0), 0.0)
 table = RowTable(2, 8, 8, 10, [4])
@@ -76,6 +68,11 @@ state = rows.sampling_state()
 draws = np.asarray([True])
 print(json.dumps({
     "refused": refused,
+    "dashinfer": refusal(lambda: to_sampling({"top_a": 0.5}, 4, 16)),
+    "metadata": refusal(
+        lambda: ModelRunnerSamplingMetadata.from_sequence_buffer(SequenceBuffer.of(table), 2)
+    ),
+    "vinference": "top_a" in APPLIED,
     "view": SequenceBuffer.of(table).get_active_sampling_params(row),
     "device": [float(rows.params.top_a[0]), str(rows.params.top_a.dtype)],
     "taken": [float(x) for x in rows.take(np.asarray([0, 1]), 0).params.top_a],
@@ -93,36 +90,17 @@ print(json.dumps({
 def test_a_plugins_parameter_touches_its_declaration_and_the_file_that_computes_it(
     tmp_path: Path,
 ) -> None:
-    for folder in ("core/enginebay", "samplers/enginebay_samplers"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    types = tmp_path / "core/enginebay/types.py"
-    change(types, "    presence_penalty: Annotated[", DECLARATION)
-    sampler = tmp_path / "samplers/enginebay_samplers/standard.py"
-    change(sampler, COMPUTED.splitlines(keepends=True)[0], COMPUTED)
-    paths = [str(tmp_path / "core"), str(tmp_path / "samplers"), str(ROOT)]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_with_top_a(tmp_path, SCRIPT))
     assert found["refused"].startswith("top_a = 2.0. Allowed: a number from 0 to 1.")
     assert found["view"] == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "top_a": 0.75}
+    assert found["dashinfer"].startswith("unknown field of a generation 'top_a'")
+    assert found["metadata"].startswith("row 0 with top_a")
+    assert found["vinference"]
     assert found["device"] == [0.75, "float32"]
     assert found["taken"] == [0.75, 0.0], "a row past the end has the neutral value"
     assert found["saved"], "the row's state that is taken and put has it"
     assert found["kept"] == [[True, True, False]]
     assert len(found["docs"]) == 2
-
-
-def change(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def test_every_declared_value_fits_its_array_and_is_neutral_where_nothing_is_asked() -> None:

@@ -189,9 +189,9 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(
 ) -> None:
     for llm in (pages.llm, slots.llm):
         caps = llm.plan.kernels.attention["decode"].caps
-        assert llm.engine.executor.program.drafts_are_rows == caps.splits_rows
+        assert llm.engine.executor.parts.drafts_are_rows == caps.splits_rows
         assert caps.splits_rows == (llm.plan.kernels.names["attention.decode"] == "native")
-    assert not slots.llm.engine.executor.program.drafts_are_rows
+    assert not slots.llm.engine.executor.parts.drafts_are_rows
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
@@ -281,7 +281,7 @@ def test_frequencies_are_those_of_the_model(
     pages: Changing, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pairs of tokens, the second of which is verified: chi-square, 8 degrees of freedom."""
-    monkeypatch.setattr("enginebay.serving.draft_stats.ENOUGH", 0.0)
+    monkeypatch.setattr("enginebay.serving.running.MIN_ACCEPTED_SHARE", 0.0)
     prompt = random_prompts(90, (8,), seed=3)[0]
     params = SamplingParams(
         max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True

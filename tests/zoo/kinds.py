@@ -20,13 +20,13 @@ Check = tuple[str, Callable[[], None]]
 
 KINDS = (
     *("scheduler", "proposer", "sampler", "processor", "cache", "grammar", "guide"),
-    *("layout", "platform", "engine", "model", "output_format"),
+    *("layout", "platform", "engine", "model", "format"),
 )
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
 
 MARKS = ("<!-- kinds: begin -->", "<!-- kinds: end -->")
 
-WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache", "grammar", "guide", "output_format")
+WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache", "grammar", "guide", "format")
 """Kinds whose suites compile nothing."""
 
 

@@ -72,10 +72,23 @@ def declared() -> tuple[Declaration, ...]:
 
 
 def registry_of(change: Change, more: Iterable[Declaration] = ()) -> Registry:
-    """The built-in parts, the kernels of the platform after a change, and other declarations."""
+    """The built-in parts, the kernels of the platform after a change, and other declarations.
+    XLA's own registrations are for other platforms, so that the platform needs its kernels.
+    """
     kept = [changed for one in declared() if (changed := change(one)) is not None]
     added = [Entry(d.kind, d.name, PLUGIN, "1", PLUGIN, declaration=d) for d in (*kept, *more)]
-    return Registry([*load_registry().entries, *added])
+    return Registry([*map(_elsewhere, load_registry().entries), *added])
+
+
+def _elsewhere(entry: Entry) -> Entry:
+    """Return a kernel of `enginebay_xla`, which serves every platform, as one for the built-in
+    platforms alone.
+    """
+    declaration = entry.declaration
+    if (entry.kind, entry.package) != ("kernel", "xla") or declaration is None:
+        return entry
+    others = dataclasses.replace(declaration, platforms=("cpu", "cuda", "tpu"))
+    return dataclasses.replace(entry, declaration=others)
 
 
 def unchanged(one: Declaration) -> Declaration:

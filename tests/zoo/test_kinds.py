@@ -23,9 +23,9 @@ QUICK = {
     ("guide", "no limit of size"),
     ("guide", "grammars mixed up by length"),
     ("guide", "a thread left after close"),
-    ("output_format", "drops text between calls"),
-    ("output_format", "strips values"),
-    ("output_format", "reasoning cut off is the answer"),
+    ("format", "drops text between calls"),
+    ("format", "strips values"),
+    ("format", "reasoning cut off is the answer"),
 }
 """Faults that the quick tests plant: their suites compile nothing."""
 

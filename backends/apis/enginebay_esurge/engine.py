@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contracts.engine import AttentionProblem
-from enginebay.contracts.executor import EngineParts, StepFacts
+from enginebay.contracts.executor import EngineParts
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_paged import engine as paged
 
@@ -15,6 +15,6 @@ def make_engine(parts: EngineParts, options: ESurgeOptions) -> paged.PagedEngine
     return paged.make_engine(parts, options.paged())
 
 
-def attention_problems(facts: StepFacts, options: ESurgeOptions) -> list[AttentionProblem]:
+def attention_problems(parts: EngineParts, options: ESurgeOptions) -> list[AttentionProblem]:
     """Return the attention problems of this engine's steps."""
-    return paged.attention_problems(facts, options.paged())
+    return paged.attention_problems(parts, options.paged())

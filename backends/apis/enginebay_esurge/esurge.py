@@ -17,6 +17,7 @@ from enginebay.contracts.engine import Engine
 from enginebay.contracts.model import Checkpoint
 from enginebay.contracts.text import Message
 from enginebay.errors import RequestError
+from enginebay.serving.arguments import check_keywords
 from enginebay.serving.observer import Observers
 from enginebay.serving.prepare import Param, check_streamable
 from enginebay.serving.priority import BatchKeywords, RequestKeywords, priorities_of
@@ -42,7 +43,45 @@ class eSurge:  # noqa: N801  # the name its users know
 
     `model` is a folder, a hub id, "demo", or an open `enginebay.contracts.model.Checkpoint`, which
     requires a `tokenizer`. The constructor loads and compiles it; `initiate()` or a `with` block
-    starts serving. All methods are thread-safe. docs/esurge.md explains the options.
+    starts serving. All methods are thread-safe. Options:
+
+    tokenizer: Folder, hub id, or a tokenizer of transformers; None: the model's own.
+    dtype: Dtype of weights, activations and cache.
+    max_model_len: The longest context; the default is at most the model's own.
+    max_num_seqs: Max completions that run together.
+    max_num_batched_tokens: Max prompt tokens in one step; None: 1024.
+    hbm_utilization: `memory_utilization` of the engine.
+    page_size: Tokens of a page.
+    enable_prefix_caching: `prefix_caching` of the engine.
+    compile_runner: Compile the largest steps while loading, and the others while serving.
+    use_aot_forward: With `compile_runner`, a step that needs a missing program is an error.
+    auto_shard_model: Split over devices as `sharding_axis_dims` says; False: one device.
+    sharding_axis_dims: Devices along the axes dp, fsdp, ep, tp, sp. Only tp may have more than one.
+    -1: all, or as many as divide the model's dimensions.
+    overlap_execution: Launch the next step before the last one's tokens are read: faster, same
+    tokens.
+    runner_verbose: Log each program that is compiled.
+    silent_mode: No progress bars, and no effect of `runner_verbose`.
+    esurge_name: The engine's name; None: model type and billions of weights.
+    reserve_tokens: Tokens of the context that stay free; None: a tenth of `max_model_len`.
+    auto_truncate_prompt: A prompt that exceeds the context loses tokens.
+    auto_cap_new_tokens: `max_tokens` is reduced to what fits after the prompt.
+    strict_context: A request that needs a forbidden cut is a ValueError.
+    truncate_mode: What a long prompt loses: its beginning ("left"), its end ("right") or its middle
+    ("middle").
+    prefer_preserve_prompt: New tokens are capped before the prompt is truncated.
+    decode_truncated_prompt: `output.prompt` is the truncated text.
+    destroy_pages_on_pause: pause() frees the cache's memory if no request has a row.
+    sampling_params_callback: As in `set_sampling_params_callback`.
+    extra_eos_token_ids: More end-of-sequence tokens.
+    sampler_metrics: Return log-probabilities of chosen tokens for every request, as `logprobs=0`
+    does.
+    min_input_pad: No effect; another value is logged.
+    detokenizer_max_states: No effect; another value is logged.
+    tokenizer_endpoint: No effect; another value is logged.
+    detokenizer_endpoint: No effect; another value is logged.
+    kwargs: Fields of EngineConfig, such as `seed` and `decode_steps`, and `engine_options` for the
+    rest of the engine's section, such as `{"num_pages": 100}`.
     """
 
     def __init__(
@@ -224,6 +263,7 @@ class eSurge:  # noqa: N801  # the name its users know
         ids). A completion's error is raised and ends the others; an aborted one has finish_reason
         "abort".
         """
+        check_keywords(eSurge.generate, turns, BatchKeywords)
         self._service.check_running()
         listed = as_prompts(prompts)
         ids, own = ids_for(len(listed), request_id), priorities_of(len(listed), **turns)
@@ -243,6 +283,7 @@ class eSurge:  # noqa: N801  # the name its users know
         Checked and queued at once, with the errors of generate(), and RequestError for several
         prompts. A slow reader gets all text. Closing or dropping the iterator ends the request.
         """
+        check_keywords(eSurge.stream, turn, RequestKeywords)
         self._service.check_running()
         listed = as_prompts(prompts)
         if len(listed) != 1:
@@ -268,6 +309,7 @@ class eSurge:  # noqa: N801  # the name its users know
         `tools`: functions for the chat template. `chat_template`: Jinja text instead of the model's
         template. ValueError for empty or wrong messages; NoTemplateError without a template.
         """
+        check_keywords(eSurge.chat, turn, RequestKeywords)
         self._service.check_running()
         if chat_template is None and not self._jobs.tokenizer.has_chat_template:
             raise no_template()
@@ -353,10 +395,31 @@ class eSurge:  # noqa: N801  # the name its users know
         grafana_datasource_url: str | None = None,
     ) -> dict[str, str]:
         """Start monitoring. Returns the URLs "prometheus" and "grafana". A second call changes
-        nothing.
+        nothing. Missing packages are skipped with a warning. ValueError, with nothing started: a
+        wrong value, a used port or an unwritable log file.
 
-        docs/esurge.md explains the arguments. Missing packages are skipped with a warning.
-        ValueError, with nothing started: a wrong value, a used port or an unwritable log file.
+        enable_prometheus: Serve metrics, which needs the extra `metrics`.
+        prometheus_port: Port at 127.0.0.1, one for each engine; 0 is any free port.
+        enable_console: Figures on standard error, twice a second.
+        log_file: Append lines of JSON to this file.
+        log_interval: Seconds between two lines of `log_file`.
+        enable_detailed_logging: Log a line for each completed request as well.
+        history_size: Recent updates, steps and requests that means cover.
+        start_grafana: Start a `grafana-server` that is on PATH, with a data source and a dashboard.
+        grafana_use_docker: Without a `grafana-server`, start the container `grafana_image`.
+        grafana_image: The container's image, which must have been pulled before.
+        grafana_port: Port of Grafana.
+        grafana_host: None: localhost. A name that is not a loopback name opens Grafana to all.
+        grafana_admin_user: Grafana's account.
+        grafana_admin_password: Its password; change it before others can reach Grafana.
+        grafana_allow_anonymous: A visitor without a password is an administrator.
+        grafana_datasource_name: Name of the data source.
+        grafana_datasource_uid: Uid of the data source; None: `esurge-prometheus`.
+        grafana_datasource_url: The Prometheus server that Grafana queries; None: start the
+        `prometheus` that is on PATH. Without a server the dashboard stays empty.
+        dashboard_port: No effect; a value is a DeprecationWarning.
+        dashboard_host: No effect; a value is a DeprecationWarning.
+        enable_dashboard: No effect; a value is a DeprecationWarning.
         """
         return self._monitoring.start(
             MonitoringSettings(

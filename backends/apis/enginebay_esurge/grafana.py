@@ -1,4 +1,9 @@
-"""A Grafana for the engine: a local server if it is installed, or a container if requested."""
+"""A Grafana for the engine: a local server if it is installed, or a container if requested.
+
+`start_monitoring(start_grafana=True)` of the documented API starts a Grafana and returns its URL,
+so a command in the documentation is not enough. The data source and the dashboard of each engine
+are files that only this process can write, because it knows the exporter's port.
+"""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from enginebay.errors import InputError
-from enginebay.types import FrozenSampling, Request, SamplingParams, key_of
+from enginebay.types import ROW_VALUES, FrozenSampling, Request, SamplingParams, key_of
 from enginebay_runtime.rows import PageTable
+from enginebay_shared.params import unapplied
 
 
 class DocumentedRequest(Protocol):
@@ -20,8 +21,7 @@ class DocumentedRequest(Protocol):
 
     Optional attributes: `page_ids` (one list of ints per cache group, or one list for a single
     group), `output_token_ids`, `key` (two words of a random key; by default the key of the seed, or
-    zeros) and `index`. `sampling_params` has the fields of SamplingParams without NOT_CARRIED; None
-    is the defaults.
+    zeros) and `index`. `sampling_params` has the fields of CARRIED; None is the defaults.
     """
 
     @property
@@ -37,22 +37,33 @@ class DocumentedRequest(Protocol):
         """The sampling parameters, or None."""
 
 
-NOT_CARRIED: Mapping[str, str] = {
+CARRIED = frozenset(
+    {
+        *ROW_VALUES,
+        "max_tokens",
+        "seed",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "prompt_logprobs",
+        "min_tokens",
+        "logit_bias",
+        "allowed_token_ids",
+        # of the caller, who makes the completions and their texts
+        "n",
+        "best_of",
+        "stop",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+    }
+)
+"""The fields of SamplingParams that a record may set."""
+
+ADVICE: Mapping[str, str] = {
     "bad_words": "Pass bad_words_token_ids, the token ids of these words.",
     "stop_words_ids": "Omit it, and compare the row's last tokens with it after each step.",
-    "no_repeat_ngram_size": "",
-    "typical_p": "",
-    "suppress_repetition_in_generation": "",
-    "processors": "",
-    "json_schema": "",
-    "json_object": "",
-    "regex": "",
-    "choice": "",
-    "grammar": "",
 }
-"""Fields of SamplingParams that the row table cannot store, and the advice in the error; "" advises
-LLM.generate.
-"""
+"""What to do instead of setting a field that the row table cannot store."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,8 +164,8 @@ def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
 
 
 def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_size: int) -> Request:
-    """Return the Request for a documented record. InputError for missing fields, and for fields of
-    NOT_CARRIED.
+    """Return the Request for a documented record. InputError for missing fields, and for sampling
+    fields outside CARRIED.
     """
     if isinstance(record, Request):
         return record
@@ -182,14 +193,13 @@ def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_si
 
 def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
     """Convert a record, which may lack fields; `room` is the max number of new tokens."""
-    defaults = SamplingParams()
-    for name, todo in NOT_CARRIED.items():
-        neutral = getattr(defaults, name)
-        value = getattr(sampling, name, neutral)
-        if value not in (None, neutral) and value != []:
-            default_todo = "Omit it, or use LLM.generate, which applies it."
-            given = f"{name} = {value!r}, which a row table cannot store"
-            raise InputError(given, f"{neutral!r}", todo or default_todo)
+    for name, value, default in unapplied(sampling, CARRIED):
+        if value != []:
+            raise InputError(
+                f"{name} = {value!r}, which a row table cannot store",
+                f"{default!r}",
+                ADVICE.get(name, "Omit it, or use LLM.generate, which applies it."),
+            )
     fields = SamplingParams.model_fields
     known = {name: getattr(sampling, name) for name in fields if hasattr(sampling, name)}
     found = {k: v for k, v in known.items() if v is not None or k == "max_tokens"}

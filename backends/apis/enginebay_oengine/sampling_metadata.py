@@ -161,6 +161,14 @@ tree_util.register_dataclass(
 )
 
 
+_WITHOUT_A_FIELD = {
+    name: one.neutral
+    for name, one in ROW_VALUES.items()
+    if name.replace("penalty", "penalties") not in ModelRunnerSamplingMetadata.__dataclass_fields__
+}
+"""Values of rows that ModelRunnerSamplingMetadata has no field for, with their neutral values."""
+
+
 def _check_holds_all(table: SequenceBuffer, num_rows: int) -> None:
     rows = table.taken_rows
     if num_rows < 1 or (len(rows) and rows[-1] >= num_rows):
@@ -177,6 +185,7 @@ def _check_carries_all(table: SequenceBuffer) -> None:
         lost = sorted(processors.keys() - _CARRIED)
         if processors.get("penalties", {}).get("output_only"):
             lost.append("suppress_repetition_in_generation")
+        lost += [n for n, neutral in _WITHOUT_A_FIELD.items() if table.column(n)[row] != neutral]
         if lost:
             raise InputError(
                 f"row {row} with {', '.join(lost)}",
@@ -221,7 +230,7 @@ def _penalties(table: SequenceBuffer, num_rows: int) -> dict[str, jax.Array]:
             table.column(name), one.neutral, given, num_rows
         )
         for name, one in ROW_VALUES.items()
-        if one.stage == "penalty"
+        if one.stage == "penalty" and name not in _WITHOUT_A_FIELD
     }
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
-from enginebay.config import EngineConfig, make_config
+from enginebay.config import LOCAL_EXECUTOR, EngineConfig, make_config
 from enginebay.contracts.model import Model
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, UnsupportedError, shown
@@ -50,7 +50,7 @@ def wrong_llm(llm: LLM, engine: str) -> ConfigError:
     return ConfigError(given, f"engine {engine!r}", f"Pass LLM(..., engine={engine!r}).")
 
 
-OWN_PARTS = {"scheduler": "fcfs", "proposer": "none", "executor": "local"}
+OWN_PARTS = {"scheduler": "fcfs", "proposer": "none", "executor": LOCAL_EXECUTOR}
 """Settings whose work an API with slots does itself, with their defaults."""
 
 

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from typing import Any
+
 from enginebay.types import SamplingParams
+
+
+def unapplied(params: object, applied: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and default of each field of SamplingParams outside `applied` that
+    `params` sets to another value than its default. A field that `params` lacks is not set.
+
+    An API lists the fields that it applies and refuses the others, new ones included.
+    """
+    for name, field in SamplingParams.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        value = getattr(params, name, default)
+        if name not in applied and value is not None and value != default:
+            yield name, value, default
 
 
 def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParams:

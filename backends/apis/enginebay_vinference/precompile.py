@@ -114,9 +114,15 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         while lengths[-1] < max_prefill_length:
             lengths.append(min(2 * lengths[-1], max_prefill_length))
         return cls(
-            batch_size, lengths, vision_included, vision_batch_size, vision_channels,
-            vision_height, vision_width, required_props,
-        )  # fmt: skip
+            batch_size=batch_size,
+            prefill_length=lengths,
+            vision_included=vision_included,
+            vision_batch_size=vision_batch_size,
+            vision_channels=vision_channels,
+            vision_height=vision_height,
+            vision_width=vision_width,
+            required_props=required_props,
+        )
 
     def replace(self, **changes: Any) -> vInferencePreCompileConfig:
         """Return a copy with other values. TypeError for an unknown field."""

@@ -18,8 +18,8 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.errors import InputError, RequestError
 from enginebay.serving.abilities import Abilities
 from enginebay.serving.prepare import Preparer
-from enginebay.types import Request, SamplingParams
-from enginebay_shared.params import with_length
+from enginebay.types import ROW_VALUES, Request, SamplingParams
+from enginebay_shared.params import unapplied, with_length
 from enginebay_vinference.errors import InferenceWarning
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import real_rows
@@ -41,23 +41,28 @@ def check_seed(seed: Any) -> int | None:
 
 log = logging.getLogger("enginebay.vinference")
 
-NO_PLACE = "states do not store log-probabilities"
-NO_FIELDS = "states do not store the fields of logits processors"
-REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
-    ("best_of", (None, 1), NO_PLACE),
-    ("logprobs", (None,), NO_PLACE),
-    ("prompt_logprobs", (None,), NO_PLACE),
-    ("stop_words_ids", ((),), "rows end at single token ids, on the device"),
-    ("suppress_repetition_in_generation", (False,), NO_FIELDS),
-    ("no_repeat_ngram_size", (0,), NO_FIELDS),
-    ("min_tokens", (0,), NO_FIELDS),
-    ("logit_bias", ({},), NO_FIELDS),
-    ("allowed_token_ids", (None,), NO_FIELDS),
-    ("bad_words", ((),), NO_FIELDS),
-    ("typical_p", (1.0,), NO_FIELDS),
-    ("processors", ({},), NO_FIELDS),
+APPLIED = frozenset(
+    {
+        *ROW_VALUES,
+        "max_tokens",
+        "seed",
+        "n",
+        "best_of",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+    }
 )
-"""Unsupported fields of SamplingParams, their neutral values, and the reason."""
+"""The fields of SamplingParams that reach a state, or the text that is read from it. `n` and
+`best_of` must be 1.
+"""
+REASON = (
+    "states do not store the fields of logits processors, do not store log-probabilities, and end "
+    "rows at single token ids"
+)
+"""Why the other fields are refused."""
 
 
 def _abilities(plan: Plan) -> Abilities:
@@ -65,9 +70,9 @@ def _abilities(plan: Plan) -> Abilities:
     max_tokens.
     """
     found = Abilities.of(plan)
-    lost = [name for name, _, _ in REFUSED if name in found.defaults.values]
+    lost = [name for name in found.defaults.values if name not in APPLIED]
     if lost:
-        log.warning("%s of generation_config.json is not applied: %s", ", ".join(lost), NO_FIELDS)
+        log.warning("%s of generation_config.json is not applied: %s", ", ".join(lost), REASON)
     left = {n: v for n, v in found.defaults.values.items() if n not in (*lost, "max_tokens")}
     return dataclasses.replace(found, defaults=dataclasses.replace(found.defaults, values=left))
 
@@ -102,20 +107,24 @@ class RequestMaker:
             raise RequestError(
                 f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig."
             )
+        if params.best_of not in (None, 1):
+            raise RequestError(
+                f"best_of = {params.best_of}",
+                "1: states do not store log-probabilities, which rank the completions",
+                "Omit best_of, or use LLM or eSurge.",
+            )
         for form in forms_of(params):
             raise RequestError(
                 f"{form} in the vInference API",
                 "none: decode chunks run on the device, and token masks come from the host",
                 "Omit it, or use LLM or eSurge.",
             )
-        for field, neutral, why in REFUSED:
-            value = getattr(params, field)
-            if value not in neutral:
-                raise RequestError(
-                    f"{field} = {value}",
-                    f"{neutral[0]}: {why}",
-                    f"Omit {field}, or use LLM or eSurge.",
-                )
+        for name, value, default in unapplied(params, APPLIED):
+            raise RequestError(
+                f"{name} = {value}",
+                f"{default}: {REASON}",
+                f"Omit {name}, or use LLM or eSurge.",
+            )
         return params
 
     def of_tokens(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:

@@ -23,7 +23,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import platform
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +37,7 @@ from jax.sharding import PartitionSpec
 import enginebay
 from enginebay.errors import shown_text
 from enginebay.json_text import parse_json
+from enginebay.machine import processor_features
 from enginebay.ops.head_rotation import rotated_widths
 from enginebay_contiguous.slot_sizes import ONE_PAGE_LAYOUTS
 from enginebay_vinference.errors import SavedInferenceError
@@ -255,18 +255,8 @@ def compile_environment() -> dict[str, str]:
         "jaxlib": importlib.metadata.version("jaxlib"),
         "flax": flax.__version__,
         "device": jax.devices()[0].device_kind,
-        "machine": f"{platform.machine()} {_processor()}",
+        "machine": _digest(processor_features())[:12],
     }
-
-
-def _processor() -> str:
-    """A short hash of the CPU's features, which XLA compiles for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    features = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return hashlib.sha256("\n".join(dict.fromkeys(features)).encode()).hexdigest()[:12]
 
 
 def _export(programs: Programs, shape: InferenceShape, kind: ProgramKind) -> bytes:

@@ -17,11 +17,11 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.commands import DecodeInputs
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
+from enginebay.contracts.step_key import StepKey
 from enginebay.ops.spec import Bucket
-from enginebay.types import StepVariant
 from enginebay_contiguous.slot_sizes import slot_shape
 from enginebay_runtime.device import DeviceRows
-from enginebay_runtime.step import Program, StepState, batches_of, decode_step
+from enginebay_runtime.step import StepState, batches_of, decode_step, sample_rows
 
 BatchResult = tuple[jax.Array, DeviceRows, list[CacheArrays]]
 """Sampled tokens int32 [B, steps], -1 where a row has none; the rows; the layers of the cache."""
@@ -36,7 +36,7 @@ class BatchSteps:
     slots, and the layout of each cache group.
     """
 
-    program: Program
+    parts: EngineParts
     num_rows: int
     prefill_length: int
     max_batched_tokens: int
@@ -57,7 +57,7 @@ class BatchSteps:
         """Make the steps of rows of up to `width` tokens, from the parts of an engine."""
         slots = slot_shape(num_rows, width, page_size)
         return cls(
-            program=Program.of(parts),
+            parts=parts,
             num_rows=num_rows,
             prefill_length=prefill_length,
             max_batched_tokens=max_batched_tokens,
@@ -68,7 +68,7 @@ class BatchSteps:
     @property
     def layer_layouts(self) -> list[KVLayout]:
         """The layout of each layer of the cache, in the order in which the steps take layers."""
-        groups = self.program.model.info.groups
+        groups = self.parts.model.info.groups
         return [self.layouts[group.name] for group in groups for _ in range(group.num_layers)]
 
     def prefill(
@@ -82,9 +82,10 @@ class BatchSteps:
         """
         lens = is_token.sum(axis=1, dtype=jnp.int32)
         last_hidden, cache = self._prompts(weights, prompts, is_token, lens)
-        ops = self.program.make_ops(self._bucket("prefill"), self.layouts)
-        logits = self.program.model.logits(weights, ops, last_hidden)
-        sampled, _ = self.program.sample(logits, rows, {}, StepVariant.FULL)
+        bucket = self._bucket("prefill")
+        ops = self.parts.ops(bucket, self.layouts)
+        logits = self.parts.model.logits(weights, ops, last_hidden)
+        sampled, _ = sample_rows(self.parts, StepKey("sample", bucket), logits, rows, {})
         after = rows.advanced(sampled.tokens, ~rows.finished)
         return sampled.tokens[:, None], after, self._layers(cache)
 
@@ -96,7 +97,7 @@ class BatchSteps:
             self._bucket("decode"), rows_are_pages=self.slots.pages_per_slot == 1
         )
         rest = iter(layers)
-        groups = self.program.model.info.groups
+        groups = self.parts.model.info.groups
         cache = {g.name: tuple(next(rest) for _ in range(g.num_layers)) for g in groups}
         row_ids: Any = jnp.arange(self.num_rows, dtype=jnp.int32)
         done, sampled = decode_step(
@@ -104,16 +105,16 @@ class BatchSteps:
             StepState(cache, rows),
             {},
             DecodeInputs(row_ids, jnp.int32(num_steps)),
-            program=self.program,
+            parts=self.parts,
             layouts=self.layouts,
-            bucket=bucket,
+            key=StepKey("decode", bucket),
             max_steps=num_steps,
             pages=self._tables(),
         )
         return sampled.tokens, done.rows, self._layers(done.cache)
 
     def _layers(self, cache: Any) -> list[CacheArrays]:
-        return [layer for group in self.program.model.info.groups for layer in cache[group.name]]
+        return [layer for group in self.parts.model.info.groups for layer in cache[group.name]]
 
     def _tables(self) -> dict[str, jax.Array]:
         """Page tables int32 [B, pages per slot] by group: row i owns slot i."""
@@ -121,7 +122,7 @@ class BatchSteps:
         return dict.fromkeys(self.layouts, pages.reshape(self.num_rows, -1))
 
     def _empty_cache(self) -> dict[str, tuple[CacheArrays, ...]]:
-        groups = self.program.model.info.groups
+        groups = self.parts.model.info.groups
         return {
             g.name: tuple(self.layouts[g.name].init() for _ in range(g.num_layers)) for g in groups
         }
@@ -141,7 +142,7 @@ class BatchSteps:
         """Run the model over the packed prompts, at most max_batched_tokens at a time. Returns
         (hidden [B, H] of each prompt's last token, the cache).
         """
-        num_rows, model = self.num_rows, self.program.model
+        num_rows, model = self.num_rows, self.parts.model
         num_tokens = num_rows * self.prefill_length
         is_whole = num_tokens <= self.max_batched_tokens
         bucket = self._bucket("prefill" if is_whole else "mixed")
@@ -149,7 +150,7 @@ class BatchSteps:
         ends = jnp.cumsum(lens)
         starts = ends - lens
         packed = _packed(prompts, is_token, starts, -(-num_tokens // part) * part)
-        tables, ops = self._tables(), self.program.make_ops(bucket, self.layouts)
+        tables, ops = self._tables(), self.parts.ops(bucket, self.layouts)
 
         def one(carry: tuple[jax.Array, jax.Array, Any]) -> tuple[jax.Array, jax.Array, Any]:
             index, last_hidden, cache = carry

@@ -7,7 +7,7 @@ from typing import TypeGuard
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.contracts.engine import AttentionProblem, Engine
-from enginebay.contracts.executor import EngineParts, StepFacts, make_layouts
+from enginebay.contracts.executor import EngineParts, make_layouts
 from enginebay_contiguous.ledger import SlotLedger
 from enginebay_contiguous.slot_sizes import slot_shape, slot_sizes
 from enginebay_runtime.engine import StepEngine
@@ -43,7 +43,7 @@ def make_engine(parts: EngineParts, options: VInferenceOptions) -> ContiguousEng
     groups, states = ([g.name for g in each] for each in (info.groups, info.states))
     sizes_of_rows = config.max_num_seqs, config.max_model_len
     ledger = SlotLedger(*sizes_of_rows, groups, rows.page_tables, states)
-    sizes = slot_sizes(parts.facts(), options.page_size, grow=options.grow)
+    sizes = slot_sizes(parts, options.page_size, grow=options.grow)
     return StepEngine(parts, rows, ledger, sizes)
 
 
@@ -52,17 +52,17 @@ def is_contiguous(engine: Engine) -> TypeGuard[ContiguousEngine]:
     return isinstance(engine, StepEngine) and isinstance(engine.ledger, SlotLedger)
 
 
-def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[AttentionProblem]:
-    """Return the attention problems of an engine with these facts, for every length that its slots
+def attention_problems(parts: EngineParts, options: VInferenceOptions) -> list[AttentionProblem]:
+    """Return the attention problems of an engine of these parts, for every length that its slots
     can have.
     """
-    sizes = slot_sizes(facts, options.page_size)
+    sizes = slot_sizes(parts, options.page_size)
     num_slots, lengths = sizes.steps.decode_rows[-1], sizes.steps.kv_lens
     found: list[AttentionProblem] = []
     for length in lengths if options.grow else lengths[-1:]:
         shape = slot_shape(num_slots, length, sizes.page_size)
-        shapes = {group.name: shape for group in facts.info.groups}
-        layouts = make_layouts(facts.info.attention, facts.layout_type, shapes)
+        shapes = {group.name: shape for group in parts.info.groups}
+        layouts = make_layouts(parts.info.attention, parts.layout_type, shapes)
         geometry = sizes.geometry(shapes)
-        found += geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
+        found += geometry.problems(layouts, drafts_are_rows=parts.drafts_are_rows)
     return found

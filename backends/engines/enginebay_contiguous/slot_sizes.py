@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enginebay.contracts.cache import Lease, Ledger
 from enginebay.contracts.cache_shape import CacheShape, pages_for
 from enginebay.contracts.engine import Demand
-from enginebay.contracts.executor import StepFacts
+from enginebay.contracts.executor import EngineParts
 from enginebay_runtime.buckets import bucket_sizes, smallest_fit
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 
@@ -69,21 +69,21 @@ def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
     return CacheShape(num_slots, pages_for(capacity, page_size), page_size)
 
 
-def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSizes:
+def slot_sizes(parts: EngineParts, page_size: int, *, grow: bool = True) -> SlotSizes:
     """Return the sizes of a cache of slots. With `grow` the first size holds one short request."""
-    steps = bucket_sizes(facts)
-    if facts.layout in ONE_PAGE_LAYOUTS:
+    steps = bucket_sizes(parts)
+    if parts.layout in ONE_PAGE_LAYOUTS:
         page_size = steps.kv_lens[-1]
     whole = slot_shape(steps.decode_rows[-1], steps.kv_lens[-1], page_size)
     first = slot_shape(steps.decode_rows[0], steps.kv_lens[0], page_size) if grow else whole
     sizes = SlotSizes(
         steps=steps,
         page_size=page_size,
-        compact_decode=facts.compact_decode,
-        num_drafts=facts.config.max_drafts,
+        compact_decode=parts.compact_decode,
+        num_drafts=parts.config.max_drafts,
         first={},
         whole={},
-        groups=tuple(group.name for group in facts.info.groups),
-        states=tuple(group.name for group in facts.info.states),
+        groups=tuple(group.name for group in parts.info.groups),
+        states=tuple(group.name for group in parts.info.states),
     )
     return dataclasses.replace(sizes, first=sizes.shapes_of(first), whole=sizes.shapes_of(whole))

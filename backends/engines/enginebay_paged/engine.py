@@ -9,7 +9,7 @@ from typing import TypeGuard
 from enginebay.contracts.cache import CacheGroup
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.engine import AttentionProblem, Engine
-from enginebay.contracts.executor import EngineParts, StepFacts
+from enginebay.contracts.executor import EngineParts
 from enginebay.errors import UnsupportedError
 from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
@@ -96,11 +96,11 @@ def is_paged(engine: Engine) -> TypeGuard[PagedEngine]:
     return isinstance(engine, StepEngine) and isinstance(engine.ledger, PageLedger)
 
 
-def attention_problems(facts: StepFacts, options: PagedOptions) -> list[AttentionProblem]:
-    """Return the attention problems of an engine with these facts, for layouts with the min number
+def attention_problems(parts: EngineParts, options: PagedOptions) -> list[AttentionProblem]:
+    """Return the attention problems of an engine of these parts, for layouts with the min number
     of pages.
     """
     least = CacheShape(1, FEWEST_PAGES, options.page_size)
     return pool_problems(
-        facts, options.page_size, {group.name: least for group in facts.info.groups}
+        parts, options.page_size, {group.name: least for group in parts.info.groups}
     )

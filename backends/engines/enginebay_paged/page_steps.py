@@ -21,6 +21,7 @@ from enginebay.contracts.engine import RowPlan
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.contracts.placement import Placement
+from enginebay.contracts.step_key import StepKey
 from enginebay.memory import check_memory
 from enginebay.ops import prefill_columns as columns
 from enginebay.ops.spec import Bucket
@@ -35,7 +36,7 @@ from enginebay_runtime.geometry import Geometry, PoolSizes, Shapes
 from enginebay_runtime.memory import plan_memory
 from enginebay_runtime.pages import copy_page, read_group
 from enginebay_runtime.prefill import prefill_step
-from enginebay_runtime.step import Program, StepState, compact_decode_step, decode_step
+from enginebay_runtime.step import StepState, compact_decode_step, decode_step
 
 POOL = "pages"
 """The name of the pool in a lease: a page number means the same page in every cache group."""
@@ -149,19 +150,18 @@ class PageResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PageSteps:
-    """Steps of one set of parts over a cache of these layouts, by cache group. `compact_decode`:
-    decodes use a compact copy of the rows' pages.
+    """Steps of one set of parts over a cache of these layouts, by cache group. Logits processors
+    are not part of them.
     """
 
-    program: Program
+    parts: EngineParts
     layouts: Mapping[str, KVLayout]
-    compact_decode: bool
 
     @classmethod
     def of(cls, parts: EngineParts, layouts: Mapping[str, KVLayout]) -> Self:
-        """Make the steps of an engine's parts. Logits processors are not part of them."""
-        program = Program(parts.model, parts.ops, parts.sampler)
-        return cls(program, dict(layouts), parts.compact_decode)
+        """Make the steps of an engine's parts."""
+        plain = dataclasses.replace(parts, processors=(), has_greedy=False, returns_logits=False)
+        return cls(plain, dict(layouts))
 
     def prefill(
         self, weights: Weights, views: Views, rows: PageRows, part: PrefillPart
@@ -173,9 +173,9 @@ class PageSteps:
             StepState(views, rows),
             PrefillInputs(given.token_ids, given.ints, given.floats),
             dict.fromkeys(self.layouts, given.table),
-            program=self.program,
+            parts=self.parts,
             layouts=self.layouts,
-            bucket=part.bucket,
+            key=StepKey("prefill", part.bucket),
         )
         return PageResult(
             views=state.cache,
@@ -203,15 +203,15 @@ class PageSteps:
             for word in words:
                 folded = fold_keys(folded, jnp.broadcast_to(word, own.shape[:1]))
             rows = dataclasses.replace(rows, keys=folded)
-        step = compact_decode_step if self.compact_decode else decode_step
+        step = compact_decode_step if self.parts.compact_decode else decode_step
         state, sampled = step(
             weights,
             StepState(views, rows),
             {},
             DecodeInputs(row_ids, jnp.int32(1)),
-            program=self.program,
+            parts=self.parts,
             layouts=self.layouts,
-            bucket=part.bucket,
+            key=StepKey("decode", part.bucket),
             max_steps=1,
             pages=dict.fromkeys(self.layouts, jnp.asarray(part.table)),
         )
@@ -302,7 +302,7 @@ def pool_shapes(parts: EngineParts, options: PagedOptions) -> tuple[int, Shapes]
     config, groups = parts.config, parts.model.info.groups
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     pools = Pools(options.page_size, config.max_model_len)
-    sizes = PoolSizes.of(parts.facts(), options.page_size, {})
+    sizes = PoolSizes.of(parts, options.page_size, {})
     num_pages = choose_num_pages(parts, options, pools, sizes.geometry({}))
     shapes = pools.shapes(num_pages, groups, config.max_num_seqs)
     check_memory(plan_memory(parts, dataclasses.replace(sizes, whole=shapes)))

@@ -102,7 +102,7 @@ def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:
     """
     info = parts.model.info
     pools = make_pools(parts.config, options.page_size, options.num_state_snapshots)
-    sizes = PoolSizes.of(parts.facts(), options.page_size, {})
+    sizes = PoolSizes.of(parts, options.page_size, {})
     num_pages = choose_num_pages(parts, options, pools, sizes.geometry({}))
     first = whole = pools.shapes(num_pages, info.cache_groups, parts.config.max_num_seqs)
     if options.grow and parts.placement.device.platform == "cpu":

@@ -9,6 +9,13 @@ import jax
 
 from enginebay_native.compiling import library
 
+PREFIX = "enginebay_"
+
+
+def register_call(target: str) -> None:
+    """Register the custom call of this name, if it is not registered."""
+    register(target.removeprefix(PREFIX))
+
 
 @functools.cache
 def register(name: str) -> str:
@@ -16,7 +23,7 @@ def register(name: str) -> str:
 
     Raises UnsupportedError without a compiler.
     """
-    target = f"enginebay_{name}"
+    target = f"{PREFIX}{name}"
     function = getattr(ctypes.CDLL(str(library(name))), target)
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
     return target

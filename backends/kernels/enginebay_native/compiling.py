@@ -21,6 +21,7 @@ import jax
 
 from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.folders import cache_folder, make_private
+from enginebay.machine import processor_features
 from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.native")
@@ -86,7 +87,8 @@ def check_library(name: str) -> None:
 def _find(name: str) -> tuple[Path, Path | None]:
     """Return (path of a library compiled here, the existing library or None)."""
     wanted = os.environ.get("CXX", "")
-    target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
+    digest = _digest(name, processor_features(), wanted)
+    target = _folder(cache_folder() / "native") / f"{name}-{digest}.so"
     if target.exists():
         return target, target
     return target, None if wanted else _shipped(name)
@@ -117,7 +119,7 @@ def _shipped(name: str) -> Path | None:
     """Return the wheel's library for the best level that this processor has, or None."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
-    features = set(_features().split())
+    features = set(processor_features().split())
     paths = (
         SHIPPED / f"{name}-{level}-{_digest(name, level)}.so"
         for level, needed in LEVELS.items()
@@ -170,18 +172,6 @@ def _folder(folder: Path) -> Path:
 @functools.cache
 def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="enginebay-native-")
-
-
-def _features() -> str:
-    """Return the features of the processor. Machines with different ones may share the folder."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.machine() + platform.processor()
-    kept = ("flags", "Features", "model name")
-    return " ".join(
-        [platform.machine(), *sorted({line for line in lines if line.startswith(kept)})]
-    )
 
 
 def _compile(compiler: Sequence[str], name: str, target: Path, processor: str) -> None:

@@ -33,6 +33,7 @@ def register_kernels(register: Register) -> None:
                 "priority": 10,
                 "sharded": op == "attention",
                 "custom_calls": (f"enginebay_{op}", *(QUANTIZED_CALLS if op in PRODUCTS else ())),
+                "register_call": "enginebay_native.calls:register_call",
                 "quantizations": QUANTIZATIONS if op in PRODUCTS else (),
                 "activation_quantizations": ("int8",) if op in PRODUCTS else (),
             },

@@ -64,6 +64,7 @@ class CacheRefs(NamedTuple):
 
 
 def for_each_read(
+    *,
     plan: AttentionPlan,
     tables: PlanTables,
     scratch: Scratch,
@@ -117,6 +118,7 @@ def for_each_read(
 
 
 def for_each_write(
+    *,
     plan: AttentionPlan,
     tables: PlanTables,
     scratch: Scratch,
@@ -234,7 +236,14 @@ def weighted_values(
 
 
 def attend_block(
-    plan: AttentionPlan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span
+    *,
+    plan: AttentionPlan,
+    q: Any,
+    scratch: Scratch,
+    slot: Any,
+    base: Any,
+    limit: Any,
+    span: Span,
 ) -> None:
     """Add a buffer's keys to the softmax state of all heads, `chunk_kv` keys at a time.
 
@@ -345,8 +354,18 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
     scratch.total[...] = jnp.zeros_like(scratch.total)
     scratch.sums[...] = jnp.zeros_like(scratch.sums)
 
-    reads = functools.partial(for_each_read, plan, tables, scratch, (cache, new))
-    writes = functools.partial(for_each_write, plan, tables, scratch, span, cache.kv, new)
+    reads = functools.partial(
+        for_each_read, plan=plan, tables=tables, scratch=scratch, sources=(cache, new)
+    )
+    writes = functools.partial(
+        for_each_write,
+        plan=plan,
+        tables=tables,
+        scratch=scratch,
+        span=span,
+        cache=cache.kv,
+        new=new,
+    )
 
     # The last unit of a row writes the row's new tokens after it has read the row's pages. No
     # other unit reads the pages that it writes.
@@ -358,7 +377,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
     def write(slot: Any, base: Any) -> None:
         if plan.one_token:
             scratch.buffers[slot, pl.ds(span.kv_len - 1 - base, 1)] = new[...]
-        writes(lambda copy: copy.start())
+        writes(act=lambda copy: copy.start())
 
     def block(step: Any, _: None) -> None:
         slot = lax.bitwise_and(done_before + step, 1)
@@ -366,14 +385,21 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
         after = jax.tree.map(functools.partial(jnp.where, is_mine), span, following)
 
         def ask() -> None:
-            reads(after, jnp.where(is_mine, step + 1, 0), 1 - slot, lambda copy: copy.start())
+            reads(
+                span=after,
+                step=jnp.where(is_mine, step + 1, 0),
+                slot=1 - slot,
+                act=lambda copy: copy.start(),
+            )
 
         def attend() -> None:
-            reads(span, step, slot, lambda copy: copy.wait())
+            reads(span=span, step=step, slot=slot, act=lambda copy: copy.wait())
             base, limit = place_of_block(plan, span, step)
             if plan.no_prefix:
                 pl.when(is_last & (step == writing_step))(functools.partial(write, slot, base))
-            attend_block(plan, q, scratch, slot, base, limit, span)
+            attend_block(
+                plan=plan, q=q, scratch=scratch, slot=slot, base=base, limit=limit, span=span
+            )
 
         pl.when(is_mine | (following.num_blocks > 0))(ask)
         pl.when(step >= 0)(attend)
@@ -385,7 +411,7 @@ def kernel(plan: AttentionPlan, *refs: Any) -> None:
     scratch.progress[1] = ((span.num_blocks > 0) & (following.num_blocks > 0)).astype(jnp.int32)
     finish_unit(plan, out, lse, scratch)
     if plan.no_prefix:
-        pl.when(is_last)(lambda: writes(lambda copy: copy.wait()))
+        pl.when(is_last)(lambda: writes(act=lambda copy: copy.wait()))
 
 
 def paged_attention(

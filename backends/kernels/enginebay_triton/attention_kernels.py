@@ -160,7 +160,15 @@ def _keys_and_values(
     V_IS_K_PREFIX: tl.constexpr,
 ):
     """Load keys [features, BLOCK_N] and values [BLOCK_N, features]."""
-    k = _load_keys(k_ptr, features, offset, is_feature, is_key, HALF, STORAGE)
+    k = _load_keys(
+        k_ptr=k_ptr,
+        features=features,
+        offset=offset,
+        is_feature=is_feature,
+        is_key=is_key,
+        HALF=HALF,
+        STORAGE=STORAGE,
+    )
     # A stale value may be NaN, and 0 * NaN is NaN. So masked values are loaded as 0.
     if V_IS_K_PREFIX:
         v = tl.trans(k)
@@ -361,21 +369,28 @@ def attention_kernel(
         at = tile + n
         is_key = at < stop
         offset = _offsets(
-            pages, tile, kv_head, PAGE_SIZE, PAGE_STRIDE, TOKEN_STRIDE, HEAD_STRIDE, BLOCK_N
-        )
+            pages=pages, tile=tile, kv_head=kv_head, PAGE_SIZE=PAGE_SIZE, PAGE_STRIDE=PAGE_STRIDE,
+            TOKEN_STRIDE=TOKEN_STRIDE, HEAD_STRIDE=HEAD_STRIDE, BLOCK_N=BLOCK_N,
+        )  # fmt: skip
         at_scales = _offsets(
-            pages, tile, kv_head, PAGE_SIZE, SCALES_PAGE, SCALES_TOKEN, SCALES_HEAD, BLOCK_N
-        )
+            pages=pages, tile=tile, kv_head=kv_head, PAGE_SIZE=PAGE_SIZE, PAGE_STRIDE=SCALES_PAGE,
+            TOKEN_STRIDE=SCALES_TOKEN, HEAD_STRIDE=SCALES_HEAD, BLOCK_N=BLOCK_N,
+        )  # fmt: skip
         pages = _pages(table, tile + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
         k, v = _keys_and_values(
-            k_ptr, v_ptr + V_OFFSET, d, offset, is_feature, is_key, HALF, STORAGE, V_IS_K_PREFIX
-        )
+            k_ptr=k_ptr, v_ptr=v_ptr + V_OFFSET, features=d, offset=offset, is_feature=is_feature,
+            is_key=is_key, HALF=HALF, STORAGE=STORAGE, V_IS_K_PREFIX=V_IS_K_PREFIX,
+        )  # fmt: skip
         score = tl.dot(q, k.to(q.dtype), input_precision="ieee")
         if BLOCK_REST > 0:
-            k_rest = _load_keys(k_ptr, rest, offset, is_rest, is_key, HALF, STORAGE)  # type: ignore[possibly-undefined]
+            k_rest = _load_keys(
+                k_ptr=k_ptr, features=rest, offset=offset, is_feature=is_rest, is_key=is_key,
+                HALF=HALF, STORAGE=STORAGE)  # fmt: skip
             score = tl.dot(q_rest, k_rest.to(q.dtype), score, input_precision="ieee")  # type: ignore[possibly-undefined]
         scales, zeros = _factors(k_scales_ptr, k_zeros_ptr, at_scales, is_key, STORAGE, HAS_ZEROS)
-        score = _scores(score, q_sum, scales, zeros, SCALE, SOFTCAP, STORAGE, HAS_ZEROS)
+        score = _scores(
+            products=score, q_sum=q_sum, scales=scales, zeros=zeros, SCALE=SCALE, SOFTCAP=SOFTCAP,
+            STORAGE=STORAGE, HAS_ZEROS=HAS_ZEROS)  # fmt: skip
         seen = _seen(is_key[None, :] & is_query[:, None], at, position, CAUSAL, WINDOW)
         score = tl.where(seen, score, MASKED)
         new_largest = tl.maximum(largest, tl.max(score, 1))
@@ -384,15 +399,9 @@ def attention_kernel(
         at_scales += V_SCALE
         scales, zeros = _factors(v_scales_ptr, v_zeros_ptr, at_scales, is_key, STORAGE, HAS_ZEROS)
         acc, total = _add_values(
-            acc * shrink[:, None],
-            total * shrink,
-            weight,
-            v.to(q.dtype),
-            scales,
-            zeros,
-            STORAGE,
-            HAS_ZEROS,
-        )
+            acc=acc * shrink[:, None], total=total * shrink, weight=weight, v=v.to(q.dtype),
+            scales=scales, zeros=zeros, STORAGE=STORAGE, HAS_ZEROS=HAS_ZEROS,
+        )  # fmt: skip
         largest = new_largest
     if SPLITS == 1:
         is_empty = total == 0.0

@@ -155,13 +155,46 @@ def flash_prefill_kernel(
             total = tl.full([BLOCK_M], 1.0, tl.float32)
         out = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
         if WINDOW == 0:
-            highest, total, out = _attend(query, k_row, v_row, positions, num_keys, begin,
-                                          full_last, highest, total, out, stride, HEAD_DIM, SCALE,
-                                          CAP, CAUSAL, WINDOW, BLOCK_N,
-                                          False)  # fmt: skip
-        highest, total, out = _attend(query, k_row, v_row, positions, num_keys, full_last, last,
-                                      highest, total, out, stride, HEAD_DIM, SCALE, CAP, CAUSAL,
-                                      WINDOW, BLOCK_N, True)  # fmt: skip
+            highest, total, out = _attend(
+                query=query,
+                k_ptr=k_row,
+                v_ptr=v_row,
+                positions=positions,
+                num_keys=num_keys,
+                first=begin,
+                last=full_last,
+                highest=highest,
+                total=total,
+                out=out,
+                STRIDE=stride,
+                HEAD_DIM=HEAD_DIM,
+                SCALE=SCALE,
+                CAP=CAP,
+                CAUSAL=CAUSAL,
+                WINDOW=WINDOW,
+                BLOCK_N=BLOCK_N,
+                MASKED=False,
+            )
+        highest, total, out = _attend(
+            query=query,
+            k_ptr=k_row,
+            v_ptr=v_row,
+            positions=positions,
+            num_keys=num_keys,
+            first=full_last,
+            last=last,
+            highest=highest,
+            total=total,
+            out=out,
+            STRIDE=stride,
+            HEAD_DIM=HEAD_DIM,
+            SCALE=SCALE,
+            CAP=CAP,
+            CAUSAL=CAUSAL,
+            WINDOW=WINDOW,
+            BLOCK_N=BLOCK_N,
+            MASKED=True,
+        )
 
         whole = tl.where(total == 0.0, 1.0, total)
         out = tl.where(num_keys > 0, out / whole[:, None], 0.0)

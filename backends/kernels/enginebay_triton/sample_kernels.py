@@ -166,7 +166,19 @@ def _draw(
         each = tl.exp(-border.to(tl.float32, bitcast=True))
         fitting = tl.ceil((wanted - above) / each)
         room = tl.maximum(tl.minimum(fitting, 1.0e9), 1.0).to(tl.int32)
-    return _best(z_ptr, ids_ptr, num, border, room, min_z, seed, salt, True, HAS_IDS, BLOCK)
+    return _best(
+        z_ptr=z_ptr,
+        ids_ptr=ids_ptr,
+        num=num,
+        border=border,
+        room=room,
+        min_z=min_z,
+        seed=seed,
+        salt=salt,
+        noisy=True,
+        HAS_IDS=HAS_IDS,
+        BLOCK=BLOCK,
+    )
 
 
 @triton.jit
@@ -202,15 +214,51 @@ def sample_kernel(
         _, mass = _down_to(near_ptr, count, limit, BLOCK)
         is_near = tl.where(cuts_k, count >= top_k, mass >= top_p * total)
         if is_near:
-            token = _draw(near_ptr, ids_ptr, count, limit, total, top_k, top_p, min_z, seed, salt,
-                          cuts_k, cuts_p,
-                          True, BLOCK)  # fmt: skip
+            token = _draw(
+                z_ptr=near_ptr,
+                ids_ptr=ids_ptr,
+                num=count,
+                deepest=limit,
+                total=total,
+                top_k=top_k,
+                top_p=top_p,
+                min_z=min_z,
+                seed=seed,
+                salt=salt,
+                cuts_k=cuts_k,
+                cuts_p=cuts_p,
+                HAS_IDS=True,
+                BLOCK=BLOCK,
+            )
         else:
-            token = _draw(z_ptr, ids_ptr, VOCAB, INF_BITS, total, top_k, top_p, min_z, seed, salt,
-                          cuts_k, cuts_p,
-                          False, BLOCK)  # fmt: skip
+            token = _draw(
+                z_ptr=z_ptr,
+                ids_ptr=ids_ptr,
+                num=VOCAB,
+                deepest=INF_BITS,
+                total=total,
+                top_k=top_k,
+                top_p=top_p,
+                min_z=min_z,
+                seed=seed,
+                salt=salt,
+                cuts_k=cuts_k,
+                cuts_p=cuts_p,
+                HAS_IDS=False,
+                BLOCK=BLOCK,
+            )
     else:
         token = _best(
-            z_ptr, ids_ptr, VOCAB, INF_BITS, 0x7FFFFFFF, min_z, seed, salt, top_k > 1, False, BLOCK
+            z_ptr=z_ptr,
+            ids_ptr=ids_ptr,
+            num=VOCAB,
+            border=INF_BITS,
+            room=0x7FFFFFFF,
+            min_z=min_z,
+            seed=seed,
+            salt=salt,
+            noisy=top_k > 1,
+            HAS_IDS=False,
+            BLOCK=BLOCK,
         )
     tl.store(tokens_ptr + row, token)

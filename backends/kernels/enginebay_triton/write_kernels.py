@@ -67,7 +67,15 @@ def _rotate_heads(
     tl.store(target + HALF, (second * cos + first * sin).to(narrow).to(kind), mask=mask)
     if REST_BLOCK > 0:
         _copy_heads(
-            from_ptr, to_ptr, heads, inside, FROM_HEAD, TO_HEAD, 2 * HALF, HEAD_DIM, REST_BLOCK
+            from_ptr=from_ptr,
+            to_ptr=to_ptr,
+            heads=heads,
+            inside=inside,
+            FROM_HEAD=FROM_HEAD,
+            TO_HEAD=TO_HEAD,
+            FIRST=2 * HALF,
+            LAST=HEAD_DIM,
+            BLOCK=REST_BLOCK,
         )
 
 
@@ -107,26 +115,50 @@ def _rope_kv_write(
     if block < q_blocks:
         heads = block * HEADS + tl.arange(0, HEADS)
         start = token * NUM_Q_HEADS * HEAD_DIM
-        _rotate_heads(q_ptr + start, out_ptr + start, cos_ptr, sin_ptr, heads, heads < NUM_Q_HEADS,
-                      HEAD_DIM, HEAD_DIM, HALF, HALF_BLOCK, HEAD_DIM, REST_BLOCK)  # fmt: skip
+        _rotate_heads(
+            from_ptr=q_ptr + start,
+            to_ptr=out_ptr + start,
+            cos_ptr=cos_ptr,
+            sin_ptr=sin_ptr,
+            heads=heads,
+            inside=heads < NUM_Q_HEADS,
+            FROM_HEAD=HEAD_DIM,
+            TO_HEAD=HEAD_DIM,
+            HALF=HALF,
+            HALF_BLOCK=HALF_BLOCK,
+            HEAD_DIM=HEAD_DIM,
+            REST_BLOCK=REST_BLOCK,
+        )
     else:
         heads = (block - q_blocks) * HEADS + tl.arange(0, HEADS)
         slot = tl.load(slots_ptr + token)
         inside = (heads < NUM_KV_HEADS) & (slot >= 0)
         start = token * NUM_KV_HEADS * HEAD_DIM
         place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
-        _rotate_heads(k_ptr + start, k_cache_ptr + place, cos_ptr, sin_ptr, heads, inside,
-                      HEAD_DIM, HEAD, HALF, HALF_BLOCK, HEAD_DIM, REST_BLOCK)  # fmt: skip
+        _rotate_heads(
+            from_ptr=k_ptr + start,
+            to_ptr=k_cache_ptr + place,
+            cos_ptr=cos_ptr,
+            sin_ptr=sin_ptr,
+            heads=heads,
+            inside=inside,
+            FROM_HEAD=HEAD_DIM,
+            TO_HEAD=HEAD,
+            HALF=HALF,
+            HALF_BLOCK=HALF_BLOCK,
+            HEAD_DIM=HEAD_DIM,
+            REST_BLOCK=REST_BLOCK,
+        )
         _copy_heads(
-            v_ptr + start,
-            v_cache_ptr + place,
-            heads,
-            inside,
-            HEAD_DIM,
-            HEAD,
-            0,
-            HEAD_DIM,
-            DIM_BLOCK,
+            from_ptr=v_ptr + start,
+            to_ptr=v_cache_ptr + place,
+            heads=heads,
+            inside=inside,
+            FROM_HEAD=HEAD_DIM,
+            TO_HEAD=HEAD,
+            FIRST=0,
+            LAST=HEAD_DIM,
+            BLOCK=DIM_BLOCK,
         )
 
 
@@ -156,10 +188,29 @@ def rope_kv_write_nhd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in one array."""
-    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, kv_cache_ptr,
-                   kv_cache_ptr + V_OFFSET, out_ptr, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF,
-                   PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
-                   REST_BLOCK, DIM_BLOCK)  # fmt: skip
+    _rope_kv_write(
+        q_ptr=q_ptr,
+        k_ptr=k_ptr,
+        v_ptr=v_ptr,
+        cos_ptr=cos_ptr,
+        sin_ptr=sin_ptr,
+        slots_ptr=slots_ptr,
+        k_cache_ptr=kv_cache_ptr,
+        v_cache_ptr=kv_cache_ptr + V_OFFSET,
+        out_ptr=out_ptr,
+        NUM_Q_HEADS=NUM_Q_HEADS,
+        NUM_KV_HEADS=NUM_KV_HEADS,
+        HEAD_DIM=HEAD_DIM,
+        HALF=HALF,
+        PAGE_SIZE=PAGE_SIZE,
+        PAGE=PAGE,
+        TOKEN=TOKEN,
+        HEAD=HEAD,
+        HEADS=HEADS,
+        HALF_BLOCK=HALF_BLOCK,
+        REST_BLOCK=REST_BLOCK,
+        DIM_BLOCK=DIM_BLOCK,
+    )
 
 
 @triton.jit
@@ -190,10 +241,29 @@ def rope_kv_write_hnd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in two arrays; V_OFFSET is 0."""
-    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr,
-                   v_cache_ptr + V_OFFSET, out_ptr, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF,
-                   PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
-                   REST_BLOCK, DIM_BLOCK)  # fmt: skip
+    _rope_kv_write(
+        q_ptr=q_ptr,
+        k_ptr=k_ptr,
+        v_ptr=v_ptr,
+        cos_ptr=cos_ptr,
+        sin_ptr=sin_ptr,
+        slots_ptr=slots_ptr,
+        k_cache_ptr=k_cache_ptr,
+        v_cache_ptr=v_cache_ptr + V_OFFSET,
+        out_ptr=out_ptr,
+        NUM_Q_HEADS=NUM_Q_HEADS,
+        NUM_KV_HEADS=NUM_KV_HEADS,
+        HEAD_DIM=HEAD_DIM,
+        HALF=HALF,
+        PAGE_SIZE=PAGE_SIZE,
+        PAGE=PAGE,
+        TOKEN=TOKEN,
+        HEAD=HEAD,
+        HEADS=HEADS,
+        HALF_BLOCK=HALF_BLOCK,
+        REST_BLOCK=REST_BLOCK,
+        DIM_BLOCK=DIM_BLOCK,
+    )
 
 
 @triton.jit
@@ -220,10 +290,26 @@ def _kv_write(
     start = token * NUM_KV_HEADS * HEAD_DIM
     place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
     _copy_heads(
-        k_ptr + start, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK
+        from_ptr=k_ptr + start,
+        to_ptr=k_cache_ptr + place,
+        heads=heads,
+        inside=inside,
+        FROM_HEAD=HEAD_DIM,
+        TO_HEAD=HEAD,
+        FIRST=0,
+        LAST=HEAD_DIM,
+        BLOCK=DIM_BLOCK,
     )
     _copy_heads(
-        v_ptr + start, v_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK
+        from_ptr=v_ptr + start,
+        to_ptr=v_cache_ptr + place,
+        heads=heads,
+        inside=inside,
+        FROM_HEAD=HEAD_DIM,
+        TO_HEAD=HEAD,
+        FIRST=0,
+        LAST=HEAD_DIM,
+        BLOCK=DIM_BLOCK,
     )
 
 
@@ -245,9 +331,21 @@ def kv_write_nhd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in one array."""
-    _kv_write(k_ptr, v_ptr, slots_ptr, kv_cache_ptr, kv_cache_ptr + V_OFFSET, NUM_KV_HEADS,
-              HEAD_DIM, PAGE_SIZE, PAGE,
-              TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip
+    _kv_write(
+        k_ptr=k_ptr,
+        v_ptr=v_ptr,
+        slots_ptr=slots_ptr,
+        k_cache_ptr=kv_cache_ptr,
+        v_cache_ptr=kv_cache_ptr + V_OFFSET,
+        NUM_KV_HEADS=NUM_KV_HEADS,
+        HEAD_DIM=HEAD_DIM,
+        PAGE_SIZE=PAGE_SIZE,
+        PAGE=PAGE,
+        TOKEN=TOKEN,
+        HEAD=HEAD,
+        HEADS=HEADS,
+        DIM_BLOCK=DIM_BLOCK,
+    )
 
 
 @triton.jit
@@ -270,9 +368,21 @@ def kv_write_hnd(
     DIM_BLOCK: tl.constexpr,
 ):
     """Keys and values in two arrays; V_OFFSET is 0."""
-    _kv_write(k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM,
-              PAGE_SIZE, PAGE,
-              TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip
+    _kv_write(
+        k_ptr=k_ptr,
+        v_ptr=v_ptr,
+        slots_ptr=slots_ptr,
+        k_cache_ptr=k_cache_ptr,
+        v_cache_ptr=v_cache_ptr + V_OFFSET,
+        NUM_KV_HEADS=NUM_KV_HEADS,
+        HEAD_DIM=HEAD_DIM,
+        PAGE_SIZE=PAGE_SIZE,
+        PAGE=PAGE,
+        TOKEN=TOKEN,
+        HEAD=HEAD,
+        HEADS=HEADS,
+        DIM_BLOCK=DIM_BLOCK,
+    )
 
 
 @triton.jit
@@ -298,4 +408,14 @@ def write_keys(
     inside = (heads < NUM_KV_HEADS) & (slot >= 0)
     place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
     start = k_ptr + token * NUM_KV_HEADS * HEAD_DIM
-    _copy_heads(start, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
+    _copy_heads(
+        from_ptr=start,
+        to_ptr=k_cache_ptr + place,
+        heads=heads,
+        inside=inside,
+        FROM_HEAD=HEAD_DIM,
+        TO_HEAD=HEAD,
+        FIRST=0,
+        LAST=HEAD_DIM,
+        BLOCK=DIM_BLOCK,
+    )

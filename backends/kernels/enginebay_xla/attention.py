@@ -23,7 +23,6 @@ from enginebay_xla.attention_decode import attend_one_token_rows, fits_whole
 from enginebay_xla.kv_write import kv_write
 
 CAPS = Caps(
-    platforms=frozenset({"cpu", "cuda", "tpu"}),
     layouts=("hnd", "nhd", "tpu_rpa"),
     kv_dtypes=frozenset({"bfloat16", "float16", "float32"}) | KV_STORAGES,
     features=frozenset(

@@ -1,4 +1,6 @@
-"""XLA's kernels for platforms of other plugins, which JAX runs on as well."""
+"""XLA's kernels under another name, for a plugin that wants them so. Under their own name, `xla`,
+they serve every platform.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enginebay.plugins.hooks import Register, hookimpl
 
-EVERYWHERE = ("cpu", "cuda", "tpu")
 ANY_METHOD = dict.fromkeys(("quantizations", "activation_quantizations"), ("any",))
 ANY_STORAGE = {"storages": ("any",)}
 CAPABILITIES = {
@@ -72,7 +71,6 @@ def register_kernels(register: Register) -> None:
             "xla",
             target,
             op=op,
-            platforms=EVERYWHERE,
             summary="plain JAX, on any platform",
             capabilities=CAPABILITIES.get(op, {}),
         )

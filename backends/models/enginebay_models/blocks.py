@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -93,6 +93,34 @@ class RmsNorm(nnx.Module):
         if branch is None:
             return self(x, ops), x
         return ops[ADD_RMS_NORM](x, branch, self._factor(), eps=self.eps)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / standard deviation over the last axis, times a weight, plus a bias if the family
+    has one.
+    """
+
+    def __init__(self, name: str, size: int, eps: float, *, bias: bool = False) -> None:
+        self.scale = vector(f"{name}.weight", size)
+        self.bias = vector(f"{name}.bias", size) if bias else None
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the norm of x [..., size] in x's dtype, computed in f32."""
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt(variance + self.eps)
+        normed *= self.scale.get_value().astype(jnp.float32)
+        bias = value_of(self.bias)
+        return (normed if bias is None else normed + bias.astype(jnp.float32)).astype(x.dtype)
+
+    def of_sum(
+        self, x: jax.Array, branch: jax.Array | None, ops: Ops
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return (norm of x + branch, x + branch), both [..., size]; a branch of None is 0."""
+        total = x if branch is None else x + branch
+        return self(total), total
 
 
 class NormOfSum(Protocol):
@@ -197,6 +225,39 @@ class Mlp(nnx.Module):
         gate = ops[LINEAR](x, self.gate.get_value(), value_of(self.gate_bias))
         up = ops[LINEAR](x, self.up.get_value(), value_of(self.up_bias))
         opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
+        return ops[LINEAR](opened, self.down.get_value(), value_of(self.down_bias))
+
+
+class PlainMlp(nnx.Module):
+    """The MLP without a gate, down(activation(up(x))).
+
+    `up` and `down` are the prefixes of its tensors, such as "model.layers.0.ffn.up_proj". `read`
+    returns the source of a weight [outputs, inputs] by the name and the shape of its tensor.
+    """
+
+    def __init__(
+        self,
+        up: str,
+        down: str,
+        sizes: tuple[int, int],
+        *,
+        activation: str,
+        bias: bool = False,
+        read: Callable[[str, tuple[int, int]], TensorSource] = tensors.whole,
+    ) -> None:
+        """`sizes`: hidden size, intermediate size."""
+        hidden, inner = sizes
+        wide, tall = (inner, hidden), (hidden, inner)
+        self.up = parameter(("mlp", None), wide, read(f"{up}.weight", wide), 1)
+        self.down = parameter((None, "mlp"), tall, read(f"{down}.weight", tall), 1)
+        self.up_bias = _wide_bias(up, inner) if bias else None
+        self.down_bias = vector(f"{down}.bias", hidden) if bias else None
+        self.activation = activation
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """Return [T, hidden] for x [T, hidden]."""
+        up = ops[LINEAR](x, self.up.get_value(), value_of(self.up_bias))
+        opened = ACTIVATIONS[self.activation](up.astype(jnp.float32)).astype(x.dtype)
         return ops[LINEAR](opened, self.down.get_value(), value_of(self.down_bias))
 
 

@@ -5,6 +5,7 @@ against the model.
 from __future__ import annotations
 
 import importlib.resources
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from enginebay.json_text import parse_json
 from enginebay.regular_files import read_regular
 from enginebay_models.quantized_tensors import QuantizedTensor, Tensors
 from enginebay_models.safetensors_file import StoredTensor, read_file
-from enginebay_models.tensors import EMBEDDING, HEAD
+from enginebay_models.tensors import HEAD
 
 DEMO = "demo"
 INDEX_FILE = "model.safetensors.index.json"
@@ -124,34 +125,38 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-_BY_MODEL_TYPE = {
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mpt": "MptForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
-"""model_type -> the language model that transformers makes of it."""
-
-
 def read_architecture(config: Mapping[str, Any]) -> str:
     """Return the first architecture of config.json; without `architectures`, that of model_type,
     as transformers does. CheckpointError when neither says it.
     """
     names = config.get("architectures")
     kind = config.get("model_type")
-    if not names and isinstance(kind, str) and kind in _BY_MODEL_TYPE:
-        return _BY_MODEL_TYPE[kind]
+    if not names and isinstance(kind, str) and (by_type := _architecture_of_type(kind)):
+        return by_type
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         given = f"config.json has architectures = {shown(names)}"
         raise CheckpointError(
             given, 'a list such as ["LlamaForCausalLM"]', "Add the field, or choose another model."
         )
     return names[0]
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in record.getMessage()
+
+
+def silence_advice() -> None:
+    """Keep transformers from logging advice on torch, when it is imported, that does not apply."""
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+
+
+def _architecture_of_type(model_type: str) -> str | None:
+    """Return the causal language model that transformers makes of a model_type, if any."""
+    silence_advice()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    found: str | None = NAMES.get(model_type)
+    return found
 
 
 def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
@@ -282,8 +287,9 @@ def check_tensors(model: Model, stored: Tensors) -> None:
                 f"{list(shape)}, as config.json says",
                 "Correct config.json, or fetch the checkpoint again.",
             )
-    if HEAD in stored and HEAD not in wanted and EMBEDDING in wanted:
-        check_tied(stored[HEAD], stored[EMBEDDING])
+    embedding = model.tensor_sources()["embed"].names
+    if HEAD in stored and HEAD not in wanted and embedding:
+        check_tied(stored[HEAD], stored[embedding[0]])
     # A head that is stored although it is tied. An untied head is used, so it is never left over.
     ignored = {HEAD}
     if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:

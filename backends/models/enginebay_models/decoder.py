@@ -253,11 +253,7 @@ class NnxModel(Model):
         embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         module = self._module(weights)
-        x = ops[EMBEDDING](module.embed.get_value(), token_ids).astype(module.dtype)
-        if module.embed_scale is not None:  # not of `embeds`
-            x = x * jnp.asarray(module.embed_scale, x.dtype)
-        if embeds is not None:
-            x = jnp.where(embeds[0][:, None], embeds[1].astype(x.dtype), x)
+        x = self.embedded(module, ops, token_ids, batches, embeds)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
         for layer in module.layers:
@@ -267,6 +263,22 @@ class NnxModel(Model):
             done[group].append(arrays)
         hidden, _ = module.norm.of_sum(x, branch, ops)
         return hidden, {group: tuple(layers) for group, layers in done.items()}
+
+    def embedded(
+        self,
+        module: Decoder,
+        ops: Ops,
+        token_ids: jax.Array,
+        batches: Batches,
+        embeds: Embeddings | None,
+    ) -> jax.Array:
+        """Return the input [T, hidden] of the first layer."""
+        x = ops[EMBEDDING](module.embed.get_value(), token_ids).astype(module.dtype)
+        if module.embed_scale is not None:  # not of `embeds`
+            x = x * jnp.asarray(module.embed_scale, x.dtype)
+        if embeds is not None:
+            x = jnp.where(embeds[0][:, None], embeds[1].astype(x.dtype), x)
+        return x
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
         module = self._module(weights)

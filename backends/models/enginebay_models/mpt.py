@@ -20,8 +20,7 @@ from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
-from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.blocks import Decoder, DecoderLayer, parameter, vector
+from enginebay_models.blocks import Decoder, DecoderLayer, LayerNorm, PlainMlp, parameter
 from enginebay_models.decoder import NnxModel
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import MAX_LAYERS, refuse_unserved_features
@@ -60,29 +59,6 @@ class MptConfig:
     def dtype(self) -> str:
         """The dtype of the computation."""
         return self.spec.q_dtype
-
-
-class LayerNorm(nnx.Module):
-    """(x - mean) / standard deviation over the last axis, times a weight; no bias."""
-
-    def __init__(self, name: str, size: int, eps: float) -> None:
-        self.scale = vector(f"{name}.weight", size)
-        self.eps = eps
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the norm of x [..., size] in x's dtype, computed in f32."""
-        wide = x.astype(jnp.float32)
-        centred = wide - wide.mean(axis=-1, keepdims=True)
-        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-        normed = centred * jax.lax.rsqrt(variance + self.eps)
-        return (normed * self.scale.get_value().astype(jnp.float32)).astype(x.dtype)
-
-    def of_sum(
-        self, x: jax.Array, branch: jax.Array | None, ops: Ops
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return (norm of x + branch, x + branch), both [..., size]; a branch of None is 0."""
-        total = x if branch is None else x + branch
-        return self(total), total
 
 
 class MptAttention(nnx.Module):
@@ -145,22 +121,6 @@ def _fused(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
     return TensorSource((name,), ((3 * heads * size, hidden),), build)
 
 
-class PlainMlp(nnx.Module):
-    """Computes down(gelu(up(x))); `name` is the prefix of its tensors: "model.layers.0.ffn"."""
-
-    def __init__(self, name: str, hidden_size: int) -> None:
-        wide, tall = (_GROWTH * hidden_size, hidden_size), (hidden_size, _GROWTH * hidden_size)
-        up, down = f"{name}.up_proj.weight", f"{name}.down_proj.weight"
-        self.up = parameter(("mlp", None), wide, tensors.whole(up, wide), 1)
-        self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall), 1)
-
-    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """Return [T, hidden] for x [T, hidden]."""
-        up = ops[LINEAR](x, self.up.get_value())
-        opened = ACTIVATIONS["gelu"](up.astype(jnp.float32)).astype(x.dtype)
-        return ops[LINEAR](opened, self.down.get_value())
-
-
 class MptFamily(ModelFamily):
     """Multi-head attention with ALiBi, without biases, as in transformers."""
 
@@ -193,9 +153,10 @@ class MptFamily(ModelFamily):
         def layer(index: int) -> DecoderLayer:
             name = f"model.layers.{index}"
             before, between = (LayerNorm(f"{name}.norm_{one}", hidden, eps) for one in (1, 2))
+            up, down = (f"{name}.ffn.{one}_proj" for one in ("up", "down"))
             return DecoderLayer(
                 MptAttention(f"{name}.attn", attention, index),
-                PlainMlp(f"{name}.ffn", hidden),
+                PlainMlp(up, down, (hidden, _GROWTH * hidden), activation="gelu"),
                 before,
                 between,
             )

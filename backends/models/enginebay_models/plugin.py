@@ -7,6 +7,7 @@ from enginebay.plugins.hooks import Register, hookimpl
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    "gpt2": ("GPT2LMHeadModel",),
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
     "mistral": ("MistralForCausalLM",),

@@ -26,6 +26,7 @@ from enginebay_models.packed import Stored, refused
 from enginebay_models.quantized_tensors import Tensors, quantized_weights
 from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.sampling_defaults import read_sampling_defaults
+from enginebay_models.tensors import HEAD
 from enginebay_models.token_count import count_token_ids
 
 
@@ -66,7 +67,7 @@ class CheckpointSource:
 
     def quantized_weights(self, model: Model) -> Mapping[str, QuantizedArray]:
         """Return the StoredArrays of the quantised weights, by path."""
-        return quantized_weights(model, self._tensors())
+        return quantized_weights(model, self._tensors(model))
 
     def load_weights(
         self,
@@ -78,14 +79,14 @@ class CheckpointSource:
         progress: LoadProgress | None = None,
     ) -> dict[str, Weight]:
         """Load every weight of `model`, each shard to its device; see `load.load_weights`."""
-        stored = self._tensors()
+        stored = self._tensors(model)
         return load_weights(model, stored, form=form, place=place, verify=verify, progress=progress)
 
-    def _tensors(self) -> Tensors:
+    def _tensors(self, model: Model) -> Tensors:
         stored = find_tensors(self.folder)
         if self.architecture in COMPOSITE:
             stored = text_tensors(stored)
-        return read_stored(self.config, stored)
+        return read_stored(self.config, with_prefix(model, stored))
 
 
 READERS: Mapping[str, Callable[[Mapping[str, Any], Stored], Tensors]] = {
@@ -148,6 +149,23 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         whole["quantization_config"] = quantized
     own = {name: config[name] for name in _OWN_FIELDS if config.get(name) is not None}
     return whole | dict(part) | own
+
+
+def with_prefix(model: Model, stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Return tensors that were stored from a model without its head, whose names lack the first
+    part ("h.0.ln_1.weight"), by the names of the whole model ("transformer.h.0.ln_1.weight").
+    Tensors of other names are returned unchanged.
+    """
+    names = {name for source in model.tensor_sources().values() for name in source.names}
+    head = HEAD.partition(".")[0]
+    prefixes = {name.partition(".")[0] for name in names} - {head}
+    if len(prefixes) != 1 or any(name.partition(".")[0] in prefixes for name in stored):
+        return stored
+    (prefix,) = prefixes
+    return {
+        name if name.partition(".")[0] == head else f"{prefix}.{name}": tensor
+        for name, tensor in stored.items()
+    }
 
 
 def text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

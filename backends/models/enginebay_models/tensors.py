@@ -19,6 +19,14 @@ def whole(name: str, shape: tuple[int, ...]) -> TensorSource:
     return TensorSource((name,), (shape,), lambda readers, index: readers[0][index])
 
 
+def transposed(name: str, shape: tuple[int, int]) -> TensorSource:
+    """Return the source of a weight [outputs, inputs] whose tensor is [inputs, outputs]."""
+    rows, columns = shape
+    return TensorSource(
+        (name,), ((columns, rows),), lambda readers, index: readers[0][index[::-1]].T
+    )
+
+
 def split_columns(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
     """Read a tensor [out, query heads * head_dim] as [out, kv_heads, group, head_dim]."""
     num_out, num_kv_heads, group, head_dim = shape

@@ -9,7 +9,6 @@ transformers itself uses.
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.regular_files import read_regular
 from enginebay.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
-from enginebay_models.checkpoint import MAX_JSON_BYTES, read_json
+from enginebay_models.checkpoint import MAX_JSON_BYTES, read_json, silence_advice
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Classes that use tokenizer.json unchanged; other classes may change it.
@@ -263,13 +262,8 @@ def _raise_what_is_not_the_librarys(error: BaseException) -> None:
         raise error
 
 
-def _is_no_advice(record: logging.LogRecord) -> bool:
-    return "PyTorch was not found" not in record.getMessage()
-
-
 def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
-    # transformers without torch logs advice that does not apply here.
-    logging.getLogger("transformers").addFilter(_is_no_advice)
+    silence_advice()
     # The generic class, because AutoTokenizer would import torch and the configuration of every
     # model.
     if kind in _GENERIC:

@@ -22,6 +22,7 @@ from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.generation import Generation
 from enginebay_server.parsing.calls import loads
+from enginebay_server.sampling_fields import sampling_field
 from enginebay_server.sse import StreamWriter
 from enginebay_server.stopped import stop_reason
 from enginebay_server.tools import ToolUse
@@ -82,9 +83,9 @@ class MessagesBody(CountBody):
     max_tokens: int = Field(ge=1)
     stop_sequences: Stops | None = None
     stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    temperature: float | None = sampling_field("temperature")
+    top_p: float | None = sampling_field("top_p")
+    top_k: int | None = sampling_field("top_k")
 
     @property
     def chat(self) -> ChatBody:

@@ -6,15 +6,16 @@ import heapq
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from enginebay.errors import nearest, shown
-from enginebay.item_limits import MAX_ITEMS, MAX_TEXT_CHARS
-from enginebay.types import SamplingParams
+from enginebay.grammar import Form
+from enginebay.types import MAX_ITEMS, SamplingParams
 from enginebay_server.errors import ApiError
-from enginebay_server.field_limits import AtMost, Name
+from enginebay_server.field_limits import AtMost, Name, TokenId
+from enginebay_server.sampling_fields import HTTP_NAMES, json_fields, json_type, sampling_field
 from enginebay_server.settings import ServerSettings
 
 IGNORED = frozenset(
@@ -62,7 +63,6 @@ MAX_IGNORED = 100
 MAX_TOKEN_IDS = 2**20
 """Max token ids of a list; a prompt has fewer, as the model's context says."""
 
-TokenId = Annotated[int, Field(ge=0)]
 TokenIdList = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
 
 
@@ -86,14 +86,8 @@ PromptField = Annotated[
 """A text, several texts, a list of token ids, or several lists."""
 
 
-Stops = Annotated[
-    list[Annotated[str, AtMost(MAX_TEXT_CHARS["stop"], is_list=False)]], AtMost(MAX_ITEMS["stop"])
-]
-BadWordTexts = Annotated[
-    list[Annotated[str, AtMost(MAX_TEXT_CHARS["bad_words"], is_list=False)]],
-    AtMost(MAX_ITEMS["bad_words"]),
-]
-Biases = Annotated[dict[str, float], AtMost(MAX_ITEMS["logit_bias"], is_list=False)]
+FORM_NAMES = {form: HTTP_NAMES[form] for form in sorted(get_args(Form)) if form in HTTP_NAMES}
+"""Field of SamplingParams that constrains the output -> its name in chats and completions."""
 
 
 class Body(BaseModel):
@@ -173,39 +167,30 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class GenerationBody(Body):
+if TYPE_CHECKING:
+
+    class SamplingBody(Body):
+        """A body with the fields of HTTP_NAMES, of which other code names these."""
+
+        temperature: float | None = None
+        top_p: float | None = None
+
+    Stops = list[str]
+else:
+    SamplingBody = create_model("SamplingBody", __base__=Body, **json_fields())
+    Stops = json_type(SamplingParams.model_fields["stop"].annotation, MAX_ITEMS["stop"])
+
+
+class GenerationBody(SamplingBody):
     """Fields that chats and completions share. A missing or null field has the model's default."""
 
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    typical_p: float | None = Field(default=None, gt=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-    no_repeat_ngram_size: int | None = Field(default=None, ge=0)
     seed: int | None = None
-    stop: str | Stops | None = None
-    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_ITEMS["stop_token_ids"])] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = Field(default=None, ge=0)
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: Biases | None = None
-    allowed_token_ids: TokenIdList | None = None
-    bad_words: BadWordTexts | None = None
+    """Any integer, of which the lowest 63 bits count."""
+    stop: str | Stops | None = sampling_field("stop")
     response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_choice: Annotated[list[str], AtMost(MAX_ITEMS["choice"])] | None = Field(
-        default=None, min_length=1
-    )
-    guided_regex: str | None = None
-    guided_grammar: str | None = None
     user: Name | None = None
     """Tenant that the request is charged to, for schedulers that use tenants."""
     priority: int | None = None
@@ -215,8 +200,8 @@ class GenerationBody(Body):
     def has_form(self) -> bool:
         """Whether the request constrains the output format."""
         form = self.response_format
-        guided = (self.guided_json, self.guided_choice, self.guided_regex, self.guided_grammar)
-        return any(one is not None for one in guided) or (form is not None and form.type != "text")
+        guided = any(getattr(self, name) is not None for name in FORM_NAMES.values())
+        return guided or (form is not None and form.type != "text")
 
     @property
     def turn(self) -> dict[str, Any]:
@@ -226,29 +211,6 @@ class GenerationBody(Body):
             "tenant": self.user or None,
             "cache_salt": self.cache_salt or None,
         }
-
-
-SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-)
-"""Fields that SamplingParams has under the same name."""
 
 
 def sampling_params(
@@ -264,13 +226,15 @@ def sampling_params(
     `logprobs` is the number of top tokens to return with each new token, or None for no
     log-probabilities. `others` are further fields of SamplingParams.
     """
-    check_limit("n", body.n, settings.max_n)
+    given = {
+        field: _from_json(name, value)
+        for field, name in HTTP_NAMES.items()
+        if field not in FORM_NAMES and (value := getattr(body, name)) is not None
+    }
+    check_limit("n", given.get("n"), settings.max_n)
     check_limit("logprobs", logprobs, settings.max_logprobs)
-    given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     if body.seed is not None:
         given["seed"] = body.seed % 2**63
-    if body.logit_bias:
-        given["logit_bias"] = _bias(body.logit_bias)
     return SamplingParams(
         max_tokens=max_tokens, logprobs=logprobs, **given, **_structure(body), **others
     )
@@ -295,15 +259,20 @@ def check_limit(name: str, value: int | None, limit: int) -> None:
         )
 
 
-def _bias(given: dict[str, float]) -> dict[int, float]:
-    wrong = next((key for key in given if not re.fullmatch("[0-9]{1,9}", key)), None)
+def _from_json(name: str, value: Any) -> Any:
+    """Return a value for SamplingParams. The keys of a mapping are token ids, which JSON has as
+    texts. ApiError for another key.
+    """
+    if not isinstance(value, dict):
+        return value
+    wrong = next((key for key in value if not re.fullmatch("[0-9]{1,9}", key)), None)
     if wrong is not None:
         raise ApiError(
             400,
-            f"logit_bias has the key {shown(wrong)}. Allowed: token ids. /tokenize returns them.",
-            param="logit_bias",
+            f"{name} has the key {shown(wrong)}. Allowed: token ids. /tokenize returns them.",
+            param=name,
         )
-    return {int(key): value for key, value in given.items()}
+    return {int(key): one for key, one in value.items()}
 
 
 def _structure(body: GenerationBody) -> dict[str, Any]:
@@ -322,19 +291,15 @@ def _structure(body: GenerationBody) -> dict[str, Any]:
                 param="response_format.json_schema",
             )
         found["json_schema"] = form.json_schema.schema_
-    for name, value in (
-        ("json_schema", body.guided_json),
-        ("choice", body.guided_choice),
-        ("regex", body.guided_regex),
-        ("grammar", body.guided_grammar),
-    ):
+    for form_field, name in FORM_NAMES.items():
+        value = getattr(body, name)
         if value is not None:
             if found:
                 raise ApiError(
                     400,
-                    f"{' and '.join(found)} and {name} are set in one request. Allowed: one output "
-                    "format. Leave the others out.",
-                    param=f"guided_{name}",
+                    f"{' and '.join(found)} and {form_field} are set in one request. Allowed: one "
+                    "output format. Leave the others out.",
+                    param=name,
                 )
-            found[name] = value
+            found[form_field] = value
     return found

@@ -12,7 +12,7 @@ from enginebay.cli.command import Command
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.errors import InputError, UnsupportedError
 from enginebay_server.keys import read_api_keys
-from enginebay_server.settings import ServerSettings, UnknownFields, Warmup
+from enginebay_server.settings import LIMITS, ServerSettings, UnknownFields, Warmup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,27 +25,8 @@ from urllib.parse import urlsplit
 NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client")
 CLUSTER = ("ray", "smg", "httptools")
 DEFAULTS = ServerSettings()
-LIMITS = (
-    ("max_body_bytes", int, "N", "max bytes of a request's body"),
-    ("max_body_values", int, "N", "max JSON values (numbers, texts, ...) of a request's body"),
-    ("max_prompts", int, "N", "max prompts of a request"),
-    ("max_n", int, "N", "max completions of a prompt"),
-    ("max_logprobs", int, "N", "max top tokens with log-probabilities for each token"),
-    ("max_concurrency", int, "N", "max HTTP requests that the engine runs at the same time"),
-    ("max_queue", int, "N", "max HTTP requests that wait; further requests get status 429"),
-    ("request_timeout", float, "SECONDS", "max time of an answer"),
-    ("body_timeout", float, "SECONDS", "max time until a request's body has arrived"),
-    ("max_responses", int, "N", "max stored responses; a new response replaces the oldest"),
-    ("max_stored_bytes", int, "N", "max bytes of all stored responses; the oldest are dropped"),
-    ("response_ttl", float, "SECONDS", "how long a response is stored"),
-    (
-        "drain_timeout",
-        float,
-        "SECONDS",
-        "max time that accepted requests may still run after SIGTERM",
-    ),
-)
-"""Settings that have a flag of their own: name, type, metavar and meaning."""
+FLAG_OF = {name: name.removesuffix("_s") for name, one in LIMITS.items() if one.meaning}
+"""Setting that is a number -> the name of its flag, with underscores."""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -144,15 +125,15 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="file with one key per line; a client must send one of them, or the key in the "
         "environment variable ENGINEBAY_API_KEY (default: no key is needed)",
     )
-    for name, kind, metavar, what in LIMITS:
-        default = _default(name)
-        shown = f"{default:g}" if kind is float else default
+    for name, flag in FLAG_OF.items():
+        default = getattr(DEFAULTS, name)
+        is_time = isinstance(default, float)
         group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind,
+            f"--{flag.replace('_', '-')}",
+            type=type(default),
             default=default,
-            metavar=metavar,
-            help=f"{what} (default: {shown})",
+            metavar="SECONDS" if is_time else "N",
+            help=f"{LIMITS[name].meaning} (default: {f'{default:g}' if is_time else default})",
         )
     group.add_argument(
         "--lora-routes",
@@ -181,16 +162,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _default(name: str) -> int | float:
-    value: int | float = getattr(DEFAULTS, name if hasattr(DEFAULTS, name) else f"{name}_s")
-    return value
-
-
 def settings_from(args: argparse.Namespace) -> ServerSettings:
     """The settings of the flags, and the keys of file and environment."""
-    limits = {
-        name if hasattr(DEFAULTS, name) else f"{name}_s": getattr(args, name) for name, *_ in LIMITS
-    }
+    limits = {name: getattr(args, flag) for name, flag in FLAG_OF.items()}
     return ServerSettings(
         api_keys=read_api_keys(args.api_key_file),
         unknown_fields=args.unknown_fields,

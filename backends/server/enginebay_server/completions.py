@@ -17,6 +17,7 @@ from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import CompletionLogprobs
+from enginebay_server.sampling_fields import sampling_field
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import ServerSettings
 from enginebay_server.sse import DONE, StreamWriter
@@ -34,9 +35,9 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0)
     echo: bool | None = None
-    best_of: int | None = Field(default=None, ge=1)
+    best_of: int | None = sampling_field("best_of")
     suffix: str | None = None
-    prompt_logprobs: int | None = Field(default=None, ge=0)
+    prompt_logprobs: int | None = sampling_field("prompt_logprobs")
 
     @property
     def prompts(self) -> list[str | list[int]]:

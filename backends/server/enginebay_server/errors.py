@@ -24,6 +24,7 @@ from enginebay.errors import (
     UnsupportedError,
     error_line,
 )
+from enginebay_server.sampling_fields import HTTP_NAMES
 
 INVALID = "invalid_request_error"
 TYPES = {
@@ -111,12 +112,8 @@ class ApiError(Exception):
 
 
 FIELD = re.compile(r"([\w.]+) = ")
-REQUEST_NAMES = {
-    "choice": "guided_choice",
-    "regex": "guided_regex",
-    "grammar": "guided_grammar",
-}
-"""The names in a request of fields of SamplingParams that have another name there."""
+REQUEST_NAMES = {field: name for field, name in HTTP_NAMES.items() if field != "json_schema"}
+"""Field of SamplingParams -> its name in a request. A JSON schema may be in response_format too."""
 TOO_LONG = re.compile(r"a prompt of (?:at least )?\d+ tokens(?:\. Allowed: at most (?P<most>\d+))?")
 """Matches the errors of a prompt that is longer than the context or the cache."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from annotated_types import GroupedMetadata, MaxLen
-from pydantic import BeforeValidator, FailFast
+from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticKnownError
 
 MAX_MESSAGES = 16_384
@@ -49,6 +49,7 @@ class AtMost(GroupedMetadata):
         return value
 
 
+TokenId = Annotated[int, Field(ge=0)]
 Name = Annotated[str, AtMost(MAX_NAME_CHARS, is_list=False)]
 Objects = Annotated[list[dict[str, Any]], AtMost(MAX_MESSAGES)]
 Tools = Annotated[list[dict[str, Any]], AtMost(MAX_TOOLS)]

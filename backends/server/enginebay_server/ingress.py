@@ -103,13 +103,16 @@ class IngressMiddleware:
             if not is_probe:
                 self._state.num_open -= 1
             log.info(
-                "id=%s method=%s path=%s status=%s seconds=%.4f%s",
-                request_id.decode(),
-                scope["method"],
-                urllib.parse.quote(scope["path"], errors="replace"),
-                status,
-                time.monotonic() - began_s,
-                token_counts(scope),
+                "id=%(id)s method=%(method)s path=%(path)s status=%(status)s "
+                "seconds=%(seconds).4f%(tokens)s",
+                {
+                    "id": request_id.decode(),
+                    "method": scope["method"],
+                    "path": urllib.parse.quote(scope["path"], errors="replace"),
+                    "status": status,
+                    "seconds": time.monotonic() - began_s,
+                    "tokens": token_counts(scope),
+                },
             )
 
     def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:

@@ -15,6 +15,7 @@ from enginebay_server.bodies import IGNORED_HEADER, Body
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import AtMost, Name, Objects, Tools
+from enginebay_server.sampling_fields import sampling_field
 from enginebay_server.served import ServedModel
 from enginebay_server.usage import Usage
 
@@ -59,8 +60,8 @@ class ResponsesBody(Body):
     instructions: str | None = None
     previous_response_id: Name | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: float | None = sampling_field("temperature")
+    top_p: float | None = sampling_field("top_p")
     stream: bool | None = None
     store: bool | None = None
     tools: Tools | None = None

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from enginebay import __version__
 from enginebay.errors import UnsupportedError
 from enginebay_server.errors import ApiError
-from enginebay_server.parsing.choose import REASONING, TOOLS
 from enginebay_server.routes_generate import as_json
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
@@ -90,7 +89,7 @@ def model_record(model: ServedModel) -> dict[str, Any]:
 def explained(model: ServedModel) -> dict[str, Any]:
     """What was chosen for a model, and why; and the memory of its engine."""
     plan, formats = model.llm.plan, model.formats
-    parsers = {TOOLS: formats.tool_choice, REASONING: formats.reasoning_choice}
+    parsers = {"tool_parser": formats.tool_choice, "reasoning_parser": formats.reasoning_choice}
     return {
         "family": plan.model.info.family,
         "choices": [

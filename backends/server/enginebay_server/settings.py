@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from enginebay.errors import ConfigError
 from enginebay.types import MAX_LOGPROBS
@@ -17,25 +17,31 @@ MAX_SECONDS = 31_536_000
 
 MAX_COUNT = 2**63 - 1
 
-RANGES: dict[str, tuple[float, float]] = {
-    "max_body_bytes": (1, MAX_COUNT),
-    "max_body_values": (1, MAX_COUNT),
-    "max_prompts": (1, MAX_COUNT),
-    "max_n": (1, MAX_COUNT),
-    "max_logprobs": (0, MAX_LOGPROBS),
-    "max_concurrency": (1, MAX_COUNT),
-    "max_queue": (0, MAX_COUNT),
-    "max_responses": (1, MAX_COUNT),
-    "max_stored_bytes": (0, MAX_COUNT),
-    "response_ttl_s": (0, MAX_SECONDS),
-    "retry_after_s": (1, MAX_SECONDS),
-    "request_timeout_s": (0.001, MAX_SECONDS),
-    "body_timeout_s": (0.001, MAX_SECONDS),
-    "drain_timeout_s": (0, MAX_SECONDS),
-}
-"""The lowest and the highest value of each number."""
-
 ORIGIN = re.compile(r"https?://[^/\s?#]+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NumberRange:
+    """Metadata of a setting that is a number: its range and its meaning. Without a meaning it has
+    no flag.
+    """
+
+    lowest: float
+    highest: float
+    meaning: str = ""
+
+
+def limit(
+    default: float, meaning: str = "", *, lowest: float = 1, highest: float = MAX_COUNT
+) -> Any:
+    """Return the field of a setting that is a number."""
+    metadata = {"limit": NumberRange(lowest, highest, meaning)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def seconds(default: float, meaning: str = "", *, lowest: float = 0) -> Any:
+    """Return the field of a setting in seconds."""
+    return limit(default, meaning, lowest=lowest, highest=MAX_SECONDS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,39 +52,47 @@ class ServerSettings:
     """API keys; a client must send one of them. Without keys, every client may send requests."""
     front_key: str | None = dataclasses.field(default=None, repr=False)
     """The only key that a replica accepts. The front sends it, and checks the clients' keys."""
-    max_body_bytes: int = 8 * 2**20
-    max_body_values: int = 2**18
-    """Max JSON values (numbers, texts, lists and objects) of a body."""
-    max_prompts: int = 128
-    """Max number of prompts of an HTTP request."""
-    max_n: int = 16
-    """Max number of completions of a prompt."""
-    max_logprobs: int = MAX_LOGPROBS
-    max_concurrency: int = 256
-    """Max number of HTTP requests in the engine at the same time."""
-    max_queue: int = 1024
-    """Max number of HTTP requests that wait for a place; further ones are answered with 429."""
-    retry_after_s: int = 1
+    max_body_bytes: int = limit(8 * 2**20, "max bytes of a request's body")
+    max_body_values: int = limit(
+        2**18, "max JSON values (numbers, texts, lists and objects) of a request's body"
+    )
+    max_prompts: int = limit(128, "max prompts of a request")
+    max_n: int = limit(16, "max completions of a prompt")
+    max_logprobs: int = limit(
+        MAX_LOGPROBS,
+        "max top tokens with log-probabilities for each token",
+        lowest=0,
+        highest=MAX_LOGPROBS,
+    )
+    max_concurrency: int = limit(256, "max HTTP requests that the engine runs at the same time")
+    max_queue: int = limit(
+        1024, "max HTTP requests that wait; further requests get status 429", lowest=0
+    )
+    retry_after_s: int = seconds(1, lowest=1)
     """Seconds in the Retry-After header of answers 429 and 503."""
-    request_timeout_s: float = 600.0
-    """Max seconds from the body of a request to the end of its answer."""
-    body_timeout_s: float = 30.0
-    """Max seconds from the head of a request to the end of its body."""
+    request_timeout_s: float = seconds(
+        600.0, "max time from the body of a request to the end of its answer", lowest=0.001
+    )
+    body_timeout_s: float = seconds(
+        30.0, "max time until a request's body has arrived", lowest=0.001
+    )
     unknown_fields: UnknownFields = "refuse"
     response_store: str | None = None
     """SQLite file for stored responses; None stores them in memory."""
     response_journal: Literal["WAL", "TRUNCATE"] = "WAL"
     """Journal of the SQLite file; WAL is for processes of one machine only."""
-    max_responses: int = 1024
-    """Max number of stored responses; the oldest is dropped."""
-    max_stored_bytes: int = 256 * 2**20
-    """Max bytes of all stored responses, with their conversations; the oldest are dropped."""
-    response_ttl_s: float = 3600.0
-    """Seconds that a response is stored."""
+    max_responses: int = limit(1024, "max stored responses; a new response replaces the oldest")
+    max_stored_bytes: int = limit(
+        256 * 2**20,
+        "max bytes of all stored responses, with their conversations; the oldest are dropped",
+        lowest=0,
+    )
+    response_ttl_s: float = seconds(3600.0, "how long a response is stored")
     cors_origins: tuple[str, ...] = ()
     warmup: Warmup = "full"
-    drain_timeout_s: float = 30.0
-    """Seconds that accepted requests have to end after SIGTERM."""
+    drain_timeout_s: float = seconds(
+        30.0, "max time that accepted requests may still run after SIGTERM"
+    )
     traces_url: str | None = None
     """Where spans are sent by OTLP over HTTP; None: nowhere."""
     lora_routes: bool = False
@@ -92,8 +106,8 @@ class ServerSettings:
         return self.api_keys if self.front_key is None else (self.front_key,)
 
     def __post_init__(self) -> None:
-        for name, (lowest, highest) in RANGES.items():
-            value = getattr(self, name)
+        for name, one in LIMITS.items():
+            value, lowest, highest = getattr(self, name), one.lowest, one.highest
             if not lowest <= value <= highest:
                 flag = f"--{name.removesuffix('_s').replace('_', '-')}"
                 raise ConfigError(
@@ -108,3 +122,11 @@ class ServerSettings:
                     "the address of a web site without a path, or * for every site",
                     "Pass --cors-origin https://site.example.",
                 )
+
+
+LIMITS = {
+    field.name: field.metadata["limit"]
+    for field in dataclasses.fields(ServerSettings)
+    if "limit" in field.metadata
+}
+"""The settings that are numbers, with their ranges and meanings."""

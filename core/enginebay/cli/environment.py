@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform as host
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 
 from enginebay import __version__
+from enginebay.jax_config import compiled_programs
 
 PACKAGES = (
     "jax",
@@ -39,7 +41,24 @@ def environment(*, with_devices: bool = True) -> dict[str, Any]:
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
         if with_devices
         else [],
+        "compiled_programs": _compiled_programs(),
     }
+
+
+def _compiled_programs() -> dict[str, Any]:
+    folder, files = compiled_programs()
+    size = 0
+    for path in files:
+        with contextlib.suppress(OSError):  # another process may remove it
+            size += path.stat().st_size
+    return {"folder": str(folder), "files": len(files), "bytes": size}
+
+
+def clear_compiled_programs() -> None:
+    """Remove the files of compiled programs. Processes that run keep the programs they have."""
+    _, files = compiled_programs()
+    for path in files:
+        path.unlink(missing_ok=True)
 
 
 def _version(package: str) -> str:

@@ -87,7 +87,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         field = SamplingParams.model_fields[name]
         usual = "as in generation_config.json, else " if name in in_checkpoint else ""
         default = "none" if field.default is None else field.default
-        text = f"{field.description} (default: {usual}{default})".replace("%", "%%")
+        text = f"{_described(name)} (default: {usual}{default})"
         flag = f"--{name.replace('_', '-')}"
         # None where a flag is left out: the checkpoint may set a default for this field.
         if kind is bool:
@@ -95,20 +95,20 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, action=action, default=None, help=text)
         else:
             group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
-    group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
+    group.add_argument("-n", type=int, default=1, metavar="N", help=_described("n"))
     group.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end the completion at this text; may be repeated",
+        help=f"one of the {_described('stop')}; may be repeated",
     )
     group.add_argument(
         "--stop-words-ids",
         action="append",
         default=[],
         metavar="1,2,3",
-        help="end the completion at this sequence of token ids; may be repeated",
+        help=f"one of the {_described('stop_words_ids')}; may be repeated",
     )
     group.add_argument(
         "--processor",
@@ -121,20 +121,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     _add_logprobs_arguments(group)
 
 
+def _described(field: str) -> str:
+    """Return the description of a field of SamplingParams, as the text of a flag's help."""
+    return str(SamplingParams.model_fields[field].description).replace("%", "%%")
+
+
 def _add_logprobs_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--logprobs",
-        type=int,
-        metavar="K",
-        help="with --json: log-probabilities of each new token and of the K likeliest tokens, "
-        f"0 to {MAX_LOGPROBS}; -1: of the whole vocabulary",
-    )
-    group.add_argument(
-        "--prompt-logprobs",
-        type=int,
-        metavar="K",
-        help=f"with --json: the same for each token of the prompt, 0 to {MAX_LOGPROBS}",
-    )
+    for name in ("logprobs", "prompt_logprobs"):
+        flag = f"--{name.replace('_', '-')}"
+        text = f"with --json: {_described(name)}; at most {MAX_LOGPROBS}"
+        group.add_argument(flag, type=int, metavar="N", help=text)
 
 
 def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,10 +141,8 @@ def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|TEXT",
         help="the output is JSON of this schema, which is a file or a text that begins with {",
     )
-    group.add_argument("--json-object", action="store_true", help="the output is a JSON object")
-    group.add_argument(
-        "--regex", metavar="EXPRESSION", help="this regular expression matches the whole output"
-    )
+    group.add_argument("--json-object", action="store_true", help=_described("json_object"))
+    group.add_argument("--regex", metavar="EXPRESSION", help=_described("regex"))
     group.add_argument(
         "--choice",
         action="append",
@@ -156,9 +150,7 @@ def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="the output is one of the given texts; repeat the flag for each text",
     )
-    group.add_argument(
-        "--grammar", metavar="FILE", help="the output follows this grammar in Lark's notation"
-    )
+    group.add_argument("--grammar", metavar="FILE", help=_described("grammar"))
 
 
 def _read_text(path: str, flag: str) -> str:

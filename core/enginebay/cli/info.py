@@ -31,6 +31,11 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
             metavar="FILE",
             help="TOML file to check; its values are not used",
         )
+        parser.add_argument(
+            "--clear-programs",
+            action="store_true",
+            help="remove compiled programs from the user's cache folder first",
+        )
     if name == "explain":
         parser.add_argument(
             "-v",
@@ -173,8 +178,10 @@ def _config(args: argparse.Namespace) -> None:
 
 
 def _env(args: argparse.Namespace) -> None:
-    from enginebay.cli.environment import environment
+    from enginebay.cli.environment import clear_compiled_programs, environment
 
+    if args.clear_programs:
+        clear_compiled_programs()
     record = environment()
     if args.json:
         _print_json(record)
@@ -184,6 +191,9 @@ def _env(args: argparse.Namespace) -> None:
     for package, version in record["packages"].items():
         print(f"{package}: {version}")
     print(f"devices: {', '.join(record['devices'])}")
+    kept = record["compiled_programs"]
+    size = f"{kept['bytes'] / 2**20:.1f} MiB in {kept['files']} files"
+    print(f"compiled programs: {size}, in {kept['folder']}")
 
 
 COMMAND = Command(add_arguments, run)

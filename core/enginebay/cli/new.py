@@ -16,12 +16,13 @@ from string import Template
 from enginebay.cli.command import Command
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, unknown_name
+from enginebay.plugins.hooks import FORMER_KINDS
 
 KINDS: Mapping[str, str] = {
     "kernel": "kernel:attention:",
     "scheduler": "scheduler:",
     "sampler": "sampler:",
-    "processor": "logits_processor:",
+    "processor": "processor:",
     "proposer": "proposer:",
     "platform": "platform:",
     "engine": "engine:",
@@ -56,21 +57,22 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Write the plugin and print the next steps."""
-    folder = write_plugin(args.kind, args.name, args.path)
-    print(f"wrote a {args.kind} to {folder}:")
+    kind, _ = FORMER_KINDS.get(args.kind, (args.kind, None))
+    folder = write_plugin(kind, args.name, args.path)
+    print(f"wrote a {kind} to {folder}:")
     for path in sorted(folder.iterdir()):
         print(f"  {path.name}")
     print("\nnext:")
     print(f"  pip install -e '{folder}[test]'")
     print("  enginebay plugins")
-    if args.kind in HOW_TO_CHOOSE:
-        print(f"  {HOW_TO_CHOOSE[args.kind].format(name=args.name)}")
+    if kind in HOW_TO_CHOOSE:
+        print(f"  {HOW_TO_CHOOSE[kind].format(name=args.name)}")
     else:
         print(
             f'  # LLM(..., processors=["{args.name}"]), then '
             f'SamplingParams(processors={{"{args.name}": {{}}}})'
         )
-    print(f"  enginebay check {KINDS[args.kind]}{args.name}")
+    print(f"  enginebay check {KINDS[kind]}{args.name}")
     print(f"  cd '{folder}' && pytest")
     return 0
 

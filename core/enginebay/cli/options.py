@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tomllib
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from enginebay.config import EngineConfig, make_config, merge
@@ -17,23 +18,41 @@ CACHE_DTYPE = "--cache-dtype"
 """The short form of --kv-cache-dtype."""
 
 
-NAMED = (
-    (
-        "model",
-        "DIR|ID|FILE",
-        "model: a folder, a hub id, a GGUF file, or demo (the built-in model)",
-    ),
-    ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
-    ("dtype", "T", "dtype of the computation: float32, bfloat16, float16 or auto"),
-    ("weight_dtype", "T", "dtype of the weights; auto: the same as --dtype"),
-    ("kv_cache_dtype", "T", "dtype of the cache; int8, uint4, fp8: quantised; auto: --dtype"),
-    ("quantization", "NAME", "weights in fewer bits, such as int8; auto: as they are stored"),
-    ("engine", "NAME", "engine, which owns the cache and runs the steps"),
-    ("scheduler", "NAME", "policy that decides which requests run next"),
-    ("sampler", "NAME", "sampler, which chooses each next token"),
-    ("proposer", "NAME", "proposer, which drafts tokens for the next step to verify"),
-)
-"""Settings whose flags take a name: setting, placeholder of the value, help."""
+FLAGS: Mapping[str, str] = {
+    "model": "DIR|ID|FILE",
+    "platform": "NAME",
+    "dtype": "T",
+    "weight_dtype": "T",
+    "kv_cache_dtype": "T",
+    "quantization": "NAME",
+    "activation_quantization": "",
+    "engine": "NAME",
+    "scheduler": "NAME",
+    "sampler": "NAME",
+    "proposer": "NAME",
+    "layout": "NAME",
+    "generation_config": "",
+    "special_tokens_in_text": "",
+    "max_model_len": "N",
+    "max_num_seqs": "N",
+    "max_num_batched_tokens": "N",
+    "decode_steps": "N",
+    "mixed_steps": "",
+    "stream_chunk_tokens": "N",
+    "draft_tokens": "N",
+    "max_loras": "N",
+    "max_lora_rank": "N",
+    "max_cpu_loras": "N",
+    "interpret": "",
+    "tuned": "",
+    "tuned_folder": "DIR",
+    "verify_weights": "",
+    "compile_cache": "DIR",
+    "dump_step": "DIR",
+}
+"""Fields of EngineConfig that have a flag of the same name, with the placeholder of its value; ""
+for a switch, and for one of a few words. Type, words, default and help come from the field.
+"""
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,32 +61,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", metavar="FILE", help="TOML file with settings; flags override it"
     )
-    for name, metavar, what in NAMED:
-        flags = [f"--{name.replace('_', '-')}", *([CACHE_DTYPE] if "cache" in name else [])]
-        group.add_argument(*flags, metavar=metavar, help=with_default(what, name))
+    for name, metavar in FLAGS.items():
+        _add_flag(group, name, metavar)
     _add_kernel_arguments(group)
-    group.add_argument("--layout", metavar="NAME", help=with_default("cache layout", "layout"))
-    group.add_argument(
-        "--activation-quantization",
-        choices=["auto", "none", "int8"],
-        help=with_default("rounding of the inputs of quantised weights", "activation_quantization"),
-    )
-    group.add_argument(
-        "--generation-config",
-        choices=["auto", "none"],
-        help=with_default(
-            "use of sampling defaults in the checkpoint's generation_config.json",
-            "generation_config",
-        ),
-    )
-    group.add_argument(
-        "--special-tokens-in-text",
-        choices=["parse", "text"],
-        help=with_default(
-            "special tokens in prompts and messages: parse them, or take their letters as text",
-            "special_tokens_in_text",
-        ),
-    )
     group.add_argument(
         "--mesh",
         metavar="AXIS=N",
@@ -75,20 +71,22 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="devices along a mesh axis, such as tensor=2 (default: one device)",
     )
-    for name, what in (
-        ("max_model_len", "max length of prompt plus output, in tokens"),
-        ("max_num_seqs", "max number of requests that run at once"),
-        ("max_num_batched_tokens", "max number of prompt tokens in one step"),
-        ("decode_steps", "max tokens that a row decodes in one compiled call"),
-        ("stream_chunk_tokens", "max tokens in a chunk of a stream, while few requests stream"),
-        ("draft_tokens", "max draft tokens per row and step"),
-        ("max_loras", "slots for adapters on the device"),
-        ("max_lora_rank", "max rank of an adapter"),
-        ("max_cpu_loras", "max number of loaded adapters"),
-    ):
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=int, metavar="N", help=with_default(what, name))
     _add_running_arguments(group)
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, metavar: str) -> None:
+    """Declare the flag of a field of EngineConfig."""
+    field = EngineConfig.model_fields[name]
+    what = str(field.description)
+    flags = [f"--{name.replace('_', '-')}", *([CACHE_DTYPE] if name == "kv_cache_dtype" else [])]
+    if field.annotation is bool:
+        group.add_argument(*flags, action="store_true", default=None, help=what)
+    elif metavar:
+        kind = int if field.annotation in (int, int | None) else str
+        group.add_argument(*flags, type=kind, metavar=metavar, help=with_default(what, name))
+    else:
+        choices = typing.get_args(field.annotation)
+        group.add_argument(*flags, choices=choices, help=with_default(what, name))
 
 
 def only_adapter(config: EngineConfig) -> str | None:
@@ -114,32 +112,11 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         help="read the tokens of each step before the next step is launched",
     )
     group.add_argument(
-        "--mixed-steps",
-        choices=["auto", "on", "off"],
-        help=with_default("decode rows and prefill prompts in the same step", "mixed_steps"),
-    )
-    group.add_argument(
         "--lora",
         metavar="NAME=DIR",
         action="append",
         default=[],
         help="load a LoRA adapter in the format of PEFT; may be repeated (default: none)",
-    )
-    group.add_argument(
-        "--verify-weights",
-        action="store_true",
-        default=None,
-        help="refuse weights that hold NaN or infinity",
-    )
-    group.add_argument(
-        "--compile-cache",
-        metavar="DIR",
-        help=with_default("folder of compiled programs, or auto or off", "compile_cache"),
-    )
-    group.add_argument(
-        "--dump-step",
-        metavar="DIR",
-        help="write the text and memory use of every compiled program to this folder",
     )
     group.add_argument(
         "--set",
@@ -153,12 +130,14 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def with_default(what: str, field: str) -> str:
-    """Return a help text with the default of a field of EngineConfig."""
+    """Return a help text with the default of a field of EngineConfig. What an unset field means
+    becomes the default.
+    """
     found = EngineConfig.model_fields[field]
     default = found.default.name if isinstance(found.default, Choice) else found.default
     if default is None:  # the description says what an unset field means
         default = str(found.description).partition("unset: ")[2] or "none"
-    return f"{what} (default: {default})".replace("%", "%%")
+    return f"{what.partition('; unset: ')[0]} (default: {default})".replace("%", "%%")
 
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
@@ -202,12 +181,6 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         help="kernel of an op, such as linear=xla; may be repeated (default: auto for each)",
     )
     group.add_argument(
-        "--interpret",
-        action="store_true",
-        default=None,
-        help="interpret kernels that are chosen by name and made for another platform",
-    )
-    group.add_argument(
         "--shadow",
         metavar="OP=NAME[@SHARE]",
         action="append",
@@ -221,16 +194,6 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         action="store_false",
         default=None,
         help="use kernels from import paths without checking them first",
-    )
-    group.add_argument(
-        "--tuned",
-        choices=["auto", "off", "require"],
-        help=with_default("whether tuned kernel configurations are used or required", "tuned"),
-    )
-    group.add_argument(
-        "--tuned-folder",
-        metavar="DIR",
-        help=with_default("folder of your own tables of tuned kernels", "tuned_folder"),
     )
 
 

@@ -12,7 +12,7 @@ from enginebay.cli.command import Command
 from enginebay.cli.show import print_table
 from enginebay.config import make_config
 from enginebay.errors import unknown_name
-from enginebay.plugins.hooks import INTERFACE_VERSIONS
+from enginebay.plugins.hooks import FORMER_KINDS, INTERFACE_VERSIONS
 from enginebay.plugins.registry import Entry, load_registry
 from enginebay.toml_file import read_toml
 
@@ -54,7 +54,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         _print_timings(registry.import_s, as_json=args.json)
         return 0
     kinds = ["plugin", *INTERFACE_VERSIONS]
-    if args.kind is not None and args.kind not in kinds:
+    if args.kind is not None and args.kind not in (*kinds, *FORMER_KINDS):
         raise unknown_name("kind of part", args.kind, kinds)
     platforms = {entry.name for entry in registry.entries if entry.kind == "platform"}
     if args.platform is not None and args.platform not in platforms:
@@ -64,7 +64,11 @@ def run(name: str, args: argparse.Namespace) -> int:
         if args.platform is None
         else {args.platform}
     )
-    shown = [e for e in registry.entries if args.kind in (None, e.kind) and _fits(e, args.platform)]
+    shown = [
+        e
+        for e in registry.entries
+        if (args.kind is None or e.is_of(args.kind)) and _fits(e, args.platform)
+    ]
     records = [_record(entry, here) for entry in shown]
     if args.json:
         print(json.dumps(records, indent=2))

@@ -16,7 +16,7 @@ class Rows:
     widths: Sequence[int] = ()
     is_begun: bool = False
 
-    def add(self, *cells: str) -> None:
+    def add(self, cells: Sequence[str]) -> None:
         """Print a row at once."""
         if not self.is_begun:
             self.is_begun = True

@@ -94,6 +94,7 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -
         int(getattr(impl, "priority", entry.priority)),
         impl,
         custom_calls=tuple(entry.capability("custom_calls", ())),
+        register_call=entry.capability("register_call"),
         interpreted=reason is not None,
         built_in=entry.built_in,
     )

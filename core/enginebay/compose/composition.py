@@ -11,6 +11,7 @@ from typing import Any
 from enginebay.compose.binding import OpsBinder, bound_ops
 from enginebay.compose.checked_paths import check_import_paths
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
+from enginebay.compose.import_paths import BY_PATH, import_path
 from enginebay.compose.kernel_configs import require_tuned
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
@@ -23,10 +24,10 @@ from enginebay.compose.resolve import ResolveInputs, resolve
 from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.compose.shadowing import with_shadow
 from enginebay.compose.weight_format import choose_weight_format
-from enginebay.config import NO_PROPOSER, EngineConfig
-from enginebay.config_sections import AUTO, Choice
+from enginebay.config import LOCAL_EXECUTOR, NO_PROPOSER, EngineConfig, Reason
+from enginebay.config_sections import AUTO
 from enginebay.contracts.engine import Engine
-from enginebay.contracts.executor import EngineParts, weight_bytes
+from enginebay.contracts.executor import EngineParts, MakeExecutor, weight_bytes
 from enginebay.contracts.model import (
     Checkpoint,
     ModelFamily,
@@ -40,13 +41,14 @@ from enginebay.contracts.sampler import Sampler
 from enginebay.contracts.scheduler import Scheduler
 from enginebay.errors import (
     CheckpointError,
+    ConfigError,
     EnginebayError,
     PluginError,
     UnsupportedError,
     unknown_name,
 )
 from enginebay.jax_start import prepare_jax
-from enginebay.ops.select import Candidate, choose
+from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.plugins.guard import reason_of
 from enginebay.plugins.registry import Entry, Registry, import_target, load_registry
 from enginebay.waits import waiting
@@ -115,7 +117,15 @@ def make_plan(
     settled, reasons = resolve(config, facts)
     reasons += why_weights
     _check_parts(registry, settled, here)
-    steps = engine_steps(registry, settled, platform, model)
+    make_executor, why_executor = choose_executor(settled)
+    steps = engine_steps(
+        registry,
+        settled,
+        model=model,
+        platform=platform,
+        placement=placement,
+        weight_format=weight_format,
+    )
     kernels = choose_kernels(
         registry,
         settled,
@@ -127,7 +137,7 @@ def make_plan(
         needs=weight_format.needs,
     )
     processors = choose_processors(registry, settled)
-    reasons += (processors.reason, *kernels.reasons)
+    reasons += (why_executor, processors.reason, *kernels.reasons)
     plan = Plan(
         registry=registry,
         config=settled,
@@ -139,6 +149,7 @@ def make_plan(
         kernels=kernels,
         processors=processors,
         weight_format=weight_format,
+        make_executor=make_executor,
     )
     return _completed(plan)
 
@@ -212,6 +223,27 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     return engine
 
 
+def choose_executor(config: EngineConfig) -> tuple[MakeExecutor | None, Reason]:
+    """Return what makes the configured executor, from its import path, and the reason; None for the
+    engine's own executor.
+
+    UnknownNameError for another name; ConfigError for a path that cannot be imported, or whose
+    target cannot be called.
+    """
+    name = config.executor
+    if name == LOCAL_EXECUTOR:
+        return None, Reason("executor", name, "runs commands in this process")
+    if not is_import_path(name):
+        todo = 'Name an executor of yours by its import path, "package.module:attribute".'
+        raise unknown_name("executor", name, [LOCAL_EXECUTOR], todo)
+    found = import_path(name, "executor")
+    if not callable(found):
+        given = f"executor {name!r}, which is of type {type(found).__name__}"
+        allowed = "a callable that takes EngineParts and returns an Executor"
+        raise ConfigError(given, allowed, "Name such a callable, or leave the executor out.")
+    return found, Reason("executor", name, BY_PATH)
+
+
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """Return the parts that an engine is made of. Nothing is loaded or allocated."""
     registry, config = plan.registry, plan.config
@@ -226,6 +258,11 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     def changed(parts: Mapping[str, object]) -> EngineParts:
         return make_parts(overridden_plan(plan, by_op(parts), check=False))
 
+    def register_call(name: str) -> None:
+        target = plan.kernels.custom_calls[name]
+        if target is not None:
+            import_target(target, f"register_call of a kernel with the custom call {name!r}")(name)
+
     return EngineParts(
         config=config,
         model=split_model(plan.model, plan.placement),
@@ -237,18 +274,19 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         and bool(registry.find("sampler", config.sampler.name).capability("exact_greedy")),
         platform=plan.platform,
         placement=plan.placement,
-        make_executor=registry.load(registry.find("executor", config.executor)),
+        make_executor=plan.make_executor,
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
-        dtype=config.dtype,
         weight_format=plan.weight_format,
         compact_decode=decode.compact_decode,
         ragged_decode=decode.ragged_decode,
         drafts_are_rows=decode.splits_rows,
         kernels=plan.kernels.names,
-        custom_calls=plan.kernels.custom_calls,
+        custom_calls=tuple(sorted(plan.kernels.custom_calls)),
+        register_call=register_call,
         shadow=plan.shadow,
         adapters=plan.adapters,
+        program_digest=plan.program_digest(),
         changed=changed,
     )
 
@@ -280,7 +318,6 @@ def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> Non
     engine, sampler, proposer = config.engine.name, config.sampler.name, config.proposer
     drafts = {} if proposer.name == NO_PROPOSER else {"proposer": proposer}
     chosen = {"engine": config.engine, "scheduler": config.scheduler, "sampler": config.sampler}
-    chosen["executor"] = Choice(name=config.executor)
     for kind, choice in (chosen | drafts).items():
         entry = registry.find(kind, choice.name)
         choose(kind, entry.name, _facts(registry, kind, platform))

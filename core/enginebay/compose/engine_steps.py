@@ -12,32 +12,34 @@ from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, PHASES
 from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.engine import AttentionProblem
-from enginebay.contracts.executor import AttentionProblemsOf, StepFacts
+from enginebay.contracts.executor import AttentionProblemsOf, EngineParts
 from enginebay.contracts.model import Model, ModelInfo
+from enginebay.contracts.placement import Placement
 from enginebay.contracts.platform import Platform
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
 from enginebay.plugins.registry import Registry, import_target
+from enginebay.weights import WeightFormat
 
 USUAL_PAGE_SIZE = 64
 
 
-def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
+def usual_problems(parts: EngineParts, options: Any) -> list[AttentionProblem]:
     """Return the problems that are assumed for an engine without the capability
     `attention_problems`: its largest step of each phase, on pages of 64 tokens.
     """
-    config = facts.config
+    config = parts.config
     longest, num_rows = config.max_model_len, config.max_num_seqs
     assert longest is not None, "resolve() settles max_model_len"
     pages = -(-longest // USUAL_PAGE_SIZE)
     layouts = {
-        group: spec.make_layout(facts.layout_type, pages, USUAL_PAGE_SIZE)
-        for group, spec in facts.info.attention.items()
+        group: spec.make_layout(parts.layout_type, pages, USUAL_PAGE_SIZE)
+        for group, spec in parts.info.attention.items()
     }
     found: list[AttentionProblem] = []
     for phase in PHASES:
-        rows = max(num_rows, facts.min_rows) if phase == "decode" else num_rows
+        rows = max(num_rows, parts.min_rows) if phase == "decode" else num_rows
         prompts = min(config.max_num_batched_tokens, longest * num_rows)
         tokens = rows if phase == "decode" else prompts
         width = 1 if phase == "decode" else tokens
@@ -46,7 +48,13 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
 
 
 def engine_steps(
-    registry: Registry, config: EngineConfig, platform: Platform, model: Model
+    registry: Registry,
+    config: EngineConfig,
+    *,
+    model: Model,
+    platform: Platform,
+    placement: Placement,
+    weight_format: WeightFormat,
 ) -> PlanSteps:
     """Return a function that lists the attention problems of the configured engine, for a layout
     and a decode kernel. An attention problem is the bucket and the cache layouts of a step, which
@@ -64,7 +72,6 @@ def engine_steps(
     problems_of: AttentionProblemsOf = (
         usual_problems if target is None else import_target(str(target), what)
     )
-    min_rows = platform.min_rows(config.dtype)
 
     @functools.cache
     def problems(
@@ -75,18 +82,19 @@ def engine_steps(
         ragged_decode: bool,
         drafts_are_rows: bool,
     ) -> Sequence[AttentionProblem]:
-        facts = StepFacts(
+        parts = EngineParts(
             config=config,
-            info=model.info,
+            model=model,
+            platform=platform,
+            placement=placement,
+            weight_format=weight_format,
             layout=layout,
             layout_type=layout_type,
-            min_rows=min_rows,
             compact_decode=compact_decode,
             ragged_decode=ragged_decode,
             drafts_are_rows=drafts_are_rows,
-            one_prefill_width=platform.one_prefill_width,
         )
-        return problems_of(facts, options)
+        return problems_of(parts, options)
 
     def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
         return problems(

@@ -1,5 +1,5 @@
-"""Unregistered implementations by import path: "package.module:attribute" in place of a kernel's
-name.
+"""Unregistered parts by import path: "package.module:attribute" in place of the name of a kernel or
+an executor.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ BY_PATH = "by import path"
 
 
 class RegistryWithPaths(Registry):
-    """A registry in which import paths are kernels too. Their targets are imported when the
-    registry is made.
+    """A registry in which import paths are parts too. Their targets are imported when the registry
+    is made.
     """
 
-    def __init__(self, registry: Registry, found: Mapping[tuple[str, str], Any]) -> None:
+    def __init__(self, registry: Registry, found: Mapping[tuple[str, str, str], Any]) -> None:
+        """`found`: (kind, op, import path) -> the object at the path."""
         added = (
             Entry(
-                "kernel",
+                kind,
                 path,
                 BY_PATH,
                 "",
                 BY_PATH,
-                declaration=Declaration("kernel", path, path, op=op),
+                declaration=Declaration(kind, path, path, op=op),
             )
-            for op, path in found
+            for kind, op, path in found
         )
         super().__init__([*registry.entries, *added])
-        self._found = found
+        self._registry, self._found = registry, found
 
     def load(self, entry: Entry) -> Any:
         """Return the object of a registered name or an import path."""
-        if entry.package == BY_PATH:
-            return self._found[entry.op, entry.name]
-        return super().load(entry)
+        key = (entry.kind, entry.op, entry.name)
+        if entry.package == BY_PATH and key in self._found:
+            return self._found[key]
+        return self._registry.load(entry)
 
 
 def with_import_paths(
@@ -60,7 +62,7 @@ def with_import_paths(
     """
     layouts = dict.fromkeys([default_layout, *registry.names("layout")])
     return RegistryWithPaths(
-        registry, {(op, path): _load(op, path, tuple(layouts)) for op, path in paths}
+        registry, {("kernel", op, path): _load(op, path, tuple(layouts)) for op, path in paths}
     )
 
 

@@ -56,9 +56,9 @@ class ChosenKernels:
     layout_type: type[KVLayout]
     reasons: tuple[Reason, ...]
     env: Env
-    custom_calls: tuple[str, ...] = ()
-    """Names of the functions outside XLA that the implementations declare and register with XLA
-    when they are loaded.
+    custom_calls: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    """Names of the functions outside XLA that the implementations call, and "module:function" of
+    what registers them; None: they are registered when the implementation is loaded.
     """
     ops: Mapping[str, Op[Any]] = dataclasses.field(default_factory=dict)
     """The usable registered ops, by name."""
@@ -140,7 +140,11 @@ def choose_kernels(
         registry, config, env, ops, layout.chosen, specs, is_sharded=shards > 1, needs=needs
     )
     reasons = [layout, *why, *why_plain, *refused]
-    calls = {call for one in (*attention.values(), *plain.values()) for call in one.custom_calls}
+    calls = {
+        call: one.register_call
+        for one in (*attention.values(), *plain.values())
+        for call in one.custom_calls
+    }
     chosen = ChosenKernels(
         attention={phase: found.impl for phase, found in attention.items()},
         plain={op: found.impl for op, found in plain.items()},
@@ -149,7 +153,7 @@ def choose_kernels(
         layout_type=layout_type,
         reasons=tuple(reasons),
         env=env,
-        custom_calls=tuple(sorted(calls)),
+        custom_calls=calls,
         ops=ops,
         tuned=tuned,
         steps=steps_for,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 
 from enginebay.compose.kernels import ChosenKernels
@@ -10,7 +12,7 @@ from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
 from enginebay.contracts.adapters import Adapters
-from enginebay.contracts.executor import ShadowParts, engine_title
+from enginebay.contracts.executor import MakeExecutor, ShadowParts, engine_title
 from enginebay.contracts.model import Checkpoint, Model
 from enginebay.contracts.placement import Placement
 from enginebay.contracts.platform import Platform
@@ -35,6 +37,8 @@ class Plan:
     kernels: ChosenKernels
     processors: ChosenProcessors
     weight_format: WeightFormat
+    make_executor: MakeExecutor | None = None
+    """Makes the engine's executor; None: the engine uses its own."""
     adapters: Adapters | None = None
     """The adapters that requests may use; None: the model has no slots for adapters."""
     shadow: ShadowParts | None = None
@@ -61,6 +65,29 @@ class Plan:
             verify=self.config.verify_weights,
             progress=progress,
         )
+
+    def program_digest(self) -> str:
+        """Return a digest of all that steps are traced from, except for sizes, versions and code;
+        "" while parts without a name are in use.
+        """
+        if self.swapped or self.sampler is not None:
+            return ""
+        kernels = self.kernels
+        stored = {
+            path: repr(self.weight_format.stored(path, spec))
+            for path, spec in self.model.weight_specs().items()
+        }
+        facts = (
+            self.config.model_dump_json(),
+            json.dumps(dict(self.checkpoint.config), sort_keys=True, default=repr),
+            repr(self.model.info),
+            repr(stored),
+            repr(sorted(kernels.names.items())),
+            repr(kernels.tuned),
+            repr(kernels.layout_type),
+            repr([*self.processors.entries]),
+        )
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def make_title(plan: Plan) -> str:

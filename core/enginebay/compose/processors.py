@@ -53,7 +53,7 @@ class ChosenProcessors:
         return tuple(made)
 
     def _missing(self, name: str) -> RequestError:
-        known = self.registry.names("logits_processor")
+        known = self.registry.names("processor")
         if name not in known:
             return RequestError(str(unknown_name("logits processor", name, list(self.entries))))
         return RequestError(
@@ -78,10 +78,10 @@ def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcess
     `default`.
     """
     if config.processors == AUTO:
-        entries = [e for e in registry.ready("logits_processor") if e.capability("default")]
+        entries = [e for e in registry.ready("processor") if e.capability("default")]
         why = "those that plugins declare as default"
     else:
-        entries = [registry.find("logits_processor", name) for name in config.processors]
+        entries = [registry.find("processor", name) for name in config.processors]
         why = "chosen by name"
     entries = sorted(
         {e.name: e for e in entries}.values(), key=lambda e: (e.capability("order", LAST), e.name)

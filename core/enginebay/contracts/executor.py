@@ -1,4 +1,4 @@
-"""EngineParts: what composition passes to an engine. Executor: the contract of what runs its
+"""EngineParts: what an engine and its steps are made of. Executor: the contract of what runs its
 commands.
 """
 
@@ -8,7 +8,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from enginebay.contracts.platform import Platform
 from enginebay.contracts.processor import Processors
 from enginebay.contracts.sampler import Sampler
 from enginebay.contracts.step_key import StepKey, StepNeeds
-from enginebay.errors import UnsupportedError
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.weights import WeightFormat, stored_bytes
@@ -36,26 +36,6 @@ Layouts = Mapping[str, CacheLayout]
 
 OpsFactory = Callable[[Bucket, Layouts], Ops]
 """Returns the chosen ops for a step's bucket and layouts; called while the step is traced."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepFacts:
-    """What the sizes of an engine's steps depend on. They are known before kernels are chosen,
-    because the choice depends on the sizes.
-
-    `compact_decode`, `ragged_decode` and `drafts_are_rows` are declared by the decode kernel
-    (`enginebay.ops.caps.Caps`), `min_rows` and `one_prefill_width` by the platform.
-    """
-
-    config: EngineConfig
-    info: ModelInfo
-    layout: str
-    layout_type: type[KVLayout]
-    min_rows: int
-    compact_decode: bool = False
-    ragged_decode: bool = False
-    drafts_are_rows: bool = False
-    one_prefill_width: bool = False
 
 
 def make_layouts(
@@ -68,12 +48,6 @@ def make_layouts(
         group: spec.make_layout(layout_type, shapes[group].num_pages, shapes[group].page_size)
         for group, spec in attention.items()
     }
-
-
-AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
-"""The function that an engine's capability `attention_problems` names: returns the attention
-problems of the engine's steps, from the facts and the engine's options.
-"""
 
 
 def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
@@ -174,7 +148,7 @@ class Executor(ABC):
         return UnsupportedError(
             f"the {what} of a {type(self).__name__}",
             "an engine whose executor runs commands in this process",
-            "Pass --executor local.",
+            "Leave `executor` out of the configuration.",
         )
 
     @property
@@ -185,50 +159,80 @@ class Executor(ABC):
         return None
 
 
+def _not_chosen(*args: Any, **kwargs: Any) -> Any:
+    """Stands in EngineParts for what is chosen after the sizes of the engine's steps."""
+    raise InternalError("these parts describe the sizes of steps: kernels are not chosen yet")
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineParts:
-    """What composition passes to an engine."""
+    """What an engine and its compiled steps are made of.
+
+    The sizes of an engine's steps depend on the fields without a default, which are known before
+    kernels are chosen, because the choice depends on the sizes. `compact_decode`, `ragged_decode`
+    and `drafts_are_rows` are declared by the decode kernel (`enginebay.ops.caps.Caps`).
+    """
 
     config: EngineConfig
     model: Model
-    load_weights: Callable[[], Weights]
-    """Loads the weights. An engine calls it once, after its memory plan was accepted."""
-    ops: OpsFactory
-    sampler: Sampler
     platform: Platform
     placement: Placement
-    make_executor: Callable[[EngineParts], Executor]
-    """Makes the executor of the engine, from these parts."""
+    weight_format: WeightFormat
     layout: str
     layout_type: type[KVLayout]
-    dtype: str
-    weight_format: WeightFormat
-    changed: Callable[[Mapping[str, object]], EngineParts]
-    """These parts with others by setting, as in `Engine.swap`."""
     compact_decode: bool = False
     ragged_decode: bool = False
     drafts_are_rows: bool = False
     """Whether verify steps use the attention of decode steps, with each draft as a row of its
     own.
     """
-    kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Names of the chosen kernels by op, of attention by phase ("attention.decode"), and of the
-    layout.
-    """
-    custom_calls: tuple[str, ...] = ()
-    """Functions outside XLA that the kernels call."""
-    shadow: ShadowParts | None = None
-    """The shadow candidate that is compared with the chosen kernels on live steps."""
+    ops: OpsFactory = _not_chosen
+    sampler: Sampler = _not_chosen
+    has_greedy: bool = False
+    """Whether steps whose rows all take the first best token may skip the sampler."""
+    processors: Processors = ()
+    """Logits processors that requests may use, in the order of their application."""
     returns_logits: bool = False
     """Whether steps return all their logits (`Pending.read_logits`). The memory plan does not count
     them.
     """
     adapters: Adapters | None = None
     """The adapters that requests may use; None: the model has no slots for adapters."""
-    has_greedy: bool = False
-    """Whether steps whose rows all take the first best token may skip the sampler."""
-    processors: Processors = ()
-    """Logits processors that requests may use, in the order of their application."""
+    shadow: ShadowParts | None = None
+    """The shadow candidate that is compared with the chosen kernels on live steps."""
+    kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of the chosen kernels by op, of attention by phase ("attention.decode"), and of the
+    layout.
+    """
+    custom_calls: tuple[str, ...] = ()
+    """Functions outside XLA that the kernels call."""
+    register_call: Callable[[str], None] = _not_chosen
+    """Registers one of `custom_calls` with XLA, before a program that calls it is loaded."""
+    program_digest: str = ""
+    """Names all that steps are traced from besides the sizes of arrays, so that another process can
+    use their programs; "" if something has no name, such as a function passed to override().
+    """
+    load_weights: Callable[[], Weights] = _not_chosen
+    """Loads the weights. An engine calls it once, after its memory plan was accepted."""
+    make_executor: MakeExecutor | None = None
+    """Makes the executor of the engine, from these parts; None: the engine uses its own."""
+    changed: Callable[[Mapping[str, object]], EngineParts] = _not_chosen
+    """These parts with others by setting, as in `Engine.swap`."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's facts."""
+        return self.model.info
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of activations."""
+        return self.config.dtype
+
+    @property
+    def min_rows(self) -> int:
+        """The smallest number of rows of a decode step (`Platform.min_rows`)."""
+        return self.platform.min_rows(self.dtype)
 
     @property
     def title(self) -> str:
@@ -250,19 +254,16 @@ class EngineParts:
         }
         return {**self.kv_layouts(shapes), **states}
 
-    def facts(self) -> StepFacts:
-        """What the sizes of the engine's steps depend on."""
-        return StepFacts(
-            config=self.config,
-            info=self.model.info,
-            layout=self.layout,
-            layout_type=self.layout_type,
-            min_rows=self.platform.min_rows(self.dtype),
-            compact_decode=self.compact_decode,
-            ragged_decode=self.ragged_decode,
-            drafts_are_rows=self.drafts_are_rows,
-            one_prefill_width=self.platform.one_prefill_width,
-        )
+
+AttentionProblemsOf = Callable[[EngineParts, Any], Sequence[AttentionProblem]]
+"""The function that an engine's capability `attention_problems` names: returns the attention
+problems of the engine's steps, from parts whose kernels are not chosen yet and the engine's
+options.
+"""
+
+
+MakeExecutor: TypeAlias = Callable[[EngineParts], Executor]
+"""What the setting `executor` names by its import path, such as the class of an executor."""
 
 
 def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:

@@ -133,9 +133,7 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """A format of tool calls or of reasoning; plugins register it as kind "tool_parser" or
-    "reasoning_parser".
-    """
+    """A format of tool calls, of reasoning, or of both; plugins register it as kind "format"."""
 
     make_parser: Callable[[ParseRequest], Parser]
     """Makes a parser for one completion."""

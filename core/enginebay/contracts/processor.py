@@ -65,7 +65,7 @@ class RowFacts:
 
 
 class LogitsProcessor(ABC):
-    """A plugin registers a subclass as kind "logits_processor". One instance serves all rows and
+    """A plugin registers a subclass as kind "processor". One instance serves all rows and
     has no state of its own.
 
     The parameters of a request, and all values that change from token to token, are *fields* of the

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 else:
     DeviceParams = tree_util.register_dataclass(
         dataclasses.make_dataclass(
-            "DeviceParams", [(name, jax.Array) for name in ROW_VALUES], frozen=True
+            "DeviceParams",
+            [(name, jax.Array) for name in ROW_VALUES],
+            frozen=True,
+            # Python 3.11 has no argument `module`; without it, records cannot be pickled.
+            namespace={"__module__": __name__},
         ),
         data_fields=list(ROW_VALUES),
         meta_fields=[],

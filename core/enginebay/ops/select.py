@@ -22,6 +22,8 @@ class Candidate:
     impl: Any = None
     unavailable: str | None = None
     custom_calls: tuple[str, ...] = ()
+    register_call: str | None = None
+    """The kernel's capability of this name."""
     interpreted: bool = False
     """Whether it is for another platform and is interpreted on this one."""
     built_in: bool = False

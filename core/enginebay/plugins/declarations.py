@@ -10,6 +10,9 @@ from enginebay.errors import PluginError, unknown_name
 from enginebay.plugins import hooks
 from enginebay.plugins.hooks import Declaration
 
+READABLE = ("tool_calls", "reasoning")
+"""What formats may read."""
+
 
 def check_declaration(declaration: Declaration) -> None:
     """Raise PluginError for a declaration that would fail later, when the part is chosen."""
@@ -26,17 +29,26 @@ def check_declaration(declaration: Declaration) -> None:
     is_op = isinstance(op, str) and (declaration.kind == "kernel") == bool(op)
     are_lists = all(not isinstance(value, str) for value in lists)
     is_number = isinstance(declaration.capabilities.get("priority", 0), int)
+    reads = declaration.capabilities.get("reads", ())
     tests = {
         "a name that is not auto and has no /, no : and no control characters": is_name,
         f'a target of the form "module:attribute", not {target!r}': is_target,
         f"an op for a kernel, and none for another kind, not {op!r}": is_op,
         "tuples for platforms, requires and custom_calls, not a single string": are_lists,
         "a whole number for the capability priority": is_number,
+        f"a tuple of {' and '.join(READABLE)} for the capability reads, not {reads!r}": (
+            declaration.kind != "format" or _is_readable(reads)
+        ),
     }
     for allowed, is_right in tests.items():
         if not is_right:
             todo = f"Correct {hooks.hook_name(declaration.kind)} of the plugin."
             raise PluginError(f"{declaration.kind} {name!r}", allowed, todo)
+
+
+def _is_readable(reads: object) -> bool:
+    """Return whether a format may declare that it reads this."""
+    return isinstance(reads, tuple | list) and bool(reads) and set(reads) <= set(READABLE)
 
 
 def _check_capabilities(declaration: Declaration) -> None:

@@ -32,6 +32,8 @@ CAPABILITIES: dict[str, dict[str, str]] = {
     "model": {"architectures": "names in `config.json` that the family serves"},
     "kernel": {
         "custom_calls": "names of its XLA custom calls; without them its programs cannot be saved",
+        "register_call": '"module:function" that registers the custom call of a name with XLA, for '
+        "kernels that do so only when a step is traced: stored programs are loaded without tracing",
         "compiler": '"module:attribute" of an `enginebay_testing.toolchains.KernelCompiler`, for '
         "devices that are not here",
         "layouts": "cache layouts that it can write (`kv_write`, `rope_kv_write`); all when absent",
@@ -52,7 +54,7 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "draws": "name of an op, such as `sample`, whose chosen implementation the sampler gets as "
         "`draw=`",
     },
-    "logits_processor": {
+    "processor": {
         "order": "place in the order: below 100 for processors of logits, above 100 for processors "
         "of probabilities; last when absent",
         "default": "engines are made with it when `processors` is `auto`",
@@ -70,12 +72,15 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "mixed_steps": "prefills may contain rows that decode",
         "verifies": "its steps verify drafts",
         "attention_problems": '"module:attribute" of a function '
-        "(`enginebay.contracts.executor.StepFacts`, options) that returns the bucket and layouts "
+        "(`enginebay.contracts.executor.EngineParts`, options) that returns the bucket and layouts "
         "of every step, for choosing kernels. Without it the largest step of each phase is assumed",
         "ledger_example": '"module:function" that returns an '
         "`enginebay_testing.ledgers.LedgerExample` for `enginebay check`",
     },
     "command": {"without_jax": "the command does not import JAX"},
+    "format": {
+        "reads": "what its parser finds, one or both of `tool_calls` and `reasoning`; must be there"
+    },
 }
 """The capabilities that enginebay reads, by kind of part, with their meanings. Every kind has
 `priority`, too. A plugin may declare facts of its own under names with a dot, such as
@@ -191,7 +196,7 @@ class Hooks:
         """
 
     @hookspec
-    def register_logits_processors(self, register: Register) -> None:
+    def register_processors(self, register: Register) -> None:
         """Register logits processors. Target: a subclass of
         `enginebay.contracts.processor.LogitsProcessor` whose constructor takes no arguments. The
         model in `options` validates the options that a request passes.
@@ -211,12 +216,6 @@ class Hooks:
         """
 
     @hookspec
-    def register_executors(self, register: Register) -> None:
-        """Register executors, which run the commands of engines. Target: a callable that takes the
-        `enginebay.contracts.executor.EngineParts` and returns an `Executor` of the same module.
-        """
-
-    @hookspec
     def register_engines(self, register: Register) -> None:
         """Register engines. Target: a callable that takes
         (`enginebay.contracts.executor.EngineParts`, options) and returns an
@@ -224,21 +223,16 @@ class Hooks:
         """
 
     @hookspec
-    def register_tool_parsers(self, register: Register) -> None:
-        """Register formats in which models write tool calls. Target: an
-        `enginebay.contracts.output_format.OutputFormat`.
-        """
-
-    @hookspec
-    def register_reasoning_parsers(self, register: Register) -> None:
-        """Register formats in which models write reasoning. Target: an
-        `enginebay.contracts.output_format.OutputFormat`.
-        """
-
-    @hookspec
     def register_commands(self, register: Register) -> None:
         """Register commands of the `enginebay` program. Target: an
         `enginebay.cli.command.Command`.
+        """
+
+    @hookspec
+    def register_formats(self, register: Register) -> None:
+        """Register formats in which models write tool calls or reasoning. Target: an
+        `enginebay.contracts.output_format.OutputFormat`. The capability `reads` says what its
+        parser finds.
         """
 
 
@@ -252,12 +246,35 @@ INTERFACE_VERSIONS = {
 
 FORMER_HOOKS = {
     "register_binders": "declare the rule `partition` of an op, by which its calls are split",
+    "register_executors": "name the executor by its import path, in the configuration: "
+    'executor = "module:attribute"',
+    "register_logits_processors": "name the hook register_processors",
+    "register_tool_parsers": 'register a format that declares reads=("tool_calls",) in its '
+    "capabilities, by the hook register_formats",
+    "register_reasoning_parsers": 'register a format that declares reads=("reasoning",) in its '
+    "capabilities, by the hook register_formats",
     "register_grammars": 'name the library in the configuration: grammars = "module:attribute"',
     "register_guides": "register a logits processor, or set `grammars` to a library",
     "register_tunings": "ship tables of tuned configurations in the folder `tuned` of the package",
     "register_revisions": "register the part that the plan should use, such as a kernel",
 }
 """Hooks of earlier versions: what a plugin that implements one should do today."""
+
+
+FORMER_KINDS: dict[str, tuple[str, bool | None]] = {
+    "logits_processor": ("processor", None),
+    "tool_parser": ("format", True),
+    "reasoning_parser": ("format", False),
+}
+"""Kinds of earlier versions, which users may still type: the kind of today, and whether formats of
+the former kind read tool calls.
+"""
+
+
+FORMER_PLUGINS = frozenset({"executor", "startup", "byhand"})
+"""Plugins of earlier versions whose parts are not registered any more. ENGINEBAY_PLUGINS may still
+list them.
+"""
 
 
 def hook_name(kind: str) -> str:

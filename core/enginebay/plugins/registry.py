@@ -71,6 +71,12 @@ class Entry:
         """Return the capability that the part declares under this name."""
         return self.declaration.capabilities.get(name, default) if self.declaration else default
 
+    def is_of(self, kind: str) -> bool:
+        """Return whether the part is of a kind; the kind may be a word of FORMER_KINDS."""
+        today, reads_calls = hooks.FORMER_KINDS.get(kind, (kind, None))
+        found = "tool_calls" in self.capability("reads", ())
+        return self.kind == today and reads_calls in (None, found)
+
     def why_not_on(self, platform: str) -> str | None:
         """Return why the part cannot be used on a platform, or None when it can."""
         declared = self.declaration.platforms if self.declaration else ()
@@ -208,7 +214,7 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
     if names is None:
         listed = os.environ.get(PLUGINS_VARIABLE, "").split(",")
         names = [name.strip() for name in listed if name.strip()] or known
-    chosen = set(names)
+    chosen = set(names) - hooks.FORMER_PLUGINS
     for name in sorted(chosen - known):
         raise unknown_name(
             "plugin", name, known, f"Correct the name in {PLUGINS_VARIABLE}, or install the plugin."

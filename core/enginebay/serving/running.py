@@ -1,4 +1,6 @@
-"""Running: the host's state of one completion. TokenEvent: what its reader gets."""
+"""Running: the host's state of one completion, with the DraftStats that say whether drafting its
+tokens has paid so far. TokenEvent: what its reader gets.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from enginebay.contracts.engine import TokenLogprobs
 from enginebay.errors import EnginebayError
 from enginebay.grammar import Constraint
 from enginebay.outputs import RequestMetrics
-from enginebay.serving.draft_stats import DraftStats
 from enginebay.serving.prompt_values import PromptParts, joined_logprobs, pooled_hidden
 from enginebay.text.stopping import end_of_match
 from enginebay.types import FinishReason, Request
@@ -48,6 +49,48 @@ TakeEvent = Callable[[TokenEvent], Wake | None]
 """Receives the next event of a request. Returns the function that wakes the request's reader, or
 None when there is nothing new to read.
 """
+
+
+MIN_ACCEPTED_SHARE = 0.3
+"""The share of drafts that must be accepted. A verify step costs more than a decode step, and its
+tokens must be read before the next step is launched.
+"""
+
+PROPOSAL_WEIGHT = 0.5
+"""The weight of the last proposal, when it filled at least one pass of the model."""
+
+EMPTY_WEIGHT = 0.125
+"""The weight of an empty proposal: it cost no verify step, only the wait for the row's last
+token.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DraftStats:
+    """A moving average of the share of drafts that were accepted.
+
+    It starts above MIN_ACCEPTED_SHARE, so every row begins with drafting. While it is below, or
+    when nothing is proposed, the row decodes without drafts; the tokens that it decodes then show
+    how many drafts would have been accepted, until the share is large enough again.
+    """
+
+    share: float = 0.5
+
+    @property
+    def is_good(self) -> bool:
+        """Whether to draft the row's next tokens."""
+        return self.share >= MIN_ACCEPTED_SHARE
+
+    def after(self, num_held: int, num_asked: int, most: int) -> DraftStats:
+        """The stats after `num_held` of `num_asked` requested drafts were accepted; one pass of the
+        model verifies at most `most` drafts.
+        """
+        weight = PROPOSAL_WEIGHT * min(1.0, num_asked / most)
+        return DraftStats(self.share + weight * (num_held / num_asked - self.share))
+
+    def after_none(self) -> DraftStats:
+        """The stats after the proposer has proposed nothing."""
+        return DraftStats(self.share * (1 - EMPTY_WEIGHT))
 
 
 class Running:

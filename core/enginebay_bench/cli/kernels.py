@@ -370,7 +370,7 @@ def _print(rows: Rows, figure: Figure) -> None:
     f = figure
     start = (f.op, f.shape, f.dtype, f.implementation)
     if f.timing is None or f.parity is None or f.share is None:
-        rows.add(*start, "-", "", "", "", "", "", "", f.reason or "", "")
+        rows.add((*start, "-", "", "", "", "", "", "", f.reason or "", ""))
         return
     low, high = (1e3 * s for s in f.timing.quartiles_s)
     times = (f"{1e3 * f.timing.median_s:.4g}", f"{low:.4g} to {high:.4g}")
@@ -381,7 +381,7 @@ def _print(rows: Rows, figure: Figure) -> None:
     tuned = f.config is not None and f.config_source != "default"
     config = f"{f.config_source}: {short(f.config)}" if tuned else ""
     share = f"{100 * f.share:.0f} %"
-    rows.add(*start, *times, *rates, share, f.bound or "", error, f.parity.against, config)
+    rows.add((*start, *times, *rates, share, f.bound or "", error, f.parity.against, config))
 
 
 def print_roofline(session: Session, roofline: Roofline) -> None:

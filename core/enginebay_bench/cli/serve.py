@@ -172,7 +172,7 @@ class _PrintedLoad:
         print(f"enginebay: {load.num_requests} requests, {given}", file=sys.stderr, flush=True)
         found = self.runner.measure(load)
         if self.rows is not None:
-            self.rows.add(*_cells(found.figures))
+            self.rows.add(_cells(found.figures))
         return found
 
 

@@ -219,12 +219,12 @@ def _print(rows: Rows, one: Tuned) -> None:
     start = (one.op, one.shape, one.dtype, one.impl)
     refused = "; ".join(f"{name}: {why}" for name, why in one.refused)
     if one.entry is None:
-        rows.add(*start, "-", "", "", "", str(one.num_tried), one.reason or "")
+        rows.add((*start, "-", "", "", "", str(one.num_tried), one.reason or ""))
         return
     entry = one.entry
     config = "nothing to choose" if entry.config is None else short(entry.config)
     times = (f"{1e3 * entry.median_s:.4g}", f"{1e3 * entry.default_median_s:.4g}")
-    rows.add(*start, config, *times, f"{100 * entry.roofline:.0f} %", str(one.num_tried), refused)
+    rows.add((*start, config, *times, f"{100 * entry.roofline:.0f} %", str(one.num_tried), refused))
 
 
 COMMAND = Command(add_arguments, run)

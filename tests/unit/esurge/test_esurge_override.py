@@ -60,11 +60,11 @@ def test_the_block_runs_the_function_through_pauses_and_the_former_programs_come
 
 
 def test_a_wrong_one_is_refused_and_nothing_changes(real_engine: eSurge) -> None:
-    program = real_engine.engine.executor.program
+    parts = real_engine.engine.executor.parts
     with pytest.raises(IncorrectError, match="garbage_attention fails its quick check"):
         with real_engine.override(attention=garbage_attention):
             pytest.fail("the block was entered")
-    assert real_engine.engine.executor.program is program
+    assert real_engine.engine.executor.parts is parts
 
 
 def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(

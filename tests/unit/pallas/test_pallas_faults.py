@@ -67,7 +67,9 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any]
 
     def replace(name: str, fault: Callable[..., Any]) -> None:
         original = getattr(attention_kernel, name)
-        monkeypatch.setattr(attention_kernel, name, lambda *arguments: fault(original, *arguments))
+        monkeypatch.setattr(
+            attention_kernel, name, lambda **arguments: fault(original, **arguments)
+        )
 
     return replace
 
@@ -78,14 +80,12 @@ def test_the_kernel_itself_passes(case: AttentionCase) -> None:
 
 
 def test_a_missing_wait_is_found(broken: Callable[..., None]) -> None:
-    def fault(original: Callable[..., Any], *arguments: Any) -> None:
-        *before, act = arguments
-
+    def fault(original: Callable[..., Any], act: Any, **others: Any) -> None:
         def forgetful(copy: Any) -> None:
             if act.__code__.co_names == ("start",):
                 act(copy)
 
-        original(*before, forgetful)
+        original(act=forgetful, **others)
 
     broken("for_each_read", fault)
     with pytest.raises(AssertionError, match="off by nan"):
@@ -93,9 +93,8 @@ def test_a_missing_wait_is_found(broken: Callable[..., None]) -> None:
 
 
 def test_a_mask_that_is_off_by_one_is_found(broken: Callable[..., None]) -> None:
-    def fault(original: Callable[..., Any], *arguments: Any) -> Any:
-        *before, span = arguments
-        return original(*before, span._replace(position=span.position + 1))
+    def fault(original: Callable[..., Any], span: Any, **others: Any) -> Any:
+        return original(span=span._replace(position=span.position + 1), **others)
 
     broken("attend_block", fault)
     with pytest.raises(AssertionError, match="is off by"):
@@ -103,9 +102,9 @@ def test_a_mask_that_is_off_by_one_is_found(broken: Callable[..., None]) -> None
 
 
 def test_a_page_read_out_of_bounds_is_found(broken: Callable[..., None]) -> None:
-    def fault(original: Callable[..., Any], *arguments: Any) -> None:
-        plan, tables, *others = arguments
-        original(plan, tables._replace(page_table=Moved(tables.page_table, 6)), *others)
+    def fault(original: Callable[..., Any], tables: Any, **others: Any) -> None:
+        moved = tables._replace(page_table=Moved(tables.page_table, 6))
+        original(tables=moved, **others)
 
     broken("for_each_read", fault)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out-of-bounds read"):
@@ -122,9 +121,8 @@ def test_a_write_outside_the_table_is_found(
     used = set(np.asarray(problem.batch.page_table).ravel().tolist())
     free = next(page for page in range(problem.layout.num_pages) if page not in used)
 
-    def fault(original: Callable[..., Any], *arguments: Any) -> None:
-        plan, tables, *others = arguments
-        original(plan, tables._replace(page_table=Replaced(free)), *others)
+    def fault(original: Callable[..., Any], tables: Any, **others: Any) -> None:
+        original(tables=tables._replace(page_table=Replaced(free)), **others)
 
     broken("for_each_write", fault)
     # Writes of several rows to the one page race too, which is found before the cache is looked at.
@@ -134,9 +132,8 @@ def test_a_write_outside_the_table_is_found(
 
 
 def test_a_race_between_the_buffers_is_found(broken: Callable[..., None]) -> None:
-    def fault(original: Callable[..., Any], *arguments: Any) -> None:
-        plan, q, scratch, slot, *others = arguments
-        original(plan, q, scratch, 1 - slot, *others)
+    def fault(original: Callable[..., Any], slot: Any, **others: Any) -> None:
+        original(slot=1 - slot, **others)
 
     broken("attend_block", fault)
     with pytest.raises(jax.errors.JaxRuntimeError, match="races with its own DMAs"):

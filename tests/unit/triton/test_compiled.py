@@ -23,13 +23,16 @@ from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
 from enginebay.config_sections import KernelChoice
 from enginebay.contracts.commands import DecodeInputs
+from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.placement import make_placement
+from enginebay.contracts.step_key import StepKey
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import load_registry
+from enginebay.weights import WeightFormat
 from enginebay_models import llama
 from enginebay_runtime.device import DeviceRows
-from enginebay_runtime.step import Program, StepState, decode_step
+from enginebay_runtime.step import StepState, decode_step
 from enginebay_testing.models import harness_steps
 from enginebay_triton.attention import attention
 from enginebay_triton.call import graph_features
@@ -145,19 +148,25 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
     steps = functools.partial(harness_steps, model.info)
     chosen = choose_kernels(registry, config, env, model.info, placement, "nhd", steps)
     assert chosen.names["attention.decode"] == "triton"
-    program = Program(
-        model,
-        OpsBinder(chosen, model.info, placement),
-        make_sampler(registry, config, chosen.plain),
+    parts = EngineParts(
+        config=config,
+        model=model,
+        platform=registry.load(registry.find("platform", "cuda"))(),
+        placement=placement,
+        weight_format=WeightFormat("bfloat16"),
+        layout=chosen.layout,
+        layout_type=chosen.layout_type,
+        ops=OpsBinder(chosen, model.info, placement),
+        sampler=make_sampler(registry, config, chosen.plain),
     )
     (group,) = model.info.groups
     layout = NhdLayout(ROWS * CONTEXT // PAGE, PAGE, group.num_kv_heads, group.head_dim, "bfloat16")
     bucket = Bucket(ROWS, ROWS, CONTEXT // PAGE, 1, CONTEXT, "decode")
-    sizes = {"layouts": {group.name: layout}, "bucket": bucket, "max_steps": 8}
+    sizes = {"layouts": {group.name: layout}, "key": StepKey("decode", bucket), "max_steps": 8}
 
     def step(weights: Any, state: StepState, row_ids: Any, num_steps: Any, pages: Any) -> Any:
         inputs = DecodeInputs(row_ids, num_steps)
-        return decode_step(weights, state, {}, inputs, program=program, pages=pages, **sizes)
+        return decode_step(weights, state, {}, inputs, parts=parts, pages=pages, **sizes)
 
     weights = {path: S(spec.shape, jnp.bfloat16) for path, spec in model.weight_specs().items()}
     rows = jax.eval_shape(lambda: DeviceRows.empty(ROWS, CONTEXT))

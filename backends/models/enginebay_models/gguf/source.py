@@ -12,6 +12,8 @@ from typing import Any
 from enginebay.config import NO_QUANTIZATION
 from enginebay.contracts.model import Model, TokenInfo
 from enginebay.errors import CheckpointError
+from enginebay.row_value import FromCheckpoint, declared
+from enginebay.types import SamplingParams
 from enginebay.weights import QuantizedArray, Weight, WeightFormat
 from enginebay_models.checkpoint import read_architecture
 from enginebay_models.gguf.config import make_config_json
@@ -24,11 +26,9 @@ from enginebay_models.quantized_tensors import QuantizedTensor, Tensors, quantiz
 from enginebay_models.sampling_defaults import recommended
 
 SAMPLING: Mapping[str, str] = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
+    one.gguf: field
+    for field, one in declared(SamplingParams, FromCheckpoint).items()
+    if one.gguf is not None
 }
 """Keys in general.sampling -> fields of SamplingParams with the same meaning."""
 

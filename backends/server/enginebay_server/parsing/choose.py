@@ -10,7 +10,7 @@ from enginebay.contracts.output_format import ModelChat, OutputFormat
 from enginebay.errors import PluginError
 from enginebay.plugins.registry import Registry
 
-TOOLS, REASONING = "tool_parser", "reasoning_parser"
+KIND = "format"
 NO_PARSER = "none"
 WANTED = "chosen by name"
 
@@ -52,26 +52,37 @@ def choose_formats(
     registry: Registry, chat: ModelChat, *, tools: str = AUTO, reasoning: str = AUTO
 ) -> OutputFormats:
     """Return the formats of tool calls and of reasoning with these names. "auto" chooses the format
-    of the highest priority that serves the model, and "none" chooses no format.
+    of the highest priority that serves the model, and "none" chooses no format. A format that reads
+    both is one of tool calls.
 
     UnknownNameError for an unknown name, PluginError for a part that cannot be loaded.
     """
-    chosen = _choose(registry, TOOLS, tools, chat)
+    chosen = _choose(_readers(registry, calls=True), tools, chat)
     if chosen.format is not None and chosen.format.has_reasoning:
         why = f"the tool parser {chosen.name} finds reasoning too"
         return OutputFormats(chat, chosen, ChosenFormat(NO_PARSER, why))
-    return OutputFormats(chat, chosen, _choose(registry, REASONING, reasoning, chat))
+    return OutputFormats(chat, chosen, _choose(_readers(registry, calls=False), reasoning, chat))
 
 
-def _choose(registry: Registry, kind: str, name: str, chat: ModelChat) -> ChosenFormat:
+def _readers(registry: Registry, *, calls: bool) -> Registry:
+    """Return the formats that read tool calls, or those that read reasoning alone."""
+    return Registry(
+        e
+        for e in registry.entries
+        if e.kind == "plugin"
+        or (e.kind == KIND and ("tool_calls" in e.capability("reads", ())) == calls)
+    )
+
+
+def _choose(registry: Registry, name: str, chat: ModelChat) -> ChosenFormat:
     if name == NO_PARSER:
         return ChosenFormat(NO_PARSER, WANTED)
     if name != AUTO:
-        found = _checked(registry.load(registry.find(kind, name)), f"{kind} {name!r}")
+        found = _checked(registry.load(registry.find(KIND, name)), f"{KIND} {name!r}")
         return ChosenFormat(name, WANTED, found)
-    for entry in registry.ready(kind):
+    for entry in registry.ready(KIND):
         try:
-            found = _checked(registry.load(entry), f"{kind} {entry.name!r}")
+            found = _checked(registry.load(entry), f"{KIND} {entry.name!r}")
         except PluginError:
             continue  # a part that is named is refused with this error
         if found.serves(chat):

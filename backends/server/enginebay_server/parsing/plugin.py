@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enginebay.plugins.hooks import Register, hookimpl
 
-_TOOL_PARSERS = (
-    ("template", "template:template", 100, "what the model's response_template declares"),
+_TOOL_CALLS = (
     ("hermes", "json_calls:hermes", 10, "<tool_call> and JSON, as Hermes and Qwen write"),
     ("qwen3_coder", "xml_calls:qwen3_coder", 10, "<function=NAME>, as Qwen3-Coder writes"),
     ("mistral", "json_calls:mistral", 10, "[TOOL_CALLS], names and JSON, as Mistral writes"),
@@ -15,22 +14,24 @@ _TOOL_PARSERS = (
 
 
 @hookimpl
-def register_tool_parsers(register: Register) -> None:
-    """Register the formats of tool calls. `auto` tries them by priority, the highest first."""
-    for name, target, priority, summary in _TOOL_PARSERS:
+def register_formats(register: Register) -> None:
+    """Register the formats. `auto` tries them by priority, the highest first."""
+    for name, target, priority, summary in _TOOL_CALLS:
         register(
             name,
             f"enginebay_server.parsing.{target}",
             summary=summary,
-            capabilities={"priority": priority},
+            capabilities={"reads": ("tool_calls",), "priority": priority},
         )
-
-
-@hookimpl
-def register_reasoning_parsers(register: Register) -> None:
-    """Register think tags."""
+    register(
+        "template",
+        "enginebay_server.parsing.template:template",
+        summary="what the model's response_template declares",
+        capabilities={"reads": ("tool_calls", "reasoning"), "priority": 100},
+    )
     register(
         "think",
         "enginebay_server.parsing.thinking:think",
         summary="reasoning between <think> and </think>",
+        capabilities={"reads": ("reasoning",)},
     )

@@ -13,7 +13,7 @@ from enginebay.config import EngineConfig
 from enginebay.contracts.cache import CacheGroup, Lease, Ledger
 from enginebay.contracts.cache_shape import CacheShape, pages_for
 from enginebay.contracts.engine import AttentionProblem
-from enginebay.contracts.executor import EngineParts, StepFacts
+from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.prefix_key import NO_KEY, PrefixKey
 from enginebay.errors import InternalError
 from enginebay_runtime.engine import StepEngine
@@ -114,12 +114,12 @@ class RingLedger(Ledger):
 def make_engine(parts: EngineParts, options: RingOptions) -> StepEngine:
     """Return a StepEngine with a RingLedger. All rings are allocated at the start."""
     ledger = RingLedger(parts.model.info.groups, parts.config, options.block_size)
-    sizes = PoolSizes.of(parts.facts(), options.block_size, ledger.shapes())
+    sizes = PoolSizes.of(parts, options.block_size, ledger.shapes())
     rows = make_row_table(parts, options.block_size)
     return StepEngine(parts, rows, ledger, sizes)
 
 
-def attention_problems(facts: StepFacts, options: RingOptions) -> list[AttentionProblem]:
+def attention_problems(parts: EngineParts, options: RingOptions) -> list[AttentionProblem]:
     """Return the attention problems of the engine's steps. Kernels are chosen by them."""
-    shapes = RingLedger(facts.info.groups, facts.config, options.block_size).shapes()
-    return pool_problems(facts, options.block_size, shapes)
+    shapes = RingLedger(parts.info.groups, parts.config, options.block_size).shapes()
+    return pool_problems(parts, options.block_size, shapes)

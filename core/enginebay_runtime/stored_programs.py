@@ -1,0 +1,317 @@
+"""ProgramStore: compiled steps in files, which a later process loads without tracing them.
+
+A file has what JAX knows of a program, and names the entry of JAX's compilation cache with its
+executable, with a checksum. The file's own name is a digest of all that the program was made from:
+`EngineParts.program_digest`, the step's key, the layouts, the shapes of weights and state,
+versions, JAX's settings, devices, processor. It also lists the source files of the process that
+wrote it, with their digests: when one of them has other content, the program is not loaded. The
+file has a checksum too, and it must belong to the user and be closed to others, because loading it
+executes what is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import io
+import json
+import logging
+import os
+import pickle
+import stat
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from enginebay.contracts.executor import EngineParts
+from enginebay.jax_config import executable_of, read_entry
+from enginebay.machine import processor_features
+
+log = logging.getLogger("enginebay_runtime")
+
+MAX_BYTES, MAX_AGE_S = 4 << 30, 60 * 24 * 3600
+"""The oldest files are removed beyond this size of the folder, and files not used for this time."""
+
+_MAGIC = b"enginebay program 1\n"
+_SUFFIX = ".program"
+_DIGEST_BYTES = 32
+_SETTINGS_OUT = ("cache", "log", "dump")
+"""Parts of the names of JAX's settings that do not change a program."""
+
+_VARIABLES = ("XLA_", "JAX_", "LIBTPU_", "CUDA_", "NVIDIA_", "OMP_")
+"""Beginnings of the names of environment variables on which a compiled program may depend."""
+
+
+class ProgramStore:
+    """The stored programs of one executor. Any thread may call any method. No method raises: a file
+    that cannot be used is a miss, and its reason is logged at level debug.
+    """
+
+    def __init__(self, folder: Path, parts: EngineParts) -> None:
+        """`folder`: a private folder of the user. `parts`: what the programs are made of, besides
+        the names that `load` gets; they have a `program_digest`.
+        """
+        self.folder, self._devices = folder, tuple(parts.placement.devices)
+        self._calls, self._register = parts.custom_calls, parts.register_call
+        self._base = _digest(parts.program_digest, *_environment(self._devices))
+
+    def load(self, *names: object) -> Any | None:
+        """The program with these names, or None. A name's repr tells it from all others."""
+        path = self._path(names)
+        try:
+            payload = _read(path)
+            if payload is None:
+                return None
+            stored = pickle.loads(payload)  # noqa: S301  # a file of the user's own, like a program
+            changed = _first_changed(stored["sources"])
+            if changed is not None:
+                log.debug("stored program %s: %s has changed", path.name, changed)
+                return None
+            entry = read_entry(stored["entry"])
+            if hashlib.sha256(entry).digest() != stored["check"]:
+                raise ValueError("the entry of the compilation cache was changed")
+            program = self._loaded(stored["program"], executable_of(entry))
+            os.utime(path)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with a file, it is a miss
+            log.debug("stored program %s: %s: %s", path.name, type(error).__name__, error)
+            return None
+        return program
+
+    def _loaded(self, pickled: bytes, executable: bytes) -> Any:
+        for call in self._calls:
+            if call.encode() in executable:
+                self._register(call)
+        client = self._devices[0].client
+        loader = _Unpickler(io.BytesIO(pickled), client, self._devices)
+        loader.executable = executable
+        unloaded, args, no_kwargs, in_tree, out_tree = loader.load()
+        return jax.stages.Compiled(
+            unloaded.load(), [], in_tree.unflatten(args), out_tree, no_kwargs=no_kwargs
+        )
+
+    def save(self, program: Any, entry: tuple[str, bytes], *names: object) -> None:
+        """Store a compiled program under these names. `entry`: (key, content) of its entry in JAX's
+        compilation cache.
+        """
+        path = self._path(names)
+        try:
+            key, content = entry
+            stored = {
+                "program": _pickled(program),
+                "entry": key,
+                "check": hashlib.sha256(content).digest(),
+                "sources": _sources(),
+            }
+            payload = pickle.dumps(stored)
+            check = hashlib.sha256(payload).digest()
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                file.write(_MAGIC + check + payload)
+            Path(file.name).replace(path)
+            _prune(self.folder)
+        except Exception as error:  # noqa: BLE001  # a full disk must not end a request
+            log.debug("program %s is not stored: %s: %s", path.name, type(error).__name__, error)
+
+    def _path(self, names: Sequence[object]) -> Path:
+        return self.folder / f"{_digest(self._base, *map(repr, names))}{_SUFFIX}"
+
+
+_LIB = importlib.import_module("jax._src.lib")  # names that JAX does not export
+_EXECUTABLES = (_LIB.xla_client.LoadedExecutable, _LIB._jax.Executable)
+
+
+class _Pickler(serialize_executable._JaxPjrtPickler):
+    """Writes a mark in place of an executable, because an executable that was itself loaded from a
+    cache cannot be serialized again.
+    """
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, _EXECUTABLES):
+            return ("exec", None)
+        return super().persistent_id(obj)
+
+
+class _Unpickler(serialize_executable._JaxPjrtUnpickler):
+    """Loads `executable` in place of the mark."""
+
+    executable: bytes
+
+    def persistent_load(self, pid: Any) -> Any:
+        return super().persistent_load(("exec", self.executable) if pid[0] == "exec" else pid)
+
+
+def _pickled(program: Any) -> bytes:
+    """All of a compiled program but its executable. ValueError when it cannot be stored."""
+    unloaded = getattr(program._executable, "_unloaded_executable", None)
+    if unloaded is None or program._params.const_args:
+        raise ValueError("JAX cannot serialize this program")
+    args, in_tree = jax.tree.flatten(program.args_info)
+    file = io.BytesIO()
+    _Pickler(file).dump((unloaded, args, program._no_kwargs, in_tree, program.out_tree))
+    return file.getvalue()
+
+
+def trace_settings() -> tuple[tuple[str, str], ...]:
+    """JAX's settings on this thread that change a program which is traced here."""
+    values = sorted(jax.config.values.items())
+    return tuple((n, repr(v)) for n, v in values if not any(out in n for out in _SETTINGS_OUT))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _environment(devices: Sequence[jax.Device]) -> list[str]:
+    """What compiled programs depend on that is no part of an engine: versions, environment
+    variables, and the machine.
+    """
+    variables = {n: v for n, v in os.environ.items() if n.startswith(_VARIABLES)}
+    client = devices[0].client
+    return [
+        sys.version,
+        *_distributions(),
+        repr(sorted(variables.items())),
+        f"{client.platform} {client.platform_version} {devices[0].device_kind}",
+        repr([device.id for device in devices]),
+        str(jax.device_count()),
+        str(os.cpu_count()),
+        processor_features(),
+    ]
+
+
+@functools.cache
+def _distributions() -> tuple[str, ...]:
+    """The installed distributions with their versions, as their metadata folders are named."""
+    found: list[str] = []
+    for folder in _site_packages():
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)  # noqa: PTH208  # a list of thousands of names
+            found += [name for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return tuple(sorted(found))
+
+
+def _site_packages() -> set[str]:
+    paths = sysconfig.get_paths()
+    return {paths["purelib"], paths["platlib"]}
+
+
+def _sources() -> dict[str, str]:
+    """The digests of the source files of all modules that are loaded now, by path. The modules of
+    Python and of installed distributions are left out, except for those of enginebay and of
+    plugins: their versions are part of a program's name.
+    """
+    library = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib"))
+    installed = tuple(f"{path}{os.sep}" for path in _site_packages())
+    own = _plugin_packages()
+    paths: set[str] = set()
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if not path or not path.endswith(".py"):
+            continue
+        if name in own:
+            paths.update(_native_sources(path))
+        elif path.startswith(library if not path.startswith(installed) else installed):
+            if name.partition(".")[0] not in own:
+                continue
+        paths.add(path)
+    digests = {path: _file_digest(path, _mark(path)) for path in paths}
+    return {path: digest for path, digest in digests.items() if digest}
+
+
+@functools.cache
+def _native_sources(module: str) -> tuple[str, ...]:
+    """The C++ sources of a package, by the path of its module."""
+    path = Path(module)
+    if path.name != "__init__.py":
+        return ()
+    found = (each for suffix in ("cc", "h") for each in path.parent.rglob(f"*.{suffix}"))
+    return tuple(map(str, found))
+
+
+def _plugin_packages() -> set[str]:
+    """The first names of the modules of enginebay and of what its entry points load."""
+    import importlib.metadata
+
+    points = importlib.metadata.entry_points(group="enginebay")
+    names = {point.value.partition(":")[0].partition(".")[0] for point in points}
+    return names | {"enginebay"}
+
+
+def _mark(path: str) -> tuple[int, int]:
+    """Size and time of the last change of a file, (-1, -1) if there is none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=8192)
+def _file_digest(path: str, mark: tuple[int, int]) -> str:
+    """The digest of a file's content, "" if it cannot be read. It is computed once for each
+    `mark`.
+    """
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _first_changed(sources: dict[str, str]) -> str | None:
+    return next((p for p, d in sources.items() if _file_digest(p, _mark(p)) != d), None)
+
+
+def _read(path: Path) -> bytes | None:
+    """The payload of a file; None if there is none. ValueError when it cannot be trusted, was cut
+    short or changed.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with io.FileIO(number) as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_uid != os.getuid():
+            raise ValueError("it belongs to another user")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise ValueError("other users can access it")
+        if found.st_size > MAX_BYTES:
+            raise ValueError("it is too large")
+        data = file.readall()
+    head, check = len(_MAGIC), len(_MAGIC) + _DIGEST_BYTES
+    if data[:head] != _MAGIC:
+        raise ValueError("it has another format")
+    if hashlib.sha256(data[check:]).digest() != data[head:check]:
+        raise ValueError("its bytes were changed")
+    return data[check:]
+
+
+_pruning = threading.Lock()
+
+
+def _prune(folder: Path) -> None:
+    """Remove files that were not used for MAX_AGE_S, and the oldest ones beyond MAX_BYTES."""
+    with _pruning:
+        marks: list[tuple[float, int, Path]] = []
+        for path in folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                marks.append((found.st_mtime, found.st_size, path))
+        total, oldest = sum(size for _, size, _ in marks), time.time() - MAX_AGE_S
+        for used, size, path in sorted(marks):
+            if used >= oldest and total <= MAX_BYTES:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size

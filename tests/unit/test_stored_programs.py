@@ -1,0 +1,298 @@
+"""Stored programs: a second process traces nothing; a file that was changed is a miss."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from enginebay import LLM, SamplingParams
+from enginebay.jax_config import configure_compile_cache, seen_entries, stored_programs_folder
+from enginebay_runtime import compiling, stored_programs
+from enginebay_runtime.compiling import StepCompiler
+from enginebay_runtime.stored_programs import ProgramStore
+from tests.brief import TINY
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 32,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 16,
+}
+
+
+class Kept(NamedTuple):
+    """A compiled program, and its entry in JAX's cache."""
+
+    program: Any
+    entry: tuple[str, bytes]
+
+
+def compiled() -> Kept:
+    """Compile a program, or read it from JAX's cache."""
+    step = jax.jit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    with seen_entries() as entries:
+        program = step.lower(shape, shape).compile()
+    return Kept(program, entries[-1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = jax.config.jax_compilation_cache_dir
+    (tmp_path / "cache").mkdir(mode=0o700)
+    configure_compile_cache(str(tmp_path / "cache"))
+    made = stored_programs_folder()
+    assert made is not None
+    yield made
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+def store_of(folder: Path, digest: str = "parts", device: int = 0) -> ProgramStore:
+    parts: Any = SimpleNamespace(
+        program_digest=digest,
+        placement=SimpleNamespace(devices=jax.devices()[device : device + 1]),
+        custom_calls=(),
+        register_call=None,
+    )
+    return ProgramStore(folder, parts)
+
+
+@pytest.fixture
+def store(folder: Path) -> ProgramStore:
+    return store_of(folder)
+
+
+def the_file(folder: Path) -> Path:
+    (found,) = folder.glob("*.program")
+    return found
+
+
+def test_a_loaded_program_is_the_one_that_was_stored(store: ProgramStore) -> None:
+    assert store.load("step", 1) is None
+    store.save(*compiled(), "step", 1)
+    loaded = store.load("step", 1)
+    assert loaded is not None
+    x = jnp.arange(3.0)
+    first, second = loaded(x, jnp.ones(3))
+    np.testing.assert_array_equal(first, [1, 2, 3])
+    np.testing.assert_array_equal(second, [2, 2, 2])
+    assert x.is_deleted(), "the first argument is donated"
+
+
+def test_other_names_other_parts_other_devices_are_misses(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(*compiled(), "step", 1)
+    assert store.load("step", 2) is None
+    assert store_of(folder, "other parts").load("step", 1) is None
+    if len(jax.devices()) > 1:
+        assert store_of(folder, device=1).load("step", 1) is None
+    for change in (
+        lambda: monkeypatch.setattr(stored_programs, "processor_features", lambda: "another"),
+        lambda: monkeypatch.setattr(stored_programs, "_distributions", lambda: ("jax-99",)),
+        lambda: monkeypatch.setenv("XLA_OF_A_TEST", "1"),
+    ):
+        change()
+        assert store_of(folder).load("step", 1) is None
+        monkeypatch.undo()
+    assert store_of(folder).load("step", 1) is not None
+
+
+def test_the_settings_of_the_tracing_thread_are_part_of_a_name() -> None:
+    before = stored_programs.trace_settings()
+    with jax.default_matmul_precision("highest"):
+        assert stored_programs.trace_settings() != before
+    assert stored_programs.trace_settings() == before
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def another_format(path: Path) -> None:
+    path.write_bytes(b"enginebay program 0\n" + path.read_bytes()[20:])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (cut, "changed"),
+        (empty, "format"),
+        (flip, "changed"),
+        (open_to_others, "other users"),
+        (link, "symbolic"),
+        (fifo, "regular"),
+        (another_format, "format"),
+    ],
+)
+def test_a_file_that_was_changed_is_a_miss_with_a_reason(
+    change: Callable[[Path], None],
+    reason: str,
+    store: ProgramStore,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store.save(*compiled(), "step")
+    change(the_file(folder))
+    with caplog.at_level(logging.DEBUG, "enginebay_runtime"):
+        assert store.load("step") is None
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("change", [cut, flip, Path.unlink])
+def test_a_changed_entry_of_the_compilation_cache_is_a_miss(
+    change: Callable[[Path], None], store: ProgramStore, folder: Path
+) -> None:
+    store.save(*compiled(), "step")
+    (entry,) = folder.parent.glob("*-cache")
+    change(entry)
+    assert store.load("step") is None
+
+
+def test_a_program_that_was_read_from_the_compilation_cache_is_stored_too(
+    store: ProgramStore,
+) -> None:
+    compiled()
+    jax.clear_caches()
+    store.save(*compiled(), "step")
+    loaded = store.load("step")
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded(jnp.zeros(3), jnp.ones(3))[0], [1, 1, 1])
+
+
+def test_a_file_of_another_user_is_a_miss(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(*compiled(), "step")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert store.load("step") is None
+
+
+def test_a_changed_source_file_is_a_miss(
+    store: ProgramStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "kernel_of_a_test.py"
+    source.write_text("BLOCK = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("kernel_of_a_test")
+    store.save(*compiled(), "step")
+    assert store.load("step") is not None
+    source.write_text("BLOCK = 9\n")
+    assert store.load("step") is None
+    source.write_text("BLOCK = 8\n")
+    assert store.load("step") is not None
+    source.unlink()
+    assert store.load("step") is None
+
+
+def test_modules_of_enginebay_are_among_the_sources_and_python_s_own_are_not(
+    store: ProgramStore, folder: Path
+) -> None:
+    store.save(*compiled(), "step")
+    payload = stored_programs._read(the_file(folder))
+    assert payload is not None
+    sources = pickle.loads(payload)["sources"]
+    names = {Path(path).name for path in sources}
+    assert {"compiling.py", "attention.py"} <= names
+    assert any(name.endswith(".cc") for name in names)
+    assert not any(Path(path).parts[-2:] == ("jax", "__init__.py") for path in sources)
+    assert logging.__file__ not in sources
+
+
+def test_a_full_disk_and_a_program_that_cannot_be_stored_raise_nothing(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(object(), compiled().entry, "step")
+    assert not list(folder.iterdir())
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stored_programs.tempfile, "NamedTemporaryFile", full)
+    store.save(*compiled(), "step")
+    assert store.load("step") is None
+
+
+def test_old_files_leave_by_age_and_by_size(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(*compiled(), "old")
+    old = the_file(folder)
+    os.utime(old, (0, 0))
+    store.save(*compiled(), "new")
+    assert not old.exists()
+    size = the_file(folder).stat().st_size
+    monkeypatch.setattr(stored_programs, "MAX_BYTES", int(2.5 * size))
+    for number in range(4):
+        store.save(*compiled(), "new", number)
+    assert len(list(folder.glob("*.program"))) == 2
+    assert store.load("new", 3) is not None
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the steps that are traced from now on."""
+    found: list[str] = []
+    lower = StepCompiler.lower
+
+    def record(self: StepCompiler, key: Any) -> Any:
+        found.append(str(key))
+        return lower(self, key)
+
+    monkeypatch.setattr(StepCompiler, "lower", record)
+    monkeypatch.setattr(compiling, "MIN_STORED_S", 0.0)
+    return found
+
+
+def answer(folder: Path, **options: Any) -> Any:
+    with LLM(str(TINY), compile_cache=str(folder), **(SIZES | options)) as llm:
+        return llm.generate([[3, 5, 9]], GREEDY)[0].outputs[0].token_ids
+
+
+def test_another_engine_of_the_same_parts_traces_nothing(tmp_path: Path, traced: list[str]) -> None:
+    folder = tmp_path / "programs"
+    folder.mkdir(mode=0o700)
+    first = answer(folder)
+    assert traced
+    traced.clear()
+    assert answer(folder) == first
+    assert not traced
+    answer(folder, kernels={"attention": "xla"})
+    assert traced, "another kernel is another program"
