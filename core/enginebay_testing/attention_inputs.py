@@ -191,16 +191,16 @@ def packed_batch(
     num_decode = int(((q_lens == 1) & (kv_lens > 1)).sum())
     num_fresh = int(((q_lens > 0) & (q_lens == kv_lens)).sum())
     distribution = [num_decode, num_decode + num_fresh, int((q_lens > 0).sum())]
-    return AttnBatch(
-        positions=positions,
-        cu_q_lens=np.concatenate([[0], ends]).astype(np.int32),
-        kv_lens=kv_lens,
-        page_table=table,
-        slots=slots,
-        seq_ids=seq_ids,
-        distribution=np.array([bucket.seqs] * 3 if decode else distribution, np.int32),
-        bucket=bucket,
-    )
+    arrays: dict[str, Any] = {
+        "positions": positions,
+        "cu_q_lens": np.concatenate([[0], ends]).astype(np.int32),
+        "kv_lens": kv_lens,
+        "page_table": table,
+        "slots": slots,
+        "seq_ids": seq_ids,
+        "distribution": np.array([bucket.seqs] * 3 if decode else distribution, np.int32),
+    }
+    return AttnBatch(**arrays, bucket=bucket)
 
 
 def _write(layout: KVLayout, cache: Any, slots: Any, k: Any, v: Any) -> Any:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import unittest
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
@@ -192,7 +193,7 @@ def fitted(case: AttentionCase, caps: Caps) -> AttentionCase:
         case = dataclasses.replace(case, name=f"{case.name}-group_{group}", spec=spec)
     rows = next((n for n in ROWS if caps.rows(n + case.padding_rows)), len(case.q_lens))
     if rows < len(case.q_lens):
-        lens = {"q_lens": case.q_lens[:rows], "kv_lens": case.kv_lens[:rows]}
+        lens: dict[str, Any] = {"q_lens": case.q_lens[:rows], "kv_lens": case.kv_lens[:rows]}
         case = dataclasses.replace(case, name=f"{case.name}-rows_{rows}", **lens)
     if case.contiguous or case.rows_are_pages:
         return case

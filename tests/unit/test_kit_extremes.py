@@ -5,13 +5,14 @@ not hold.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from enginebay.ops import batches
-from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
 from enginebay_testing import oracle
 from enginebay_testing.attention_cases import (
     IN_THE_DEFAULT_CHECK,
@@ -52,11 +53,10 @@ def scores_of(spec: AttnSpec, scores: str, keys: int = 200) -> np.ndarray:
     return np.einsum("qhd,khd->qhk", q.astype(np.float64), by_head) * spec.softmax_scale
 
 
-def share_of(spec: AttnSpec, q: np.ndarray, k: np.ndarray, **changed: np.ndarray) -> np.ndarray:
+def share_of(spec: AttnSpec, q: np.ndarray, k: np.ndarray, **changed: Any) -> np.ndarray:
     """Return the output over values that are random numbers near 1."""
     v = random_values("one_sign", "float32", k.shape, np.random.default_rng(1))
-    fields = {"causal": False, **changed}
-    return oracle.attend(q, k, v, dataclasses.replace(spec, **fields))[0]
+    return oracle.attend(q, k, v, dataclasses.replace(spec, causal=False, **changed))[0]
 
 
 def test_a_default_case_has_more_rows_pages_and_slots_than_narrow_numbers_count() -> None:
@@ -160,7 +160,7 @@ def test_each_program_also_runs_with_extreme_numbers() -> None:
     assert len(found(NARROW, spares=False)) >= len(found(NARROW))
 
 
-BUCKETS = {
+BUCKETS: dict[str, tuple[Mode, tuple[int, ...], tuple[int, ...]]] = {
     "decode": ("decode", (1, 0, 1, 0), (5, 0, 33, 0)),
     "prefill": ("prefill", (17, 5, 1, 0), (17, 5, 1, 0)),
     "mixed": ("mixed", (1, 1, 9, 17, 30, 0), (17, 64, 9, 40, 64, 0)),
@@ -184,9 +184,10 @@ def test_the_batch_of_a_case_is_the_one_that_engines_derive(
         mode=mode,
     )
     table = np.random.default_rng(0).permutation(rows * 4).reshape(rows, 4).astype(np.int32)
-    lens = (np.array(each, np.int32) for each in (q_lens, kv_lens))
-    found = packed_batch(bucket, 16, *(given := (*lens, table)))
-    wanted = batches.derive_batch(*given, 16, bucket)
+    new, totals = (np.array(each, np.int32) for each in (q_lens, kv_lens))
+    found = packed_batch(bucket, 16, new, totals, table)
+    derive: Any = batches.derive_batch
+    wanted = derive(new, totals, table, 16, bucket)
     for field in dataclasses.fields(wanted):
         one, other = (np.asarray(getattr(each, field.name)) for each in (found, wanted))
         assert (one == other).all(), field.name

@@ -190,7 +190,7 @@ ATTRIBUTES: dict[str, tuple[type, dict[str, str]]] = {
             "mixed_steps": "because it is the default of a setting, and engines run with both",
         },
     ),
-    "logits_processor": (
+    "processor": (
         LogitsProcessor,
         {
             "keeps_argmax": "argmax_is_kept_as_declared",
