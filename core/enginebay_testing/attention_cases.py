@@ -17,7 +17,10 @@ MANY_PAGES = 66
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
-"""Sizes that a case may be rounded up to, for a kernel that does not claim the case's own sizes."""
+GROUPS, ROWS = (1, 2, 3, 4, 8, 16), (260, 130, 65, 33, 17, 8)
+"""Sizes that a case may be rounded up to, or numbers of rows that it may be cut to, for a kernel
+that does not claim the case's own sizes.
+"""
 
 REPRESENTATIVE = frozenset(
     {
@@ -53,12 +56,17 @@ IN_THE_DEFAULT_CHECK = frozenset(
         "decode_kv_shared",
         "decode_rows_are_pages_float32",
         "decode_holes",
+        "decode_window",
+        "decode_many_rows",
+        "decode_long_rows_are_pages",
+        "decode_alibi_far",
         "mixed_odd_capacity",
         *(f"decode_{feature}" for feature in FEATURE_OF.values()),
     }
 )
-"""Small named cases that every check runs: each has three values together, such as a decode step in
-rows that are pages with slopes, and pairs of values do not promise three.
+"""Named cases that every check runs: each has three values together, such as a decode step in rows
+that are pages with slopes, and pairs of values do not promise three; or sizes that 8 or 16 bits do
+not number.
 """
 
 
@@ -134,6 +142,7 @@ def attention_cases() -> Iterator[AttentionCase]:
     yield from _mode_cases()
     yield from _shape_cases()
     yield from _feature_cases()
+    yield from _extreme_cases()
 
 
 def _mode_cases() -> Iterator[AttentionCase]:
@@ -229,3 +238,37 @@ def _feature_cases() -> Iterator[AttentionCase]:
         "decode_finite_poison", "decode", (1, 1), (40, 9), **finite, rows_are_pages=True
     )
     yield AttentionCase("mixed_finite_poison", "mixed", *mixed, **finite)
+
+
+MANY_ROWS, LARGE_PAGE = 260, 256
+"""Rows that 8 bits do not number, and tokens of a page with which each of them has a page: then 8
+bits do not number the pages, and 16 bits do not number the slots.
+"""
+
+
+def _extreme_cases() -> Iterator[AttentionCase]:
+    """Yield cases with many rows, whose second one fills its pages, with long rows that are pages,
+    and with slopes over distances that bfloat16 does not hold.
+    """
+    lens = (5, 2 * LARGE_PAGE, *(1 + 11 * i % 251 for i in range(MANY_ROWS - 2)))
+    ones = (1,) * MANY_ROWS
+    sizes: dict[str, Any] = {"page_size": LARGE_PAGE, "capacity": 2 * LARGE_PAGE}
+    spec = _spec(1, 3)
+    yield AttentionCase("decode_many_rows", "decode", ones, lens, spec, **sizes)
+    rows = tuple(sorted(lens, reverse=True))  # the last ones have one token, which is new
+    yield AttentionCase("mixed_many_rows", "mixed", ones, rows, spec, **sizes)
+    for name, long in (("long", 8200), ("very_long", 65_600)):
+        yield AttentionCase(
+            f"decode_{name}_rows_are_pages",
+            "decode",
+            (1, 1),
+            (9, long),
+            _spec(1),
+            capacity=long + 24,
+            rows_are_pages=True,
+            scores="outlier",
+        )
+    slopes = _spec(inputs=("slopes",))
+    yield AttentionCase(
+        "decode_alibi_far", "decode", (1, 1), (700, 9), slopes, page_size=64, capacity=704
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,10 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
-from enginebay.ops.batches import derive_batch
 from enginebay.ops.head_inputs import draw_inputs
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.ops.spec import AttnBatch, Bucket
 from enginebay_testing.attention_cases import AttentionCase
+from enginebay_testing.attention_numbers import (
+    common_parts,
+    random_keys,
+    random_queries,
+    random_values,
+)
 from enginebay_testing.case_runs import kit_jit
 
 
@@ -41,8 +45,14 @@ class AttentionInputs:
     """The inputs that the spec names."""
     token_rows: np.ndarray
     """int [T], the row of each packed token; -1 on padding."""
-    before: tuple[jax.Array, jax.Array]
-    """Keys and values of `cache`, see `contents`."""
+
+    def written(self) -> dict[str, jax.Array]:
+        """Return the cache as the layout writes the new tokens into it."""
+        if self.case.spec.kv_shared:
+            return dict(self.cache)
+        new = (np.asarray(array) for array in (self.batch.slots, self.k, self.v))
+        cache: Any = {name: np.asarray(array) for name, array in self.cache.items()}
+        return write_places(self.layout, cache, *new)
 
 
 def make_problem(
@@ -56,8 +66,8 @@ def make_problem(
     spec, bucket, layout = case.spec, case.bucket, case.layout(layout_type)
     dtype = jnp.dtype(spec.kv_dtype)
     shape = (spec.num_kv_heads, spec.head_dim)
-    toward = directions(case.spec, case.scores, rng)
-    keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
+    parts = common_parts(case.spec, case.scores, rng)
+    keys = random_keys(case.spec, case.scores, case.kv_lens, rng, parts)
     values = tuple(_random_values(case, (n, *shape), rng).astype(dtype) for n in case.kv_lens)
     if spec.v_is_k_prefix:
         values = tuple(each[..., : spec.v_dim] for each in keys)
@@ -84,20 +94,19 @@ def make_problem(
     q = _poisoned(case, (bucket.tokens, spec.num_q_heads, spec.head_dim), spec.q_dtype)
     k, v = _poisoned(case, (2, bucket.tokens, *shape), spec.kv_dtype)
     v = v[..., : spec.v_dim]
-    sign = -1.0 if case.scores == "low" else 1.0
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         mine = token_rows == i
         if empty or not total:
             continue
-        random = rng.normal(size=(new, spec.num_q_heads, spec.head_dim))
-        q[mine] = (random + sign * np.repeat(toward, spec.group, axis=0)).astype(spec.q_dtype)
+        q[mine] = random_queries(spec, case.scores, new, rng, parts)
         k[mine], v[mine] = (rows[i][total - new :] for rows in given)
     cache = write_places(layout, _empty(layout), np.arange(len(places[0]), dtype=np.int32), *places)
-    before = read_contents(layout, cache)
-    batch = _derived(bucket, layout.page_size, q_lens, kv_lens, table)
+    batch = packed_batch(bucket, layout.page_size, q_lens, kv_lens, table)
     inputs = draw_inputs(spec.inputs, spec.num_q_heads, rng)
-    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "inputs": inputs})
-    arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
+    arrays: dict[str, Any] = jax.device_put(
+        {"q": q, "k": k, "v": v, "inputs": inputs, "batch": batch}
+    )
+    arrays |= {"cache": cache, "token_rows": token_rows}
     return AttentionInputs(case, layout, keys=keys, values=values, **arrays)
 
 
@@ -106,8 +115,7 @@ def _random_values(
 ) -> np.ndarray:
     if case.constant_v:
         return np.ones(shape)
-    drawn = rng.normal(size=shape)
-    return 1.0 + 0.25 * drawn if case.values == "one_sign" else drawn
+    return random_values(case.values, case.spec.kv_dtype, shape, rng)
 
 
 def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -162,13 +170,34 @@ def _token_rows(case: AttentionCase) -> np.ndarray:
     return np.array(live + [-1] * (bucket.tokens - len(live)))
 
 
-def _derive(
-    bucket: Bucket, page_size: int, q_lens: jax.Array, kv_lens: jax.Array, table: jax.Array
+def packed_batch(
+    bucket: Bucket, page_size: int, q_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray
 ) -> AttnBatch:
-    return derive_batch(q_lens, kv_lens, table, page_size, bucket)
-
-
-_derived = kit_jit(_derive, static_argnums=(0, 1))
+    """Return the same as `derive_batch`, without a program for each bucket: int32 NumPy arrays."""
+    rows, decode = np.arange(bucket.seqs), bucket.mode == "decode"
+    counts = (kv_lens > 0).astype(int) if decode else q_lens
+    starts = rows if decode else np.cumsum(q_lens) - q_lens
+    ends = np.arange(1, bucket.seqs + 1) if decode else np.cumsum(q_lens)
+    row = np.repeat(rows, counts)
+    token = np.concatenate([s + np.arange(n) for s, n in zip(starts, counts, strict=True)])
+    place = kv_lens[row] - counts[row] + token - starts[row]
+    positions, slots = np.zeros(bucket.tokens, np.int32), np.full(bucket.tokens, -1, np.int32)
+    seq_ids = np.full(bucket.tokens, bucket.seqs, np.int32)
+    positions[token], seq_ids[token] = place, row
+    slots[token] = table[row, place // page_size] * page_size + place % page_size
+    num_decode = int(((q_lens == 1) & (kv_lens > 1)).sum())
+    num_fresh = int(((q_lens > 0) & (q_lens == kv_lens)).sum())
+    distribution = [num_decode, num_decode + num_fresh, int((q_lens > 0).sum())]
+    arrays: dict[str, Any] = {
+        "positions": positions,
+        "cu_q_lens": np.concatenate([[0], ends]).astype(np.int32),
+        "kv_lens": kv_lens,
+        "page_table": table,
+        "slots": slots,
+        "seq_ids": seq_ids,
+        "distribution": np.array([bucket.seqs] * 3 if decode else distribution, np.int32),
+    }
+    return AttnBatch(**arrays, bucket=bucket)
 
 
 def _write(layout: KVLayout, cache: Any, slots: Any, k: Any, v: Any) -> Any:
@@ -269,45 +298,3 @@ def compared_tokens(mine: np.ndarray, num_scores: int) -> np.ndarray:
     chosen = (np.arange(0, tokens.size, step)[:, None] + np.array([-1, 0, 1])).ravel()
     ends = np.concatenate([np.arange(4), np.arange(tokens.size - 12, tokens.size)])
     return tokens[np.unique(np.clip(np.concatenate([chosen, ends]), 0, tokens.size - 1))]
-
-
-LARGE_SCORE = 200.0
-"""Score of outliers, and about the score of all keys for "high" or (negative) "low"."""
-
-
-def directions(spec: AttnSpec, scores: str, rng: np.random.Generator) -> np.ndarray:
-    """Return f64 [Hkv, D], one vector per KV head. A query and a key that both contain it have the
-    score LARGE_SCORE. For plain scores it is zero.
-    """
-    if scores == "plain":
-        return np.zeros((spec.num_kv_heads, spec.head_dim))
-    unit = rng.normal(size=(spec.num_kv_heads, spec.head_dim))
-    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
-    return unit * np.sqrt(LARGE_SCORE / spec.softmax_scale)
-
-
-def random_keys(
-    spec: AttnSpec,
-    scores: str,
-    kv_lens: Sequence[int],
-    rng: np.random.Generator,
-    toward: np.ndarray,
-) -> tuple[np.ndarray, ...]:
-    """Return the keys [kv_len, Hkv, D] of each row, moved in the direction `toward`. With scores
-    "outlier", only one key of each head is moved; its position differs between rows and heads.
-    """
-    keys = []
-    for row, total in enumerate(kv_lens):
-        own = rng.normal(size=(total, *toward.shape))
-        if scores == "outlier":
-            for head in range(toward.shape[0] if total else 0):
-                own[_outlier(row + 2 * head, total), head] += toward[head]
-        else:
-            own += toward
-        keys.append(own.astype(jnp.dtype(spec.kv_dtype)))
-    return tuple(keys)
-
-
-def _outlier(number: int, total: int) -> int:
-    """Return the position of an outlier: the last key, the first key, or a key between, in turn."""
-    return (total - 1, 0, total // 2, total // 3, max(total - 2, 0))[number % 5]

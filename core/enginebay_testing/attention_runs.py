@@ -17,6 +17,7 @@ from enginebay.ops.caps import Env
 from enginebay_testing import kernels
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_inputs import AttentionInputs, make_problem
+from enginebay_testing.attention_numbers import OtherNumbers, extreme_numbers
 from enginebay_testing.attention_program import AttentionProgram, AttentionResult
 from enginebay_testing.attention_values import ATTENTION
 
@@ -24,13 +25,13 @@ from enginebay_testing.attention_values import ATTENTION
 @dataclasses.dataclass(frozen=True)
 class AttentionRuns:
     """How often the program of a case runs. All `repeats` of a step must give the same bits;
-    `all_scores` adds the other score ranges.
+    `all_scores` adds other score ranges and extreme numbers.
     """
 
     repeats: int = 20
     spares: bool = True
-    """Whether a case runs with one of the other score ranges only, a step SOME_REPEATS times, and a
-    heavy step FEW_REPEATS times.
+    """Whether a case runs with one of the other score ranges and one extreme only, a step
+    SOME_REPEATS times, and a heavy step FEW_REPEATS times.
     """
     all_scores: bool = True
     neighbours: bool = True
@@ -67,18 +68,15 @@ def check_case(
     quickly = runs.quickly and _work(case) < REPEATED_WORK  # quick programs run slowly
     program = AttentionProgram(impl, case, layout_type, env, quickly=quickly)
     light = _work(case) < HEAVY_WORK and case.layout(layout_type).num_bytes() < HEAVY_BYTES
-    scores = [str(each) for each in ATTENTION.values["scores"] if each != case.scores]
-    others = scores if runs.all_scores and light else []
-    if runs.spares:  # the cases have all scores together
-        others = others[zlib.crc32(case.name.encode()) % 3 :][:1]
+    others = other_numbers(case, runs) if runs.all_scores and light else []
     for seed in range(runs.num_seeds):
         problem = make_problem(case, layout_type, seed=seed)
         first = program(problem)
         _check(problem, first)
         if seed == 0 and runs.repeats > 1:
             _check_repeated(program, problem, first, repeats_of(case, layout_type, runs))
-        for number, kind in enumerate(others):
-            other = dataclasses.replace(case, scores=kind)  # and other pages
+        for number, numbers in enumerate(others):  # and other pages
+            other = dataclasses.replace(case, scores=numbers.scores, values=numbers.values)
             problem = make_problem(other, layout_type, seed=seed + number + 1)
             _check(problem, program(problem))
     if runs.num_seeds == 1 and not others:
@@ -88,6 +86,18 @@ def check_case(
     _check(empty, program(empty))
     if runs.neighbours and light:
         _check_neighbours(program, case, layout_type)
+
+
+def other_numbers(case: AttentionCase, runs: AttentionRuns) -> list[OtherNumbers]:
+    """Return the other numbers with which the program of a case runs: other scores of the axis, and
+    extreme numbers; one of each with `spares`, because the cases have all of them together.
+    """
+    scores = [str(each) for each in ATTENTION.values["scores"] if each != case.scores]
+    others = [OtherNumbers(each, case.values) for each in scores]
+    extremes = extreme_numbers(case.spec, case.name, case.values)
+    if runs.spares:
+        return [*others[zlib.crc32(case.name.encode()) % 3 :][:1], *extremes[:1]]
+    return [*others, *extremes[:2]]
 
 
 def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: AttentionRuns) -> int:
@@ -100,7 +110,7 @@ def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: Attention
 
 
 def _check(problem: AttentionInputs, result: AttentionResult) -> None:
-    kernels.check_all(problem, result.out, result.read, result.lse)
+    kernels.check_result(problem, result.out, result.cache, result.lse)
 
 
 def _check_repeated(

@@ -8,15 +8,18 @@ import dataclasses
 import functools
 import unittest
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from enginebay.contracts.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay_testing.attention_axes import DEVICE, INTERPRETED, attention_covering_cases
 from enginebay_testing.attention_cases import (
+    GROUPS,
     HEAD_DIMS,
     IN_THE_DEFAULT_CHECK,
     PAGE_SIZES,
+    ROWS,
     AttentionCase,
     attention_cases,
 )
@@ -55,26 +58,27 @@ def attention_checks(
     triples: bool = True,
     num_seeds: int = 1,
 ) -> Iterator[AttentionCheck]:
-    """Return the checks of a kernel: all pairs first, then all triples if requested, and the named
-    cases.
+    """Return the checks of a kernel, small ones first: the named cases of the default check, all
+    pairs, the other named cases, and all triples if requested.
 
     With several seeds, each constructed case runs with that many sets of arrays. On a CPU, XLA
     compiles the cases of pairs with few optimizations, and the others as it does for users.
     """
+
+    def constructed(*, triples: bool) -> Iterator[AttentionCheck]:
+        return constructed_checks(
+            kernel, env, layouts, interpreted=interpreted, triples=triples, num_seeds=num_seeds
+        )
+
+    named = list(named_checks(kernel, env, layouts))
+    yield from (check for check in named if check.representative)
     found = set()
-    for strength in (False, True) if triples else (False,):
-        for check in constructed_checks(
-            kernel,
-            env,
-            layouts,
-            interpreted=interpreted,
-            triples=strength,
-            num_seeds=num_seeds,
-        ):
-            if check.name not in found:
-                found.add(check.name)
-                yield check
-    yield from named_checks(kernel, env, layouts)
+    for check in constructed(triples=False):
+        found.add(check.name)
+        yield check
+    yield from (check for check in named if not check.representative)
+    if triples:
+        yield from (check for check in constructed(triples=True) if check.name not in found)
 
 
 def constructed_checks(
@@ -176,13 +180,21 @@ def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], 
 
 
 def fitted(case: AttentionCase, caps: Caps) -> AttentionCase:
-    """Return the case with the next larger head_dim and page size that a kernel claims. A size that
-    the kernel claims, or has no replacement, stays.
+    """Return the case with the next larger head_dim, group and page size that a kernel claims, and
+    with no more rows. A size that the kernel claims, or has no replacement, stays.
     """
     head_dim = _next(case.spec.head_dim, HEAD_DIMS, caps.head_dim)
     if head_dim != case.spec.head_dim:
         spec = dataclasses.replace(case.spec, head_dim=head_dim)
         case = dataclasses.replace(case, name=f"{case.name}-dim_{head_dim}", spec=spec)
+    group = _next(case.spec.group, GROUPS, caps.group)
+    if group != case.spec.group:
+        spec = dataclasses.replace(case.spec, num_q_heads=case.spec.num_kv_heads * group)
+        case = dataclasses.replace(case, name=f"{case.name}-group_{group}", spec=spec)
+    rows = next((n for n in ROWS if caps.rows(n + case.padding_rows)), len(case.q_lens))
+    if rows < len(case.q_lens):
+        lens: dict[str, Any] = {"q_lens": case.q_lens[:rows], "kv_lens": case.kv_lens[:rows]}
+        case = dataclasses.replace(case, name=f"{case.name}-rows_{rows}", **lens)
     if case.contiguous or case.rows_are_pages:
         return case
     page_size = _next(case.page_size, PAGE_SIZES, caps.page_size)

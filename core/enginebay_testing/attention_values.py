@@ -87,6 +87,7 @@ a prefix of the keys, eight ninths of their width. context: lengths near page bo
 three blocks; powers of two plus one; "long": more than 4,096 tokens in one row. values: "one_sign"
 values add up, so that a narrow accumulator loses them. q_dtype: queries in another dtype than keys
 and values. config: the kernel's default, or its candidates with the smallest or largest numbers.
-scores: about +200, about -200, or one key at +200. sharing: rows whose first pages are the same.
-padding: unused rows and tokens; "holes" lie between the rows of a decode step.
+scores: about +200, about -200, or one key at +200 (and see `EXTREME_SCORES`). sharing: rows whose
+first pages are the same. padding: unused rows and tokens; "holes" lie between the rows of a decode
+step.
 """

@@ -273,6 +273,7 @@ NOT_IN_CASES: Mapping[str, str] = {
     "priority": "it chooses among kernels and changes no result",
     "compiler": "it makes the cases of the level compile",
     "custom_calls": "the compiler's programs show these calls",
+    "register_call": "it lets stored programs find a custom call, and changes no result",
     "sharded": "the suites of engines and models run on several devices",
 }
 """Capabilities of kernels without an axis, and why."""

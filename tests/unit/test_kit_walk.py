@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from enginebay.contracts.cache import KVLayout
+from enginebay.contracts.platform import Platform
+from enginebay.contracts.processor import LogitsProcessor
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.plugins.hooks import CAPABILITIES
@@ -161,6 +164,44 @@ SUITES: dict[str, dict[str, str]] = {
 }
 
 
+ATTRIBUTES: dict[str, tuple[type, dict[str, str]]] = {
+    "layout": (
+        KVLayout,
+        {
+            "num_kv_heads": "layout[float32-3x4x2x8]",
+            "head_dim": "layout[float32-3x4x2x8]",
+            "dtype": "layout[bfloat16-3x4x2x8]",
+            "v_prefix_dim": "layout[float32-3x4x1x8-v6]",
+            "serves_v_prefix": "layout[float32-3x4x1x8-v6]",
+            "storage": "layout[float32-3x4x4x40-int8]",
+            "storages": "layout[float32-3x4x4x40-int8]",
+            "offset_axis": "layout[float32-2x16x3x40]",
+        },
+    ),
+    "platform": (
+        Platform,
+        {
+            "name": "facts_are_sound",
+            "default_layout": "defaults_are_served",
+            "default_dtype": "facts_are_sound",
+            "priority": "because it orders the platforms of a machine, and the suite has one",
+            "rows_at_once": "because it changes how fast steps are, and no result",
+            "one_prefill_width": "because it changes which steps are compiled, and no result",
+            "mixed_steps": "because it is the default of a setting, and engines run with both",
+        },
+    ),
+    "processor": (
+        LogitsProcessor,
+        {
+            "keeps_argmax": "argmax_is_kept_as_declared",
+            "reads_tokens": "tokens_are_read_as_declared",
+            "evolves": "fields_evolve_as_declared",
+        },
+    ),
+}
+"""The attributes that classes of a kind declare, each with the check that reads it, or a reason."""
+
+
 def is_reason(text: str) -> bool:
     """Return whether a text is a reason in words and not a name."""
     return text.startswith("because ") and len(text.split()) > 5
@@ -240,3 +281,23 @@ def test_every_capability_of_a_part_has_a_check_or_a_reason(kind: str) -> None:
     }
     for capability, check in SUITES[kind].items():
         assert is_reason(check) or check in checks, f"{capability}: there is no check {check}"
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+def test_every_attribute_of_a_contract_has_a_check_or_a_reason(kind: str) -> None:
+    contract, entries = ATTRIBUTES[kind]
+    declared = {
+        name
+        for name, value in vars(contract).items()
+        if not name.startswith("_") and not callable(value) and not isinstance(value, property)
+    }
+    declared |= {name for name in inspect.get_annotations(contract) if name[0] != "_"}
+    hold(entries, declared, kind)
+    checks = {
+        name
+        for entry in REGISTRY.entries
+        if entry.kind == kind and entry.state == "ready"
+        for name, _ in suites.part_checks(REGISTRY, entry)
+    }
+    for attribute, check in entries.items():
+        assert is_reason(check) or check in checks, f"{attribute}: there is no check {check}"

@@ -29,7 +29,7 @@ LIMIT_S = 4 * 3600.0
 def run_rights(args: argparse.Namespace) -> int:
     """What `--right` does; 1 when a right kernel fails a case."""
     if args.found:
-        findings = read(args.found)
+        findings = [finding for path in args.found for finding in read(path)]
     else:
         chosen = chosen_of(args.op, args.names)
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
