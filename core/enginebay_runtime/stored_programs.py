@@ -16,6 +16,7 @@ import functools
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -42,6 +43,13 @@ log = logging.getLogger("enginebay_runtime")
 MAX_BYTES, MAX_AGE_S = 4 << 30, 60 * 24 * 3600
 """The oldest files are removed beyond this size of the folder, and files not used for this time."""
 
+PRUNE_EVERY = 50
+"""After how many stored programs old files are looked for."""
+
+_STARTED_NS = time.time_ns()
+"""When this process began. A source file that is newer may differ from what was imported."""
+
+_SAVES = itertools.count()
 _MAGIC = b"enginebay program 1\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
@@ -106,18 +114,22 @@ class ProgramStore:
         path = self._path(names)
         try:
             key, content = entry
+            sources = _sources()
+            if late := next((p for p in sources if _mark(p)[1] > _STARTED_NS), None):
+                raise ValueError(f"{late} was changed after this process began")
             stored = {
                 "program": _pickled(program),
                 "entry": key,
                 "check": hashlib.sha256(content).digest(),
-                "sources": _sources(),
+                "sources": sources,
             }
             payload = pickle.dumps(stored)
             check = hashlib.sha256(payload).digest()
             with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
                 file.write(_MAGIC + check + payload)
             Path(file.name).replace(path)
-            _prune(self.folder)
+            if next(_SAVES) % PRUNE_EVERY == 0:
+                _prune(self.folder)
         except Exception as error:  # noqa: BLE001  # a full disk must not end a request
             log.debug("program %s is not stored: %s: %s", path.name, type(error).__name__, error)
 

@@ -210,6 +210,7 @@ def test_a_changed_source_file_is_a_miss(
 ) -> None:
     source = tmp_path / "kernel_of_a_test.py"
     source.write_text("BLOCK = 8\n")
+    os.utime(source, (0, 0))  # older than this process
     monkeypatch.syspath_prepend(str(tmp_path))
     __import__("kernel_of_a_test")
     store.save(*compiled(), "step")
@@ -218,6 +219,8 @@ def test_a_changed_source_file_is_a_miss(
     assert store.load("step") is None
     source.write_text("BLOCK = 8\n")
     assert store.load("step") is not None
+    store.save(*compiled(), "changed while the process ran")
+    assert store.load("changed while the process ran") is None
     source.unlink()
     assert store.load("step") is None
 
@@ -253,6 +256,7 @@ def test_a_full_disk_and_a_program_that_cannot_be_stored_raise_nothing(
 def test_old_files_leave_by_age_and_by_size(
     store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stored_programs, "PRUNE_EVERY", 1)
     store.save(*compiled(), "old")
     old = the_file(folder)
     os.utime(old, (0, 0))
