@@ -302,7 +302,11 @@ class LocalExecutor(Executor):
             )
         compiler = StepCompiler(self, self._programs)
         with waiting(f"compiling {key}, for {self.title}"):
-            compiler.make_parts([key])
+            for part in compiler.missing([key]):
+                program = compiler.load(part)
+                if program is None:
+                    program = compiler.compile(part, compiler.lower(part))
+                compiler.keep(part, program)
             return compiler.joined(key)
 
     def _pages_of(self, step: Step) -> Mapping[str, Any]:
