@@ -185,7 +185,7 @@ class Prefill:
 class StepCompiler:
     """Lowers and compiles steps, and stores the programs where the executor looks them up.
 
-    It copies what it needs of the executor when it is made: the program, the layouts, the shapes of
+    It copies what it needs of the executor when it is made: the parts, the layouts, the shapes of
     weights and state. Later changes of the executor, such as the ops of an override or dropped
     arrays, do not affect it. So it may be used on another thread.
     """
@@ -239,7 +239,7 @@ class StepCompiler:
             report(key)
 
     def missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
-        """The parts of steps that are not compiled."""
+        """The keys of the steps' programs (`parts_of`) that are not compiled."""
         parts = dict.fromkeys(part for key in keys for part in parts_of(key))
         return [part for part in parts if program_name(part, self._layouts) not in self._programs]
 

@@ -95,7 +95,7 @@ class LocalExecutor(Executor):
         self._state: StepState | None = None
         self._programs: dict[ProgramName, Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
-        """Results of `choose` for the current layouts and program."""
+        """Results of `choose` for the current layouts and parts."""
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
         self._undo = list[Callable[[], None]]()
