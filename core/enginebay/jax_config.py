@@ -60,7 +60,7 @@ def configure_compile_cache(choice: str) -> Path | None:
     return folder
 
 
-CACHE_FILES = ("*-cache", "*-atime", "steps/*.program")
+CACHE_FILES = ("*-cache", "*-atime", "steps/*.program", "steps/*.part")
 """What JAX's compilation cache and the stored programs consist of."""
 
 

@@ -3,10 +3,13 @@
 A file has what JAX knows of a program, and names the entry of JAX's compilation cache with its
 executable, with a checksum. The file's own name is a digest of all that the program was made from:
 `EngineParts.program_digest`, the step's key, the layouts, the shapes of weights and state,
-versions, JAX's settings, devices, processor. It also lists the source files of the process that
-wrote it, with their digests: when one of them has other content, the program is not loaded. The
-file has a checksum too, and it must belong to the user and be closed to others, because loading it
-executes what is in it.
+versions, JAX's settings, devices, processor. It also lists the modules of the process that wrote
+it and the digests of their source files: when a file has other content, or a module was loaded from
+another file, the program is not loaded. The file has a checksum too, and it must belong to the user
+and be closed to others, because loading it executes what is in it.
+
+A program that depends on anything else is not told from others: on a data file that a plugin reads,
+or on a function that was replaced while the process ran.
 """
 
 from __future__ import annotations
@@ -53,10 +56,16 @@ _SAVES = itertools.count()
 _MAGIC = b"enginebay program 1\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
-_SETTINGS_OUT = ("cache", "log", "dump")
-"""Parts of the names of JAX's settings that do not change a program."""
+_PART = ".part"
+"""The suffix of a file that is being written."""
 
-_VARIABLES = ("XLA_", "JAX_", "LIBTPU_", "CUDA_", "NVIDIA_", "OMP_")
+_MAX_PART_AGE_S = 3600
+"""A file that is older was left by a process that was killed while it wrote."""
+
+_SETTINGS_OUT = frozenset({"cache", "log", "logging", "dump"})
+"""Words in the names of JAX's settings that do not change a program."""
+
+_VARIABLES = ("XLA_", "JAX_", "LIBTPU_", "CUDA_", "NVIDIA_", "OMP_", "TRITON_")
 """Beginnings of the names of environment variables on which a compiled program may depend."""
 
 
@@ -72,6 +81,7 @@ class ProgramStore:
         self.folder, self._devices = folder, tuple(parts.placement.devices)
         self._calls, self._register = parts.custom_calls, parts.register_call
         self._base = _digest(parts.program_digest, *_environment(self._devices))
+        _sources()  # before anything is traced: the files may change while this process runs
 
     def load(self, *names: object) -> Any | None:
         """The program with these names, or None. A name's repr tells it from all others."""
@@ -84,6 +94,10 @@ class ProgramStore:
             changed = _first_changed(stored["sources"])
             if changed is not None:
                 log.debug("stored program %s: %s has changed", path.name, changed)
+                return None
+            other = _first_other(stored["modules"])
+            if other is not None:
+                log.debug("stored program %s: %s is another file here", path.name, other)
                 return None
             entry = read_entry(stored["entry"])
             if hashlib.sha256(entry).digest() != stored["check"]:
@@ -114,7 +128,7 @@ class ProgramStore:
         path = self._path(names)
         try:
             key, content = entry
-            sources = _sources()
+            sources, modules = _sources()
             if late := next((p for p in sources if _mark(p)[1] > _STARTED_NS), None):
                 raise ValueError(f"{late} was changed after this process began")
             stored = {
@@ -122,12 +136,10 @@ class ProgramStore:
                 "entry": key,
                 "check": hashlib.sha256(content).digest(),
                 "sources": sources,
+                "modules": modules,
             }
             payload = pickle.dumps(stored)
-            check = hashlib.sha256(payload).digest()
-            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                file.write(_MAGIC + check + payload)
-            Path(file.name).replace(path)
+            _write(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
             if next(_SAVES) % PRUNE_EVERY == 0:
                 _prune(self.folder)
         except Exception as error:  # noqa: BLE001  # a full disk must not end a request
@@ -175,7 +187,7 @@ def _pickled(program: Any) -> bytes:
 def trace_settings() -> tuple[tuple[str, str], ...]:
     """JAX's settings on this thread that change a program which is traced here."""
     values = sorted(jax.config.values.items())
-    return tuple((n, repr(v)) for n, v in values if not any(out in n for out in _SETTINGS_OUT))
+    return tuple((n, repr(v)) for n, v in values if _SETTINGS_OUT.isdisjoint(n.split("_")))
 
 
 def _digest(*texts: str) -> str:
@@ -212,31 +224,47 @@ def _distributions() -> tuple[str, ...]:
 
 
 def _site_packages() -> set[str]:
+    """The folders of installed distributions: those of a virtual environment, of the Python that it
+    was made from, and of the user.
+    """
     paths = sysconfig.get_paths()
-    return {paths["purelib"], paths["platlib"]}
+    others = {p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")}
+    return {paths["purelib"], paths["platlib"]} | others
 
 
-def _sources() -> dict[str, str]:
-    """The digests of the source files of all modules that are loaded now, by path. The modules of
-    Python and of installed distributions are left out, except for those of enginebay and of
-    plugins: their versions are part of a program's name.
+_seen: dict[str, str] = {}
+"""The digests of source files by path, as this process first saw them. A file that is edited later
+has not the code that runs here.
+"""
+
+
+def _sources() -> tuple[dict[str, str], dict[str, str]]:
+    """The digests of the source files of all modules that are loaded now, by path, and the paths of
+    these modules, by name. The modules of Python and of installed distributions are left out,
+    except for those of enginebay and of plugins: their versions are part of a program's name.
     """
     library = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib"))
     installed = tuple(f"{path}{os.sep}" for path in _site_packages())
     own = _plugin_packages()
     paths: set[str] = set()
+    modules: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if not path or not path.endswith(".py"):
             continue
-        if name in own:
+        top = name.partition(".")[0]
+        is_own = top in own or top.startswith("enginebay_")
+        if path.startswith((*library, *installed)) and not is_own:
+            continue
+        if is_own and name == top:
             paths.update(_native_sources(path))
-        elif path.startswith(library if not path.startswith(installed) else installed):
-            if name.partition(".")[0] not in own:
-                continue
         paths.add(path)
-    digests = {path: _file_digest(path, _mark(path)) for path in paths}
-    return {path: digest for path, digest in digests.items() if digest}
+        if name not in ("__main__", "__mp_main__"):  # every script has these names
+            modules[name] = path
+    for path in paths:
+        if path not in _seen and (digest := _file_digest(path, _mark(path))):
+            _seen[path] = digest
+    return {path: _seen[path] for path in paths if path in _seen}, modules
 
 
 @functools.cache
@@ -279,7 +307,33 @@ def _file_digest(path: str, mark: tuple[int, int]) -> str:
 
 
 def _first_changed(sources: dict[str, str]) -> str | None:
-    return next((p for p, d in sources.items() if _file_digest(p, _mark(p)) != d), None)
+    """The first of these files whose content is another one, now or when it was first seen."""
+    return next(
+        (p for p, d in sources.items() if not _file_digest(p, _mark(p)) == d == _seen.get(p, d)),
+        None,
+    )
+
+
+def _first_other(modules: dict[str, str]) -> str | None:
+    """The first of these modules that this process loaded from another file."""
+    for name, path in modules.items():
+        here = getattr(sys.modules.get(name), "__file__", None)
+        if here is not None and here != path:
+            return name
+    return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole, or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_PART, delete=False) as file:
+        part = Path(file.name)
+        try:
+            file.write(data)
+            file.flush()
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _read(path: Path) -> bytes | None:
@@ -313,8 +367,14 @@ _pruning = threading.Lock()
 
 
 def _prune(folder: Path) -> None:
-    """Remove files that were not used for MAX_AGE_S, and the oldest ones beyond MAX_BYTES."""
+    """Remove files that were not used for MAX_AGE_S, the oldest ones beyond MAX_BYTES, and what
+    killed processes left.
+    """
     with _pruning:
+        for part in folder.glob(f"*{_PART}"):
+            with contextlib.suppress(OSError):
+                if part.stat().st_mtime < time.time() - _MAX_PART_AGE_S:
+                    part.unlink()
         marks: list[tuple[float, int, Path]] = []
         for path in folder.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,12 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from enginebay import LLM, SamplingParams
-from enginebay.jax_config import configure_compile_cache, seen_entries, stored_programs_folder
+from enginebay.jax_config import (
+    compiled_programs,
+    configure_compile_cache,
+    seen_entries,
+    stored_programs_folder,
+)
 from enginebay_runtime import compiling, stored_programs
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.stored_programs import ProgramStore
@@ -46,6 +53,23 @@ def compiled() -> Kept:
     with seen_entries() as entries:
         program = step.lower(shape, shape).compile()
     return Kept(program, entries[-1])
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests load modules from folders that are gone."""
+    monkeypatch.setattr(stored_programs, "_seen", {}, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def modules_of_tests_are_old(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules that tests write are older than the process, and gone after the test."""
+    monkeypatch.setattr(stored_programs, "_STARTED_NS", time.time_ns() + 10**12)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("kernel_"):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -210,7 +234,6 @@ def test_a_changed_source_file_is_a_miss(
 ) -> None:
     source = tmp_path / "kernel_of_a_test.py"
     source.write_text("BLOCK = 8\n")
-    os.utime(source, (0, 0))  # older than this process
     monkeypatch.syspath_prepend(str(tmp_path))
     __import__("kernel_of_a_test")
     store.save(*compiled(), "step")
@@ -219,10 +242,116 @@ def test_a_changed_source_file_is_a_miss(
     assert store.load("step") is None
     source.write_text("BLOCK = 8\n")
     assert store.load("step") is not None
+    monkeypatch.setattr(stored_programs, "_STARTED_NS", 0)  # as if this process began long ago
     store.save(*compiled(), "changed while the process ran")
     assert store.load("changed while the process ran") is None
     source.unlink()
     assert store.load("step") is None
+
+
+def test_a_source_file_that_changed_after_it_was_loaded_is_listed_with_its_old_content(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "kernel_edited_while_it_runs.py"
+    source.write_text("BLOCK = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__(source.stem)
+    store = store_of(folder)
+    source.write_text("BLOCK = 9\n")
+    store.save(*compiled(), "step")
+    monkeypatch.setattr(stored_programs, "_seen", {}, raising=False)  # as in another process
+    assert store_of(folder).load("step") is None
+    source.write_text("BLOCK = 8\n")
+    monkeypatch.setattr(stored_programs, "_seen", {}, raising=False)
+    assert store_of(folder).load("step") is not None
+
+
+def test_a_process_does_not_load_what_its_older_sources_did_not_make(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "kernel_of_an_older_process.py"
+    source.write_text("BLOCK = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__(source.stem)
+    old = store_of(folder)
+    seen = dict(getattr(stored_programs, "_seen", {}))
+    source.write_text("BLOCK = 9\n")
+    monkeypatch.setattr(stored_programs, "_seen", {}, raising=False)  # as in a newer process
+    store_of(folder).save(*compiled(), "step")
+    monkeypatch.setattr(stored_programs, "_seen", seen, raising=False)
+    assert old.load("step") is None
+
+
+def test_a_module_of_another_checkout_is_a_miss(
+    store: ProgramStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, block in (("one", 8), ("other", 9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernel_in_two_folders.py").write_text(f"BLOCK = {block}\n")
+    with monkeypatch.context() as here:
+        here.syspath_prepend(str(tmp_path / "one"))
+        __import__("kernel_in_two_folders")
+    store.save(*compiled(), "step")
+    assert store.load("step") is not None
+    monkeypatch.delitem(sys.modules, "kernel_in_two_folders")
+    assert store.load("step") is not None
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    __import__("kernel_in_two_folders")
+    assert store.load("step") is None
+
+
+def test_installed_modules_of_enginebay_are_among_the_sources(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Path(stored_programs.__file__).parents[1]
+    monkeypatch.setattr(stored_programs, "_site_packages", lambda: {str(core)})
+    store.save(*compiled(), "step")
+    payload = stored_programs._read(the_file(folder))
+    assert payload is not None
+    names = {Path(path).name for path in pickle.loads(payload)["sources"]}
+    assert {"stored_programs.py", "jax_config.py"} <= names
+
+
+def test_distributions_outside_the_virtual_environment_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    (folder / "jax-99.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(folder))
+    assert "jax-99.dist-info" in stored_programs._distributions.__wrapped__()
+
+
+def test_settings_that_change_programs_are_none_of_logs_and_caches() -> None:
+    names = {name for name, _ in stored_programs.trace_settings()}
+    assert not {"jax_log_compiles", "jax_compilation_cache_dir", "jax_logging_level"} & names
+    words = {"logistic", "topology"}
+    assert {n for n in jax.config.values if words & set(n.split("_"))} <= names
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "replace", full)
+        store.save(*compiled(), "step")
+    assert not list(folder.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed_after_an_hour(
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_programs, "PRUNE_EVERY", 1)
+    old, new = folder / "old.part", folder / "new.part"
+    old.write_bytes(b"a program")
+    os.utime(old, (0, 0))
+    new.write_bytes(b"a program")
+    store.save(*compiled(), "step")
+    assert not old.exists()
+    assert new.exists()
+    assert new in compiled_programs()[1]
 
 
 def test_modules_of_enginebay_are_among_the_sources_and_python_s_own_are_not(
@@ -290,7 +419,9 @@ def answer(folder: Path, **options: Any) -> Any:
         return llm.generate([[3, 5, 9]], GREEDY)[0].outputs[0].token_ids
 
 
-def test_another_engine_of_the_same_parts_traces_nothing(tmp_path: Path, traced: list[str]) -> None:
+def test_another_engine_of_the_same_parts_traces_nothing(
+    tmp_path: Path, traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "programs"
     folder.mkdir(mode=0o700)
     first = answer(folder)
@@ -300,3 +431,9 @@ def test_another_engine_of_the_same_parts_traces_nothing(tmp_path: Path, traced:
     assert not traced
     answer(folder, kernels={"attention": "xla"})
     assert traced, "another kernel is another program"
+    traced.clear()
+    monkeypatch.setenv(
+        "ENGINEBAY_PLUGINS", "lora,models,native,oengine,parsers,samplers,schedulers,xla"
+    )
+    answer(folder)
+    assert traced, "a plugin may register another kernel under the same name"

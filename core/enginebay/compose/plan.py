@@ -77,8 +77,10 @@ class Plan:
             path: repr(self.weight_format.stored(path, spec))
             for path, spec in self.model.weight_specs().items()
         }
+        parts = [(e.kind, e.op, e.name, e.package, e.state) for e in self.registry.entries]
         facts = (
             self.config.model_dump_json(),
+            repr(parts),
             json.dumps(dict(self.checkpoint.config), sort_keys=True, default=repr),
             repr(self.model.info),
             repr(stored),
