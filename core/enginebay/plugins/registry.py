@@ -14,13 +14,9 @@ from typing import Any, Literal
 import pluggy
 from pydantic import BaseModel, ValidationError
 
-from enginebay.errors import (
-    ConfigError,
-    PluginError,
-    unknown_name,
-)
+from enginebay.config_sections import AUTO
+from enginebay.errors import ConfigError, PluginError, unknown_name
 from enginebay.plugins import hooks
-from enginebay.plugins.declarations import check_declaration
 from enginebay.plugins.guard import guarded, reason_of
 from enginebay.plugins.hooks import GROUP, Declaration
 from enginebay.validation import describe_validation
@@ -34,6 +30,9 @@ DISTRIBUTION = "enginebay"
 """The distribution that contains the built-in parts."""
 
 State = Literal["ready", "unavailable", "broken"]
+
+READABLE = ("tool_calls", "reasoning")
+"""What formats may read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,3 +354,50 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # the parent package is missing, or the name is malformed
         return False
+
+
+def check_declaration(declaration: Declaration) -> None:
+    """Raise PluginError for a declaration that would fail later, when the part is chosen."""
+    name, op, target = declaration.name, declaration.op, declaration.target
+    lists = (
+        declaration.platforms,
+        declaration.requires,
+        declaration.capabilities.get("custom_calls", ()),
+    )
+    _check_capabilities(declaration)
+    is_text = isinstance(name, str) and name.isprintable()
+    is_name = is_text and name not in ("", AUTO) and not {"/", ":"} & set(name)
+    is_target = isinstance(target, str) and ":" in target
+    is_op = isinstance(op, str) and (declaration.kind == "kernel") == bool(op)
+    are_lists = all(not isinstance(value, str) for value in lists)
+    is_number = isinstance(declaration.capabilities.get("priority", 0), int)
+    reads = declaration.capabilities.get("reads", ())
+    tests = {
+        "a name that is not auto and has no /, no : and no control characters": is_name,
+        f'a target of the form "module:attribute", not {target!r}': is_target,
+        f"an op for a kernel, and none for another kind, not {op!r}": is_op,
+        "tuples for platforms, requires and custom_calls, not a single string": are_lists,
+        "a whole number for the capability priority": is_number,
+        f"a tuple of {' and '.join(READABLE)} for the capability reads, not {reads!r}": (
+            declaration.kind != "format" or _is_readable(reads)
+        ),
+    }
+    for allowed, is_right in tests.items():
+        if not is_right:
+            todo = f"Correct {hooks.hook_name(declaration.kind)} of the plugin."
+            raise PluginError(f"{declaration.kind} {name!r}", allowed, todo)
+
+
+def _is_readable(reads: object) -> bool:
+    """Return whether a format may declare that it reads this."""
+    return isinstance(reads, tuple | list) and bool(reads) and set(reads) <= set(READABLE)
+
+
+def _check_capabilities(declaration: Declaration) -> None:
+    """Raise PluginError for an unknown capability: a misspelt one would be ignored silently."""
+    what = f"{declaration.kind} {declaration.name!r}"
+    known = ("priority", *hooks.CAPABILITIES.get(declaration.kind, ()))
+    for capability in declaration.capabilities:
+        if capability not in known and "." not in capability:
+            todo = "Correct the name; a fact of the plugin's own has a dot, as in my_package.fact."
+            raise PluginError(f"{what}: {unknown_name('capability', capability, known, todo)}")
