@@ -36,7 +36,7 @@ def check_declaration(declaration: Declaration) -> None:
         f"an op for a kernel, and none for another kind, not {op!r}": is_op,
         "tuples for platforms, requires and custom_calls, not a single string": are_lists,
         "a whole number for the capability priority": is_number,
-        f"a tuple of {' and '.join(READABLE)} for the capability reads, not {reads!r}": (
+        f"a tuple of {', '.join(READABLE)} or both for the capability reads, not {reads!r}": (
             declaration.kind != "format" or _is_readable(reads)
         ),
     }
@@ -48,7 +48,7 @@ def check_declaration(declaration: Declaration) -> None:
 
 def _is_readable(reads: object) -> bool:
     """Return whether a format may declare that it reads this."""
-    return isinstance(reads, tuple | list) and bool(reads) and set(reads) <= set(READABLE)
+    return isinstance(reads, tuple | list) and bool(reads) and all(one in READABLE for one in reads)
 
 
 def _check_capabilities(declaration: Declaration) -> None:

@@ -214,7 +214,8 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
     if names is None:
         listed = os.environ.get(PLUGINS_VARIABLE, "").split(",")
         names = [name.strip() for name in listed if name.strip()] or known
-    chosen = set(names) - hooks.FORMER_PLUGINS
+    others = {point.name for point in points if _distribution(point)[0] != DISTRIBUTION}
+    chosen = set(names) - (hooks.FORMER_PLUGINS - others)
     for name in sorted(chosen - known):
         raise unknown_name(
             "plugin", name, known, f"Correct the name in {PLUGINS_VARIABLE}, or install the plugin."
