@@ -122,7 +122,7 @@ def _columns_by_heads(name: str, shape: tuple[int, int, int, int]) -> TensorSour
 
 
 class Gpt2Decoder(Decoder):
-    """A decoder with a learned embedding of positions [max_model_len, hidden]."""
+    """A decoder with a learned embedding of positions [n_positions, hidden]."""
 
     def __init__(
         self,
