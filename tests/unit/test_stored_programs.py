@@ -307,7 +307,7 @@ def test_odd_modules_and_paths_of_a_process_do_no_harm(
         monkeypatch.setitem(sys.modules, name, odd)
     monkeypatch.setattr(sys.modules["odd_path"], "__file__", given, raising=False)
     monkeypatch.setitem(sys.modules, "odd_none", None)  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "path", [*sys.path, b"site-packages", given])
+    monkeypatch.setattr(sys, "path", [*sys.path, given])
     store = store_of(folder)
     store.save(*compiled(), "step")
     assert store.load("step") is not None
