@@ -185,7 +185,7 @@ class Prefill:
 class StepCompiler:
     """Lowers and compiles steps, and stores the programs where the executor looks them up.
 
-    It copies what it needs of the executor when it is made: the program, the layouts, the shapes of
+    It copies what it needs of the executor when it is made: the parts, the layouts, the shapes of
     weights and state. Later changes of the executor, such as the ops of an override or dropped
     arrays, do not affect it. So it may be used on another thread.
     """
@@ -213,38 +213,33 @@ class StepCompiler:
                 self.joined(waiting[0])
                 report(waiting.popleft())
 
+        def keep_and_join(part: StepKey, program: Any) -> None:
+            self.keep(part, program)
+            join()
+
         join()
-        self.make_parts(keys, join)
-
-    def make_parts(self, keys: Sequence[StepKey], kept: Callable[[], None] = lambda: None) -> None:
-        """Load the missing parts of these steps that are stored, and compile the others. `kept` is
-        called after each.
-        """
-
-        def keep(part: StepKey, compiled: Any) -> None:
-            self._programs[program_name(part, self._layouts)] = compiled
-            self._compilations.add()
-            kept()
-
-        self._settings = trace_settings()
         missing = self.missing(keys)
-        if self._store is not None:
-            with ThreadPoolExecutor(COMPILE_THREADS) as pool:
-                for part, program in zip(missing, pool.map(self._load, missing), strict=True):
-                    if program is not None:
-                        keep(part, program)
-        compile_ahead(self.missing(keys), self.lower, self.compile, keep)
+        with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+            for part, program in zip(missing, pool.map(self.load, missing), strict=True):
+                if program is not None:
+                    keep_and_join(part, program)
+        compile_ahead(self.missing(keys), self.lower, self.compile, keep_and_join)
 
     def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
         """Compile the program of a step, unless it was compiled meanwhile."""
+        self._settings = trace_settings()  # of this thread, which is another one
         if program_name(key, self._layouts) not in self._programs:
-            self.make_parts([key])
+            for part in self.missing([key]):
+                program = self.load(part)
+                if program is None:
+                    program = self.compile(part, self.lower(part))
+                self.keep(part, program)
             self.joined(key)
             release_memory()
             report(key)
 
     def missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
-        """The parts of steps that are not compiled."""
+        """The keys of the steps' programs (`parts_of`) that are not compiled."""
         parts = dict.fromkeys(part for key in keys for part in parts_of(key))
         return [part for part in parts if program_name(part, self._layouts) not in self._programs]
 
@@ -280,10 +275,19 @@ class StepCompiler:
         settings = self._settings
         return name, own, self._max_steps, self._options, self._held, settings
 
-    def _load(self, key: StepKey) -> Any | None:
-        assert self._store is not None
+    def load(self, part: StepKey) -> Any | None:
+        """The program of a part that another process has stored, or None. Any thread may call
+        this.
+        """
+        if self._store is None:
+            return None
         with self._compilations.timed():
-            return self._store.load(*self._stored_name(key))
+            return self._store.load(*self._stored_name(part))
+
+    def keep(self, part: StepKey, program: Any) -> None:
+        """Put a part where the executor looks it up."""
+        self._programs[program_name(part, self._layouts)] = program
+        self._compilations.add()
 
     def lower(self, key: StepKey) -> Any:
         """The traced program of a key. Runs on the caller's thread only."""

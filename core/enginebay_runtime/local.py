@@ -95,7 +95,7 @@ class LocalExecutor(Executor):
         self._state: StepState | None = None
         self._programs: dict[ProgramName, Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
-        """Results of `choose` for the current layouts and program."""
+        """Results of `choose` for the current layouts and parts."""
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
         self._undo = list[Callable[[], None]]()
@@ -302,7 +302,11 @@ class LocalExecutor(Executor):
             )
         compiler = StepCompiler(self, self._programs)
         with waiting(f"compiling {key}, for {self.title}"):
-            compiler.make_parts([key])
+            for part in compiler.missing([key]):
+                program = compiler.load(part)
+                if program is None:
+                    program = compiler.compile(part, compiler.lower(part))
+                compiler.keep(part, program)
             return compiler.joined(key)
 
     def _pages_of(self, step: Step) -> Mapping[str, Any]:

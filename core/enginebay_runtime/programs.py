@@ -15,7 +15,8 @@ ProgramName = tuple[StepKey, tuple[tuple[str, CacheLayout], ...]]
 
 
 def parts_of(key: StepKey) -> tuple[StepKey, ...]:
-    """The programs of a step.
+    """The keys of a step's programs, which together are the step. They have nothing to do with
+    EngineParts.
 
     A prefill has several: one runs the model, and is the same for all sampling parameters; the
     others sample, for one row or for all. So the sampling programs are compiled once for prefills

@@ -19,6 +19,7 @@ import functools
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -45,6 +46,13 @@ log = logging.getLogger("enginebay_runtime")
 MAX_BYTES, MAX_AGE_S = 4 << 30, 60 * 24 * 3600
 """The oldest files are removed beyond this size of the folder, and files not used for this time."""
 
+PRUNE_EVERY = 50
+"""After how many stored programs old files are looked for."""
+
+_STARTED_NS = time.time_ns()
+"""When this process began. A source file that is newer may differ from what was imported."""
+
+_SAVES = itertools.count()
 _MAGIC = b"enginebay program 1\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
@@ -121,6 +129,8 @@ class ProgramStore:
         try:
             key, content = entry
             sources, modules = _sources()
+            if late := next((p for p in sources if _mark(p)[1] > _STARTED_NS), None):
+                raise ValueError(f"{late} was changed after this process began")
             stored = {
                 "program": _pickled(program),
                 "entry": key,
@@ -130,7 +140,8 @@ class ProgramStore:
             }
             payload = pickle.dumps(stored)
             _write(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
-            _prune(self.folder)
+            if next(_SAVES) % PRUNE_EVERY == 0:
+                _prune(self.folder)
         except Exception as error:  # noqa: BLE001  # a full disk must not end a request
             log.debug("program %s is not stored: %s: %s", path.name, type(error).__name__, error)
 

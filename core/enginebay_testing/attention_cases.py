@@ -257,7 +257,7 @@ def _extreme_cases() -> Iterator[AttentionCase]:
     yield AttentionCase("decode_many_rows", "decode", ones, lens, spec, **sizes)
     rows = tuple(sorted(lens, reverse=True))  # the last ones have one token, which is new
     yield AttentionCase("mixed_many_rows", "mixed", ones, rows, spec, **sizes)
-    for name, long in (("long", 8200), ("very_long", 65_600)):
+    for name, long in (("long", 4137), ("longer", 8200), ("very_long", 65_600)):
         yield AttentionCase(
             f"decode_{name}_rows_are_pages",
             "decode",

@@ -82,7 +82,7 @@ def make_problem(
     ]
     places = _places(case, layout, slots, keys, values)
     given = keys, values
-    if layout.tolerance:
+    if layout.tolerance and not empty:
         keys, values = _kept(case, layout, slots, keys, values)
     if empty:
         q_lens, kv_lens, token_rows = (

@@ -89,8 +89,8 @@ class LedgerUnderTest:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerExample:
-    """The arguments of `ledger_checks` for a part of the kind `cache`. The capability `example`
-    names the plugin's function that makes this record.
+    """The arguments of `ledger_checks` for the ledger of an engine. The engine's capability
+    `ledger_example` names the plugin's function that makes this record.
     """
 
     make: Callable[[], Ledger]

@@ -21,7 +21,7 @@ from enginebay_paged.engine import is_paged
 from enginebay_paged.identity import _sums, weights_digest
 from enginebay_runtime.engine import StepEngine
 from tests.brief import LEAST
-from tests.unit.test_executors import Listing, plan_of
+from tests.unit.test_executors import LISTING, Listing, plan_of
 
 
 def weights_of(**changed: Any) -> Mapping[str, Any]:
@@ -128,5 +128,5 @@ def test_an_executor_without_the_weights_is_refused_and_closed(
     monkeypatch.setattr(Listing, "close", close)
     options = {"name": "oengine", "prefix_host_bytes": 2**24, "prefix_disk_dir": str(tmp_path)}
     with pytest.raises(UnsupportedError, match="the weights and programs of a Listing"):
-        make_engine(plan_of(engine=options, executor="listing"))
+        make_engine(plan_of(engine=options, executor=LISTING))
     assert len(closed) == 1

@@ -102,6 +102,7 @@ def traced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
         monkeypatch.setattr(kernel, "__call__", watch)
     monkeypatch.setattr(StepCompiler, "lower", lower_and_end)
+    monkeypatch.setattr(llm.engine.executor, "store", None)
     return found
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -58,6 +59,17 @@ def compiled() -> Kept:
 def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests load modules from folders that are gone."""
     monkeypatch.setattr(stored_programs, "_seen", {}, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def modules_of_tests_are_old(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules that tests write are older than the process, and gone after the test."""
+    monkeypatch.setattr(stored_programs, "_STARTED_NS", time.time_ns() + 10**12)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("kernel_"):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -240,6 +252,9 @@ def test_a_changed_source_file_is_a_miss(
     assert store.load("step") is None
     source.write_text("BLOCK = 8\n")
     assert store.load("step") is not None
+    monkeypatch.setattr(stored_programs, "_STARTED_NS", 0)  # as if this process began long ago
+    store.save(*compiled(), "changed while the process ran")
+    assert store.load("changed while the process ran") is None
     source.unlink()
     assert store.load("step") is None
 
@@ -354,8 +369,9 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(
 
 
 def test_what_a_killed_process_left_is_removed_after_an_hour(
-    store: ProgramStore, folder: Path
+    store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stored_programs, "PRUNE_EVERY", 1)
     old, new = folder / "old.part", folder / "new.part"
     old.write_bytes(b"a program")
     os.utime(old, (0, 0))
@@ -397,6 +413,7 @@ def test_a_full_disk_and_a_program_that_cannot_be_stored_raise_nothing(
 def test_old_files_leave_by_age_and_by_size(
     store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stored_programs, "PRUNE_EVERY", 1)
     store.save(*compiled(), "old")
     old = the_file(folder)
     os.utime(old, (0, 0))

@@ -384,14 +384,9 @@ def attention_kernel(
         score = tl.dot(q, k.to(q.dtype), input_precision="ieee")
         if BLOCK_REST > 0:
             k_rest = _load_keys(
-                k_ptr=k_ptr,
-                features=rest,  # type: ignore[possibly-undefined]
-                offset=offset,
-                is_feature=is_rest,  # type: ignore[possibly-undefined]
-                is_key=is_key,
-                HALF=HALF,
-                STORAGE=STORAGE,
-            )
+                features=rest, is_feature=is_rest,  # type: ignore[possibly-undefined]
+                k_ptr=k_ptr, offset=offset, is_key=is_key, HALF=HALF, STORAGE=STORAGE,
+            )  # fmt: skip
             score = tl.dot(q_rest, k_rest.to(q.dtype), score, input_precision="ieee")  # type: ignore[possibly-undefined]
         scales, zeros = _factors(k_scales_ptr, k_zeros_ptr, at_scales, is_key, STORAGE, HAS_ZEROS)
         score = _scores(

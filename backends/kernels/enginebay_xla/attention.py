@@ -81,12 +81,14 @@ class XlaAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: AttentionBlocks | None = None,
-        **inputs: jax.Array,
+        **inputs: jax.Array | None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Return (out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None).
 
-        AttentionImpl describes the arguments; `inputs` are those of HEAD_INPUTS that `caps` names.
+        AttentionImpl describes the arguments; `inputs` are those of HEAD_INPUTS that `caps` names,
+        and None stands for one that is not given.
         """
+        given_inputs = {name: x for name, x in inputs.items() if x is not None}
         if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}, the same as head_dim"
@@ -95,14 +97,14 @@ class XlaAttention:
             cache = kv_write(cache, batch.slots, k, v, layout)
         if fits_whole(batch.bucket, layout):
             out, lse = attend_one_token_rows(
-                *(q, cache, batch), spec=spec, layout=layout, inputs=inputs
+                *(q, cache, batch), spec=spec, layout=layout, inputs=given_inputs
             )
         else:
             out, lse = attend_blocks(
                 *(q, k, v, cache, batch),
                 spec=spec,
                 layout=layout,
-                inputs=inputs,
+                inputs=given_inputs,
                 blocks=config,
             )
         return out, cache, lse if spec.return_lse else None

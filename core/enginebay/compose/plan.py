@@ -68,7 +68,7 @@ class Plan:
 
     def program_digest(self) -> str:
         """Return a digest of all that steps are traced from, except for sizes, versions and code;
-        "" while parts without a name are in use.
+        "" for a plan with parts that were passed to override().
         """
         if self.swapped or self.sampler is not None:
             return ""

@@ -99,6 +99,7 @@ class VerifyInputs:
 class Step(ExecutorCommand[Pending]):
     """Run one compiled step.
 
+    `program` is the key of the program that serves it, which may be larger than the step.
     `places` int32 [n] is the position of each row of the plan in the bucket; results are returned
     in the plan's order. `spans` is the (start, count) of each row's targets.
     """

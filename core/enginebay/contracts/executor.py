@@ -210,7 +210,8 @@ class EngineParts:
     """Registers one of `custom_calls` with XLA, before a program that calls it is loaded."""
     program_digest: str = ""
     """Names all that steps are traced from besides the sizes of arrays, so that another process can
-    use their programs; "" if something has no name, such as a function passed to override().
+    use their programs; "" for parts that were passed to override(), which may be functions without
+    a name.
     """
     load_weights: Callable[[], Weights] = _not_chosen
     """Loads the weights. An engine calls it once, after its memory plan was accepted."""

@@ -51,9 +51,9 @@ class Counts:
 
 
 class Completion:
-    """The completion of one prompt: what was asked for, and, once it is submitted, what turns its
-    tokens into events. Its methods belong to the delivery thread, except open(), abandon() and
-    abort().
+    """A request as its caller sees it: one prompt with all its completions, each of which is a
+    Request of the loop. Once it is submitted, it also has what turns their tokens into events. Its
+    methods belong to the delivery thread, except open(), abandon() and abort().
     """
 
     def __init__(

@@ -94,8 +94,9 @@ class DraftStats:
 
 
 class Running:
-    """One completion, from its submission to its last event. Belongs to the engine thread, except
-    get() and get_nowait(). Its launched counts are ahead of its committed output.
+    """One completion, from its submission to its last event, also while it waits for a row. Belongs
+    to the engine thread, except get() and get_nowait(). Its launched counts are ahead of its
+    committed output.
     """
 
     def __init__(

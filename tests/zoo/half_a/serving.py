@@ -125,7 +125,7 @@ LINEAR = tuple(
 
 GROUPED_PLACE = "start + jnp.arange(block) < ends[group])"
 GROUPED_END = "return jax.lax.fori_loop(0, last[-1], add, empty)[:rows]"
-GROUPED_INDEX = "lambda array: jax.lax.dynamic_index_in_dim(array, group, keepdims=False), stored"
+GROUPED_INDEX = "return jax.lax.dynamic_index_in_dim(array, group, keepdims=False)"
 
 GROUPED_LINEAR = tuple(
     _fault("grouped_linear", name, kind, old, new)

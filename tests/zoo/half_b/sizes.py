@@ -81,8 +81,8 @@ PRODUCTS = (
         "linear",
         "quantized_linear",
         "last_block_is_written_where_it_is_not_read",
-        "return jax.lax.dynamic_update_slice_in_dim(out, part, first, axis=1)",
-        "return out.at[:, first + jnp.arange(block)].set(part, mode='drop')",
+        "return jax.lax.dynamic_update_slice_in_dim(out, part, i * block, axis=1)",
+        "return out.at[:, i * block + jnp.arange(block)].set(part, mode='drop')",
     ),
     _size(
         "linear",
@@ -95,9 +95,8 @@ PRODUCTS = (
         "grouped_linear",
         "grouped_linear",
         "experts_past_128_take_its_weight",
-        "lambda array: jax.lax.dynamic_index_in_dim(array, group, keepdims=False), stored",
-        "lambda array: jax.lax.dynamic_index_in_dim(array, jnp.minimum(group, 127), "
-        "keepdims=False), stored",
+        "return jax.lax.dynamic_index_in_dim(array, group, keepdims=False)",
+        "return jax.lax.dynamic_index_in_dim(array, jnp.minimum(group, 127), keepdims=False)",
     ),
     _size(
         "grouped_linear",
