@@ -73,10 +73,14 @@ def compiled_programs() -> tuple[Path, list[Path]]:
 
 def stored_programs_folder() -> Path | None:
     """Return the folder of whole programs, below that of JAX's compilation cache; None where there
-    is no cache, or the folder is not closed to other users.
+    is no cache, the cache is a remote one ("gs://..."), or the folder is not closed to other users.
     """
     given = jax.config.jax_compilation_cache_dir
-    if not given or jax.config.jax_persistent_cache_min_compile_time_secs == math.inf:
+    if (
+        not given
+        or "://" in given
+        or jax.config.jax_persistent_cache_min_compile_time_secs == math.inf
+    ):
         return None
     folder = Path(given) / "steps"
     if problem := make_private(folder):

@@ -228,7 +228,8 @@ def _site_packages() -> set[str]:
     was made from, and of the user.
     """
     paths = sysconfig.get_paths()
-    others = {p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")}
+    names = ("site-packages", "dist-packages")
+    others = {path for path in sys.path if isinstance(path, str) and Path(path).name in names}
     return {paths["purelib"], paths["platlib"]} | others
 
 
@@ -249,8 +250,8 @@ def _sources() -> tuple[dict[str, str], dict[str, str]]:
     paths: set[str] = set()
     modules: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if not path or not path.endswith(".py"):
+        path = getattr(module, "__dict__", {}).get("__file__")  # runs no __getattr__ of a module
+        if not isinstance(path, str) or not path.endswith(".py"):
             continue
         top = name.partition(".")[0]
         is_own = top in own or top.startswith("enginebay_")

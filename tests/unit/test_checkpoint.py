@@ -153,6 +153,14 @@ def test_a_model_stored_without_its_head_has_names_without_the_first_part(tmp_pa
         np.testing.assert_array_equal(weight, whole[path])
 
 
+def test_a_left_over_tensor_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+    tensors = random_tensors(model_of())
+    short = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    short["score.weight"] = np.ones((2, 16), np.float32)
+    with pytest.raises(CheckpointError, match=r"has tensor 'score\.weight'"):
+        load(write(tmp_path / "short", short))
+
+
 def test_a_head_is_tied_to_the_embedding_by_whatever_name(tmp_path: Path) -> None:
     model = gpt2.build(GPT2, dtype="float32")
     tensors = random_tensors(model)

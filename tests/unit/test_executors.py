@@ -20,7 +20,7 @@ from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.step_key import StepKey, StepNeeds
-from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
+from enginebay.errors import ConfigError, PluginError, UnknownNameError, UnsupportedError
 from enginebay.plugins.registry import load_registry
 from enginebay_esurge.weights import swap
 from enginebay_runtime.background import Background
@@ -145,6 +145,32 @@ def test_an_executor_that_is_not_installed_is_refused_before_anything_is_made() 
         plan_of(executor=f"{__name__}:Listening")
     with pytest.raises(ConfigError, match=r"is of type str. Allowed: a callable"):
         plan_of(executor=f"{__name__}:LISTING")
+
+
+def no_executor(parts: Any) -> None:
+    """Return nothing."""
+
+
+def takes_nothing() -> None:
+    """Take no parts."""
+
+
+def leaves(parts: Any) -> Any:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_executor", "returns an object of type NoneType. Allowed: .* an Executor"),
+        ("takes_nothing", "cannot be made: TypeError.*Allowed: .* EngineParts"),
+        ("leaves", "cannot be made: SystemExit"),
+    ],
+)
+def test_what_makes_no_executor_is_refused_with_its_name(name: str, reason: str) -> None:
+    plan = plan_of(executor=f"{__name__}:{name}")
+    with pytest.raises(PluginError, match=rf"{name}'.*{reason}"):
+        make_engine(plan)
 
 
 def test_an_executor_is_an_argument_of_the_engine_in_python_too() -> None:

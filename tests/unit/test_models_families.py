@@ -409,3 +409,20 @@ def test_the_mlp_opens_its_gate_by_the_activation_of_config_json(
     made[0].gate = made[0].up = made[0].down = weights
     np.testing.assert_allclose(made[0](x, ops), np.maximum(x, 0) * x)
     assert [mlp.activation for mlp in made] == ["relu"] * 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("activation_function", None, "activation_function = null"),
+        ("scale_attn_by_inverse_layer_idx", None, "scale_attn_by_inverse_layer_idx = null"),
+        ("hidden_size", 32, "hidden_size = 32. Allowed: n_embd, which is 16"),
+        ("num_hidden_layers", 5, "num_hidden_layers = 5. Allowed: n_layer, which is 1"),
+    ],
+)
+def test_gpt2_names_what_is_wrong_in_its_configuration(
+    field: str, value: object, reason: str
+) -> None:
+    config = {"n_embd": 16, "n_head": 2, "n_layer": 1, field: value}
+    with pytest.raises(CheckpointError, match=reason):
+        gpt2.family.build(config, dtype="float32")

@@ -90,6 +90,12 @@ def test_a_plugins_part_is_listed_found_and_loaded_when_it_is_picked(install: In
     assert "external_parts" in sys.modules
 
 
+def test_a_plugin_with_the_name_of_a_former_one_of_enginebay_is_loaded(install: Install) -> None:
+    install("outside", LIFO, name="executor", parts=PARTS)
+    assert part_entry(load_registry(), "executor").name == "lifo"
+    assert part_entry(load_registry(["executor"]), "executor").distribution == "outside"
+
+
 def test_the_built_in_parts_are_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     built_in = [e for e in load_registry().entries if e.distribution == "enginebay"]
@@ -142,11 +148,15 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ),
         (
             register("register('x', 'a:b')", kind="format"),
-            r"tuple of tool_calls and reasoning for the capability reads, not \(\)",
+            r"tuple of tool_calls, reasoning or both for the capability reads, not \(\)",
         ),
         (
             register("register('x', 'a:b', capabilities={'reads': ('calls',)})", kind="format"),
             r"the capability reads, not \('calls',\)",
+        ),
+        (
+            register("register('x', 'a:b', capabilities={'reads': (['calls'],)})", kind="format"),
+            r"the capability reads, not \(\['calls'\],\)",
         ),
         (register("1 / 0"), "register_schedulers failed: ZeroDivisionError"),
         (register("register('x')"), "register_schedulers failed: TypeError"),

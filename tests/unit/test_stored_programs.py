@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -82,6 +82,16 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield made
     jax.config.update("jax_compilation_cache_dir", before)
     compilation_cache.reset_cache()
+
+
+def test_beside_a_remote_cache_nothing_is_stored(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
+    assert stored_programs_folder() is None
+    assert not list(Path.cwd().iterdir())
 
 
 def store_of(folder: Path, digest: str = "parts", device: int = 0) -> ProgramStore:
@@ -298,6 +308,24 @@ def test_a_module_of_another_checkout_is_a_miss(
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
     __import__("kernel_in_two_folders")
     assert store.load("step") is None
+
+
+def test_odd_modules_and_paths_of_a_process_do_no_harm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"{name} is loaded later")
+
+    given: Any = Path("a.py")
+    for name, odd in (("odd_lazy", Lazy("odd_lazy")), ("odd_path", ModuleType("odd_path"))):
+        monkeypatch.setitem(sys.modules, name, odd)
+    monkeypatch.setattr(sys.modules["odd_path"], "__file__", given, raising=False)
+    monkeypatch.setitem(sys.modules, "odd_none", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "path", [*sys.path, given])
+    store = store_of(folder)
+    store.save(*compiled(), "step")
+    assert store.load("step") is not None
 
 
 def test_installed_modules_of_enginebay_are_among_the_sources(

@@ -55,7 +55,10 @@ def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
 
 def _line(half: str, op: str, found: Sequence[Finding]) -> str:
     default, every = sum(f.default for f in found), sum(f.all for f in found)
-    return (
-        f"| {half} | {op} | {len(found)} | {default} ({default / len(found):.0%}) | "
-        f"{every} ({every / len(found):.0%}) |"
-    )
+    shares = " | ".join(_share(num, len(found)) for num in (default, every))
+    return f"| {half} | {op} | {len(found)} | {shares} |"
+
+
+def _share(num: int, total: int) -> str:
+    """Return a count with its share of the total; only the total itself is 100 %."""
+    return f"{num} ({100 if num == total else min(99, round(100 * num / total))}%)"

@@ -12,7 +12,7 @@ from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays, CacheGroup
 from enginebay.contracts.model import Embeddings, Model, ModelFamily, ModelInfo, TensorSource
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError, explain, shown
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
@@ -43,7 +43,7 @@ _USUAL = {
     "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }
-"""Fields of config.json, and the names of other families that they may also have."""
+"""Fields of config.json, and the names in other families, which they may have too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _columns_by_heads(name: str, shape: tuple[int, int, int, int]) -> TensorSour
 
 
 class Gpt2Decoder(Decoder):
-    """A decoder with a learned embedding of positions [max_model_len, hidden]."""
+    """A decoder with a learned embedding of positions [n_positions, hidden]."""
 
     def __init__(
         self,
@@ -170,6 +170,9 @@ class Gpt2Family(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
+        for own, usual in _USUAL.items():
+            if own in config and usual in config and config[own] != config[usual]:
+                raise bad_field(usual, config[usual], f"{own}, which is {shown(config[own])}")
         config = {o: config[u] for o, u in _USUAL.items() if u in config} | dict(config)
         hidden, heads = positive(config, "n_embd", 768), positive(config, "n_head", 12)
         if hidden % heads:
@@ -184,10 +187,11 @@ class Gpt2Family(ModelFamily):
             ("add_cross_attention", False),
         ):
             if config.get(name, value) != value:
-                raise bad_field(name, config[name], "false, or absent")
+                raise bad_field(name, config[name], "false, or absent", is_null=True)
         activation = config.get("activation_function", "gelu_new")
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise bad_field("activation_function", activation, ", ".join(sorted(ACTIVATIONS)))
+            allowed = ", ".join(sorted(ACTIVATIONS))
+            raise bad_field("activation_function", activation, allowed, is_null=True)
         inner = 4 * hidden if config.get("n_inner") is None else positive(config, "n_inner")
         eps = number(config, "layer_norm_epsilon", 1e-5)
         num_layers = positive(config, "n_layer", 12, most=MAX_LAYERS)

@@ -154,16 +154,17 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_prefix(model: Model, stored: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
     """Return tensors that were stored from a model without its head, whose names lack the first
     part ("h.0.ln_1.weight"), by the names of the whole model ("transformer.h.0.ln_1.weight").
-    Tensors of other names are returned unchanged.
+    Names that begin with no part of the model, such as "score", stay as they are.
     """
-    names = {name for source in model.tensor_sources().values() for name in source.names}
-    head = HEAD.partition(".")[0]
-    prefixes = {name.partition(".")[0] for name in names} - {head}
+    sources = model.tensor_sources().values()
+    names = {name for source in sources for name in source.names if name != HEAD}
+    prefixes = {name.partition(".")[0] for name in names}
+    parts = {name.partition(".")[2].partition(".")[0] for name in names}
     if len(prefixes) != 1 or any(name.partition(".")[0] in prefixes for name in stored):
         return stored
     (prefix,) = prefixes
     return {
-        name if name.partition(".")[0] == head else f"{prefix}.{name}": tensor
+        f"{prefix}.{name}" if name.partition(".")[0] in parts else name: tensor
         for name, tensor in stored.items()
     }
 

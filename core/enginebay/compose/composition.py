@@ -27,7 +27,7 @@ from enginebay.compose.weight_format import choose_weight_format
 from enginebay.config import LOCAL_EXECUTOR, NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.contracts.engine import Engine
-from enginebay.contracts.executor import EngineParts, MakeExecutor, weight_bytes
+from enginebay.contracts.executor import EngineParts, Executor, MakeExecutor, weight_bytes
 from enginebay.contracts.model import (
     Checkpoint,
     ModelFamily,
@@ -241,7 +241,25 @@ def choose_executor(config: EngineConfig) -> tuple[MakeExecutor | None, Reason]:
         given = f"executor {name!r}, which is of type {type(found).__name__}"
         allowed = "a callable that takes EngineParts and returns an Executor"
         raise ConfigError(given, allowed, "Name such a callable, or leave the executor out.")
-    return found, Reason("executor", name, BY_PATH)
+    return functools.partial(_make_executor, name, found), Reason("executor", name, BY_PATH)
+
+
+def _make_executor(name: str, make: Callable[[EngineParts], Any], parts: EngineParts) -> Executor:
+    """Make the executor of an import path. PluginError when `make` fails with an error of its own,
+    or returns something else.
+    """
+    todo = "Correct it, or leave the executor out."
+    try:
+        made = make(parts)
+    except EnginebayError:
+        raise
+    except (Exception, SystemExit) as error:
+        given = f"executor {name!r} cannot be made: {reason_of(error)}"
+        raise PluginError(given, "a callable that takes EngineParts", todo) from error
+    if not isinstance(made, Executor):
+        given = f"executor {name!r}, which returns an object of type {type(made).__name__}"
+        raise PluginError(given, "a callable that returns an Executor", todo)
+    return made
 
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:

@@ -272,8 +272,8 @@ the former kind read tool calls.
 
 
 FORMER_PLUGINS = frozenset({"executor", "startup", "byhand"})
-"""Plugins of earlier versions whose parts are not registered any more. ENGINEBAY_PLUGINS may still
-list them.
+"""Plugins of earlier versions of enginebay, which ENGINEBAY_PLUGINS may still list. A plugin of
+another distribution may have such a name.
 """
 
 

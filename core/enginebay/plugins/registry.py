@@ -213,7 +213,8 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
     if names is None:
         listed = os.environ.get(PLUGINS_VARIABLE, "").split(",")
         names = [name.strip() for name in listed if name.strip()] or known
-    chosen = set(names) - hooks.FORMER_PLUGINS
+    others = {point.name for point in points if _distribution(point)[0] != DISTRIBUTION}
+    chosen = set(names) - (hooks.FORMER_PLUGINS - others)
     for name in sorted(chosen - known):
         raise unknown_name(
             "plugin", name, known, f"Correct the name in {PLUGINS_VARIABLE}, or install the plugin."
@@ -378,7 +379,7 @@ def check_declaration(declaration: Declaration) -> None:
         f"an op for a kernel, and none for another kind, not {op!r}": is_op,
         "tuples for platforms, requires and custom_calls, not a single string": are_lists,
         "a whole number for the capability priority": is_number,
-        f"a tuple of {' and '.join(READABLE)} for the capability reads, not {reads!r}": (
+        f"a tuple of {', '.join(READABLE)} or both for the capability reads, not {reads!r}": (
             declaration.kind != "format" or _is_readable(reads)
         ),
     }
@@ -390,7 +391,7 @@ def check_declaration(declaration: Declaration) -> None:
 
 def _is_readable(reads: object) -> bool:
     """Return whether a format may declare that it reads this."""
-    return isinstance(reads, tuple | list) and bool(reads) and set(reads) <= set(READABLE)
+    return isinstance(reads, tuple | list) and bool(reads) and all(one in READABLE for one in reads)
 
 
 def _check_capabilities(declaration: Declaration) -> None:
