@@ -142,6 +142,8 @@ class LocalExecutor(Executor):
         return cast("Result", LaunchedStep(sampled, command))
 
     def _open_store(self) -> ProgramStore | None:
+        if self.parts.config.compile_cache == "off":
+            return None
         folder = stored_programs_folder()
         if folder is None or not self.parts.program_digest or self.dump_folder is not None:
             return None

@@ -8,8 +8,9 @@ it and the digests of their source files: when a file has other content, or a mo
 another file, the program is not loaded. The file has a checksum too, and it must belong to the user
 and be closed to others, because loading it executes what is in it.
 
-A program that depends on anything else is not told from others: on a data file that a plugin reads,
-or on a function that was replaced while the process ran.
+A process in which a function of enginebay or of a plugin was replaced by one of a script neither
+loads nor stores programs. A program that depends on a data file that a plugin reads is not told
+from others.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,9 +84,14 @@ class ProgramStore:
         self._calls, self._register = parts.custom_calls, parts.register_call
         self._base = _digest(parts.program_digest, *_environment(self._devices))
         _sources()  # before anything is traced: the files may change while this process runs
+        self._replaced = _replaced()
+        if self._replaced is not None:
+            log.debug("stored programs are not used: %s was replaced", self._replaced)
 
     def load(self, *names: object) -> Any | None:
         """The program with these names, or None. A name's repr tells it from all others."""
+        if self._replaced is not None:
+            return None
         path = self._path(names)
         try:
             payload = _read(path)
@@ -125,6 +132,8 @@ class ProgramStore:
         """Store a compiled program under these names. `entry`: (key, content) of its entry in JAX's
         compilation cache.
         """
+        if self._replaced is not None:
+            return
         path = self._path(names)
         try:
             key, content = entry
@@ -244,8 +253,7 @@ def _sources() -> tuple[dict[str, str], dict[str, str]]:
     these modules, by name. The modules of Python and of installed distributions are left out,
     except for those of enginebay and of plugins: their versions are part of a program's name.
     """
-    library = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib"))
-    installed = tuple(f"{path}{os.sep}" for path in _site_packages())
+    library = tuple(f"{path}{os.sep}" for path in _library_folders())
     own = _plugin_packages()
     paths: set[str] = set()
     modules: dict[str, str] = {}
@@ -255,7 +263,7 @@ def _sources() -> tuple[dict[str, str], dict[str, str]]:
             continue
         top = name.partition(".")[0]
         is_own = top in own or top.startswith("enginebay_")
-        if path.startswith((*library, *installed)) and not is_own:
+        if path.startswith(library) and not is_own:
             continue
         if is_own and name == top:
             paths.update(_native_sources(path))
@@ -266,6 +274,45 @@ def _sources() -> tuple[dict[str, str], dict[str, str]]:
         if path not in _seen and (digest := _file_digest(path, _mark(path))):
             _seen[path] = digest
     return {path: _seen[path] for path in paths if path in _seen}, modules
+
+
+def _replaced() -> str | None:
+    """The first function or class of enginebay, or of a plugin, that was replaced by one of a
+    module that is neither theirs nor installed, such as a script's; None if there is none.
+    """
+    own, folders = _plugin_packages(), tuple(f"{path}{os.sep}" for path in _library_folders())
+
+    def is_own(name: str) -> bool:
+        top = name.partition(".")[0]
+        return top in own or top.startswith("enginebay_")
+
+    def is_foreign(value: object) -> bool:
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, property):
+            value = value.fget
+        if not isinstance(value, types.FunctionType | type):
+            return False
+        name = value.__module__
+        path = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
+        return isinstance(path, str) and not is_own(name) and not path.startswith(folders)
+
+    for name, module in list(sys.modules.items()):
+        if not is_own(name):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if is_foreign(value):
+                return f"{name}.{attribute}"
+            if isinstance(value, type) and value.__module__ == name:
+                for member, inner in list(vars(value).items()):
+                    if is_foreign(inner):
+                        return f"{name}.{attribute}.{member}"
+    return None
+
+
+def _library_folders() -> set[str]:
+    """The folders of Python's own modules and of installed distributions."""
+    return {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")} | _site_packages()
 
 
 @functools.cache

@@ -231,6 +231,21 @@ def test_a_program_that_was_read_from_the_compilation_cache_is_stored_too(
     np.testing.assert_array_equal(loaded(jnp.zeros(3), jnp.ones(3))[0], [1, 1, 1])
 
 
+@pytest.mark.parametrize("target", ["enginebay.ops.batches.derive_batch", "StepCompiler.joined"])
+def test_a_process_with_a_replaced_function_neither_loads_nor_stores(
+    target: str, store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(*compiled(), "step")
+    name = target if target.startswith("enginebay") else f"enginebay_runtime.compiling.{target}"
+    with monkeypatch.context() as here:
+        here.setattr(name, lambda *_: None)
+        other = store_of(folder)
+        assert other.load("step") is None
+        other.save(*compiled(), "another")
+    assert store_of(folder).load("step") is not None
+    assert store_of(folder).load("another") is None
+
+
 def test_a_file_of_another_user_is_a_miss(
     store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +453,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lower(self, key)
 
     monkeypatch.setattr(StepCompiler, "lower", record)
+    monkeypatch.setattr(stored_programs, "_replaced", lambda: None)  # by the line before
     monkeypatch.setattr(compiling, "MIN_STORED_S", 0.0)
     return found
 
