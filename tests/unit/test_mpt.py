@@ -19,6 +19,7 @@ MPT: dict[str, Any] = {"vocab_size": 32, "d_model": 24, "n_heads": 3, "n_layers"
     ("changes", "message"),
     [
         ({"n_heads": 5}, "d_model = 24. Allowed: a multiple of n_heads = 5"),
+        ({"hidden_size": 32}, "hidden_size = 32. Allowed: d_model, which is 24"),
         ({"no_bias": False}, "no_bias = False. Allowed: True, or absent"),
         ({"expansion_ratio": 2}, "expansion_ratio = 2. Allowed: 4, or absent"),
         ({"attn_config": {"alibi": False}}, "attn_config.alibi = False. Allowed: True, or absent"),

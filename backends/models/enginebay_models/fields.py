@@ -53,6 +53,16 @@ def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
+def with_own_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, Any]:
+    """Return the configuration with a family's own names of fields. `usual`: own name -> name in
+    other families, which a file may have instead. CheckpointError when both are there and differ.
+    """
+    for own, other in usual.items():
+        if own in config and other in config and config[own] != config[other]:
+            raise bad_field(other, config[other], f"{own}, which is {shown(config[own])}")
+    return {o: config[u] for o, u in usual.items() if u in config} | dict(config)
+
+
 def bad_field(name: str, value: object, allowed: str, *, is_null: bool = False) -> CheckpointError:
     """Return the error for a field that is missing, malformed or not supported. With `is_null` a
     value None is a null in the file, and not a missing field.

@@ -12,7 +12,6 @@ from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays, CacheGroup
 from enginebay.contracts.model import Embeddings, Model, ModelFamily, ModelInfo, TensorSource
-from enginebay.errors import ConfigError, explain, shown
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
@@ -30,8 +29,8 @@ from enginebay_models.blocks import (
     vector,
 )
 from enginebay_models.decoder import FULL, NnxModel
-from enginebay_models.fields import bad_field, flag, number, positive
-from enginebay_models.hf_config import MAX_LAYERS
+from enginebay_models.fields import bad_field, flag, number, positive, with_own_names
+from enginebay_models.hf_config import MAX_LAYERS, check_heads
 from enginebay_models.tensors import Index
 
 _NAMES = {"model.embed_tokens.": "transformer.wte."}
@@ -170,18 +169,9 @@ class Gpt2Family(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        for own, usual in _USUAL.items():
-            if own in config and usual in config and config[own] != config[usual]:
-                raise bad_field(usual, config[usual], f"{own}, which is {shown(config[own])}")
-        config = {o: config[u] for o, u in _USUAL.items() if u in config} | dict(config)
+        config = with_own_names(config, _USUAL)
         hidden, heads = positive(config, "n_embd", 768), positive(config, "n_head", 12)
-        if hidden % heads:
-            raise bad_field("n_embd", hidden, f"a multiple of n_head = {heads}")
-        if heads % num_shards:
-            given, allowed = f"{num_shards} shards for {heads} heads", f"a divisor of {heads}"
-            raise ConfigError(
-                explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
-            )
+        check_heads("n_embd", hidden, "n_head", heads, num_shards=num_shards)
         for name, value in (
             ("scale_attn_by_inverse_layer_idx", False),
             ("add_cross_attention", False),

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from enginebay.errors import ConfigError, explain
 from enginebay.ops.rotary import RopeSpec
 from enginebay_models.activations import ACTIVATIONS
 from enginebay_models.fields import bad_field, flag, number, positive
@@ -104,6 +105,20 @@ def refuse_unserved_features(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise bad_field("hidden_act", activation, ", ".join(sorted(ACTIVATIONS)))
+
+
+def check_heads(
+    hidden_name: str, hidden: int, heads_name: str, heads: int, *, num_shards: int
+) -> None:
+    """Raise CheckpointError when heads do not divide the hidden size, and ConfigError when shards
+    do not divide the heads. The names are those of the two fields.
+    """
+    if hidden % heads:
+        raise bad_field(hidden_name, hidden, f"a multiple of {heads_name} = {heads}")
+    if heads % num_shards:
+        given, allowed = f"{num_shards} shards for {heads} heads", f"a divisor of {heads}"
+        todo = "Change the mesh, or map kv_heads to another axis."
+        raise ConfigError(explain(given, allowed, todo))
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:

@@ -13,7 +13,6 @@ from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays, CacheGroup
 from enginebay.contracts.model import Model, ModelFamily, ModelInfo, TensorSource
-from enginebay.errors import ConfigError, explain
 from enginebay.ops.attention import ATTENTION, NamedInputs
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
@@ -22,8 +21,8 @@ from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
 from enginebay_models.blocks import Decoder, DecoderLayer, LayerNorm, PlainMlp, parameter
 from enginebay_models.decoder import NnxModel
-from enginebay_models.fields import bad_field, flag, number, positive
-from enginebay_models.hf_config import MAX_LAYERS, refuse_unserved_features
+from enginebay_models.fields import bad_field, flag, number, positive, with_own_names
+from enginebay_models.hf_config import MAX_LAYERS, check_heads, refuse_unserved_features
 from enginebay_models.tensors import Index
 
 FULL = "full"
@@ -136,15 +135,9 @@ class MptFamily(ModelFamily):
         max_model_len: int | None = None,
     ) -> Model:
         refuse_unserved_features(config)
-        config = {o: config[u] for o, u in _USUAL.items() if u in config} | dict(config)
+        config = with_own_names(config, _USUAL)
         hidden, heads = positive(config, "d_model", 2048), positive(config, "n_heads", 16)
-        if hidden % heads:
-            raise bad_field("d_model", hidden, f"a multiple of n_heads = {heads}")
-        if heads % num_shards:
-            given, allowed = f"{num_shards} shards for {heads} heads", f"a divisor of {heads}"
-            raise ConfigError(
-                explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
-            )
+        check_heads("d_model", hidden, "n_heads", heads, num_shards=num_shards)
         attention = _read_attention(config, hidden, heads, dtype)
         eps = number(config, "layer_norm_epsilon", 1e-5)
         num_layers = positive(config, "n_layers", 24, most=MAX_LAYERS)
