@@ -292,11 +292,12 @@ class Engine(ABC):
     def begin_warmup(
         self, progress: Callable[[int, int, str], None] | None = None
     ) -> LaterCompilation | None:
-        """Compile a few large programs that can run every step, though more slowly, and return the
-        compilation of all others, which the caller starts; None when no program is left.
+        """Compile a few programs that together can run every step, though more slowly, and return
+        the compilation of all others, which the caller starts; None when no program is left.
 
-        A step uses the smallest compiled program that can run it. `warmup` compiles the programs
-        that are still missing. An engine without such large programs compiles all programs here.
+        A step uses the smallest compiled program that can run it; a step that is larger than every
+        compiled program runs in several parts, with the same results. `warmup` compiles the
+        programs that are still missing. An engine without such parts compiles all programs here.
         """
         self.warmup(progress)
         return None
