@@ -251,6 +251,11 @@ class LaterCompilation(Protocol):
     def stop(self) -> object:
         """Begin no more compilations, and wait for the running one."""
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has ended or the time is over. Returns whether everything is
+        compiled.
+        """
+
 
 class Engine(ABC):
     """Runs steps over a model and owns the model's weights and cache.
