@@ -7,11 +7,12 @@ import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.cache_shape import CacheShape
-from enginebay.contracts.commands import Drop, Grow, Make
+from enginebay.contracts.commands import ClearPages, Drop, Grow, Make
 from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
@@ -78,6 +79,17 @@ class CacheMaker:
             cache[group] = tuple(made)
         tables = executor.tables.whole()
         executor.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+
+    def clear(self, command: ClearPages) -> None:
+        """Make pages of the cache zeros, in place, and give their memory back."""
+        executor = self._executor
+        jax.block_until_ready(executor.state)
+        for group, pages in command.pages.items():
+            ids = np.unique(pages)
+            runs = np.split(ids, np.flatnonzero(np.diff(ids) > 1) + 1)
+            for array in jax.tree.leaves(executor.state.cache[group]):
+                for run in runs:
+                    executor.parts.platform.clear(array, int(run[0]), int(run[-1]) + 1)
 
     def drop(self, _: Drop) -> None:
         """Free the cache and the rows; the weights stay."""

@@ -74,7 +74,7 @@ UNWRITTEN = "enginebay_unwritten"
 def _unwritten(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> Callable[[], Any]:
     """A program that returns an array of any content."""
     call = jax.ffi.ffi_call(UNWRITTEN, jax.ShapeDtypeStruct(shape, dtype))
-    return jax.jit(lambda: call(), out_shardings=sharding)
+    return jax.jit(call, out_shardings=sharding)
 
 
 @functools.cache
