@@ -16,6 +16,7 @@ from enginebay.contracts.adapters import ADAPTER_WEIGHTS
 from enginebay.contracts.cache import CacheLayout, Lease, Ledger
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.commands import (
+    ClearPages,
     Drop,
     Grow,
     Make,
@@ -53,6 +54,7 @@ from enginebay_runtime.assemble import (
     verify_command,
     wants_all,
 )
+from enginebay_runtime.compiling import release_memory as trim_heap
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 from enginebay_runtime.host_pages import HostPages
 from enginebay_runtime.local import LocalExecutor
@@ -166,6 +168,22 @@ class StepEngine(Engine):
             self.host.finish()
         except Exception:  # whoever closes an engine may have more to close
             log.exception("cached pages were not saved, because the device or their keeper failed")
+
+    def release_memory(self) -> float | None:
+        if not self._has_arrays:
+            return None
+        due_s = None
+        if self.parts.platform.demand_memory:
+            due_s = self.ledger.drop_idle()
+            moves = self.ledger.take_moves()
+            if moves:  # of pages that are free as soon as their content is elsewhere
+                self.host.run(moves, self.executor)
+            self.host.finish()
+            pages = {group: ids for group, ids in self.ledger.free_pages().items() if len(ids)}
+            if pages:
+                self.executor.run(ClearPages(pages))
+        trim_heap()
+        return due_s
 
     def close(self) -> None:
         try:

@@ -16,6 +16,7 @@ from enginebay.config import EngineConfig
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.commands import (
+    ClearPages,
     CopyPages,
     Drop,
     ExecutorCommand,
@@ -111,6 +112,7 @@ class LocalExecutor(Executor):
             PageIn: mover.page_in,
             Make: maker.make,
             Grow: maker.grow,
+            ClearPages: maker.clear,
             Drop: maker.drop,
             Take: functools.partial(take_row, self, writer),
             Put: functools.partial(put_row, self, writer),

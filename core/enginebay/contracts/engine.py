@@ -339,6 +339,13 @@ class Engine(ABC):
         engines of this process.
         """
 
+    def release_memory(self) -> float | None:
+        """Give memory back that no request uses. The loop calls it some seconds after the last
+        request has ended, while none is there. Returns the seconds after which the next call is
+        due if no request comes; None: no call is.
+        """
+        return None
+
     def save_pages(self) -> None:  # noqa: B027  # most engines have no files
         """Write cached pages that no row uses to files, if it has such. Errors are only logged."""
 
