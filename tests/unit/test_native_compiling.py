@@ -139,7 +139,7 @@ def test_libraries_are_compiled_side_by_side(
     pretender.write_text(pretender.read_text(encoding="utf-8") + meet, encoding="utf-8")
     monkeypatch.setenv("CXX", str(pretender))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    compiling.begin("attention")
+    compiling.begin_compiling("attention")
     found = [compiling.library(name) for name in ("linear", "attention")]
     assert len(calls(user)) == 2
     assert sorted(found[0].parent.iterdir()) == sorted(found), "no lock is left"

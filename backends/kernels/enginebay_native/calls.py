@@ -7,7 +7,7 @@ import functools
 
 import jax
 
-from enginebay_native.compiling import begin, library
+from enginebay_native.compiling import begin_compiling, library
 
 PREFIX = "enginebay_"
 TOGETHER = (("attention", "linear"), ("quantized_linear", "panel_linear"))
@@ -28,7 +28,7 @@ def register(name: str) -> str:
     target = f"{PREFIX}{name}"
     for names in TOGETHER:
         if name in names:
-            begin(*(other for other in names if other != name))
+            begin_compiling(*(other for other in names if other != name))
     function = getattr(ctypes.CDLL(str(library(name))), target)
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
     return target

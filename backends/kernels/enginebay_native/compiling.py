@@ -77,7 +77,7 @@ def library(name: str) -> Path:
     return target
 
 
-def begin(*names: str) -> None:
+def begin_compiling(*names: str) -> None:
     """Begin to compile the libraries of these names that are not there, each in a thread, on all
     cores but one, and return at once. `library` waits for a library that is being compiled, and
     raises the errors, which are ignored here.
