@@ -16,12 +16,10 @@ from pathlib import Path
 from enginebay.cli.command import Command
 from enginebay.cli.show import progress
 from enginebay.cli.table_rows import Rows
-from enginebay.compose.platforms import find_platform
 from enginebay.config import make_config
 from enginebay.errors import InputError
 from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay_testing.report import CheckRecord, Filter, check
-from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import FAULTS
 from enginebay_testing.workers import PartName
 
@@ -123,6 +121,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         given = f"--interpret with --level {args.level}"
         raise InputError(given, "one of the two flags", "Leave one out.")
     from enginebay_testing.cases import with_path
+    from enginebay_testing.suites import Choices
 
     registry = load_registry()
     for selector in args.parts:
@@ -130,6 +129,8 @@ def run(name: str, args: argparse.Namespace) -> int:
     entries = _selected(registry, args.parts)
     wanted = Filter(args.all, args.case, args.target)
     if args.platform is not None:
+        from enginebay.compose.platforms import find_platform
+
         find_platform(registry, make_config({"platform": args.platform}))
     if args.config is not None:
         from enginebay_testing.models import read_model_config

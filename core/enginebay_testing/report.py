@@ -7,12 +7,15 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from enginebay.errors import UnknownNameError, unknown_name
 from enginebay.plugins.registry import Entry
-from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Verdict
 from enginebay_testing.workers import CaseName, CaseResult, PartName, Pool
+
+if TYPE_CHECKING:
+    from enginebay_testing.suites import Choices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +107,8 @@ def check(
     `tell` is called with each record when its case has ended, `watch` with the number of ended and
     of known cases.
     """
+    from enginebay_testing.suites import Choices
+
     results = []
     chosen = dataclasses.asdict(choices or Choices())
     pool = Pool(jobs, timeout_s, level, wanted, chosen, quickly=not wanted.everything)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,28 @@ def test_every_number_of_the_command_has_a_range() -> None:
 )
 def test_a_wrong_origin_is_refused(capsys: pytest.CaptureFixture[str], origin: str) -> None:
     assert repr(origin) in refusal(capsys, "--cors-origin", origin)
+
+
+FIRST_LINE = """
+import sys
+from enginebay.cli.program import main
+
+class FirstLine:
+    def write(self, text):
+        heavy = [name for name in ("jax", "fastapi", "transformers") if name in sys.modules]
+        print(text.strip(), heavy, flush=True)
+        raise SystemExit(0)
+
+    def flush(self):
+        pass
+
+sys.stderr = FirstLine()
+main(["serve", "demo", "--port", "0"])
+"""
+
+
+def test_the_first_line_comes_before_heavy_imports() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_LINE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines()[0] == "enginebay: loading demo ... []"

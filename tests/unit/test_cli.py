@@ -313,7 +313,7 @@ def test_our_own_faults_end_with_code_1(
     def broken(*_: Any, **__: Any) -> Any:
         raise InternalError("a broken invariant\nover two lines")
 
-    monkeypatch.setattr("enginebay.cli.generate.LLM", broken)
+    monkeypatch.setattr("enginebay.serving.LLM", broken)
     code, _, err = run("generate", "--config", config)
     assert (code, err) == (1, "enginebay: a broken invariant over two lines\n")
 

@@ -126,6 +126,25 @@ def test_what_several_need_at_once_is_compiled_once(
     assert len(calls(user)) == 1
 
 
+def test_libraries_are_compiled_side_by_side(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler of one library waits until the compiler of the other has begun."""
+    meet = (
+        f'case "$@" in *attention.cc*) me=a other=l;; *) me=l other=a;; esac\n'
+        f"touch {user}/$me\n"
+        f"for i in $(seq 100); do [ -e {user}/$other ] && exit 0; sleep 0.1; done\n"
+        "echo alone >&2; exit 1\n"
+    )
+    pretender.write_text(pretender.read_text(encoding="utf-8") + meet, encoding="utf-8")
+    monkeypatch.setenv("CXX", str(pretender))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    compiling.begin_compiling("attention")
+    found = [compiling.library(name) for name in ("linear", "attention")]
+    assert len(calls(user)) == 2
+    assert sorted(found[0].parent.iterdir()) == sorted(found), "no lock is left"
+
+
 def test_what_was_compiled_is_found_without_the_compiler(
     user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

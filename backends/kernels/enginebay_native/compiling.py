@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -66,15 +67,29 @@ def library(name: str) -> Path:
     if there is not None:
         return there
     compiler = find_compiler()
-    if not target.exists():
-        with _alone_in(target.parent):
-            if not target.exists():  # no other process compiled it meanwhile
-                with waiting(
-                    f"compiling the C++ kernel {name} with {Path(compiler[0]).name}, "
-                    "once for this processor"
-                ):
-                    _compile(compiler, name, target, "native")
+    with _alone_at(target):
+        if not target.exists():  # no other thread or process compiled it meanwhile
+            with waiting(
+                f"compiling the C++ kernel {name} with {Path(compiler[0]).name}, "
+                "once for this processor"
+            ):
+                _compile(compiler, name, target, "native")
     return target
+
+
+def begin_compiling(*names: str) -> None:
+    """Begin to compile the libraries of these names that are not there, each in a thread, on all
+    cores but one, and return at once. `library` waits for a library that is being compiled, and
+    raises the errors, which are ignored here.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    for name in [name for name in names if _find(name)[1] is None][: cores - 1]:
+
+        def compile_it(name: str = name) -> None:
+            with contextlib.suppress(UnsupportedError, OSError):
+                library(name)
+
+        threading.Thread(target=compile_it, name=f"enginebay-compile-{name}").start()
 
 
 def check_library(name: str) -> None:
@@ -143,17 +158,33 @@ def find_compiler() -> list[str]:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Let one process or thread compile at a time, so that the same library is compiled once.
+def _alone_at(target: Path) -> Iterator[None]:
+    """Let one process or thread at a time compile a library, so that it is compiled once. Others
+    compile other libraries meanwhile.
 
     Without file locks several may compile it; each writes a complete library.
     """
+    path = target.with_suffix(".lock")
     with contextlib.ExitStack() as stack:
-        place = os.open(folder, os.O_RDONLY)
+        place = _locked(path)
         stack.callback(os.close, place)
+        # Whoever waits for the lock of a file that is gone makes the file anew.
+        stack.callback(path.unlink, missing_ok=True)
+        yield
+
+
+def _locked(path: Path) -> int:
+    """Return the descriptor of a file that this thread has locked, and that still has this path."""
+    while True:
+        place = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         with contextlib.suppress(OSError):
             fcntl.flock(place, fcntl.LOCK_EX)
-        yield
+        try:
+            if os.path.samestat(os.fstat(place), path.stat()):
+                return place
+        except FileNotFoundError:
+            pass
+        os.close(place)
 
 
 @functools.cache

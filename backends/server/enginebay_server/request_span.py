@@ -7,13 +7,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enginebay.outputs import RequestMetrics, StreamChunk
-from enginebay.serving.events import Event, RequestEnded
-from enginebay.serving.requests import RequestHandle
 from enginebay.types import SamplingParams
 from enginebay_server.errors import ApiError
+
+if TYPE_CHECKING:
+    from enginebay.serving.events import Event, RequestEnded
+    from enginebay.serving.requests import RequestHandle
 
 SPAN_KEY = "enginebay.span"
 """The key of a request's RequestSpan in its ASGI scope; without tracing there is none."""

@@ -13,27 +13,30 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.program import one_line
 from enginebay.cli.show import progress
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
-from enginebay.serving import LLM
-from enginebay_server.app import create_app
 from enginebay_server.heads import LimitedHeads
 from enginebay_server.ingress import IngressState
 from enginebay_server.response_store import open_store
-from enginebay_server.served import ServedModel
 from enginebay_server.settings import MAX_SECONDS, ServerSettings
-from enginebay_server.state import AppState
+
+if TYPE_CHECKING:
+    from enginebay.serving import LLM
+    from enginebay_server.served import ServedModel
+    from enginebay_server.state import AppState
 
 log = logging.getLogger("enginebay.server")
 
@@ -189,6 +192,12 @@ def serve(
     open_store(settings).close()
     with contextlib.ExitStack() as opened:
         at = opened.enter_context(address.open())
+        names = one_line(", ".join(dict.fromkeys(config.model for config in configs.values())))
+        print(f"enginebay: loading {names} ...", file=sys.stderr, flush=True)
+        # JAX and FastAPI take a second to import: an error, and the line above, need not wait.
+        from enginebay_server.app import create_app
+        from enginebay_server.served import ServedModel
+
         chats = chats or Chats()
         models = [
             ServedModel(
@@ -237,6 +246,8 @@ def end_in_time(models: Sequence[ServedModel], warmup: threading.Thread, code: i
 
 def load_model(config: EngineConfig) -> LLM:
     """Load one model, and show the progress."""
+    from enginebay.serving import LLM
+
     with progress() as report:
         return LLM(config=config, progress=report)
 

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from enginebay.cli.command import Command
 from enginebay.cli.generate import (
@@ -32,11 +33,12 @@ from enginebay.cli.options import (
     only_adapter,
     traced,
 )
-from enginebay.compose.plan import make_title
 from enginebay.errors import EnginebayError, InputError, RequestError, unknown_name
 from enginebay.outputs import RequestMetrics
-from enginebay.serving import LLM
 from enginebay.types import SamplingParams
+
+if TYPE_CHECKING:
+    from enginebay.serving import LLM
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -142,6 +144,8 @@ class Conversation:
             ImportError
         ):  # a Python without readline still reads lines, without editing
             importlib.import_module("readline")
+        from enginebay.compose.plan import make_title
+
         config = self.llm.config
         print(
             f"{config.model}: {make_title(self.llm.plan)}, {config.dtype}, "

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enginebay.cli.command import Command
 from enginebay.cli.options import (
@@ -27,10 +27,12 @@ from enginebay.config import EngineConfig, merge
 from enginebay.errors import InputError
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.row_value import FromCheckpoint, declared
-from enginebay.serving import LLM
 from enginebay.serving.choice import BestOf
 from enginebay.serving.priority import RequestKeywords
 from enginebay.types import MAX_LOGPROBS, SamplingParams
+
+if TYPE_CHECKING:
+    from enginebay.serving import LLM
 
 DEFAULT_PROMPT = "Once upon a time"
 
@@ -243,6 +245,8 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def load_llm(bars: ExitStack, config: EngineConfig) -> LLM:
     """Load the engine; progress is shown until `bars` is closed."""
+    from enginebay.serving import LLM
+
     return LLM(config=config, progress=bars.enter_context(progress()))
 
 

@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enginebay.cli.environment import environment
-
 if TYPE_CHECKING:
     from enginebay_bench.serve.bounds import Bounds
     from enginebay_bench.serve.find_rate import FoundRate
@@ -34,6 +32,8 @@ def make_record(
     """The record that --json prints. `flags` repeat the run; `requests` says in words what they
     were, `version` is what the server reports of itself.
     """
+    from enginebay.cli.environment import environment
+
     limits_s = None if bounds is None else bounds.limits_s
     share = None if bounds is None else bounds.share
     return {

@@ -17,7 +17,6 @@ from enginebay.cli.command import Command
 from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.cli.show import interruptible, progress
 from enginebay.cli.table_rows import Rows
-from enginebay.compose.ops import ATTENTION
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
@@ -92,6 +91,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Search, write one table per implementation, and print the results."""
+    from enginebay.compose.ops import ATTENTION
     from enginebay.compose.tuned_files import tuned_folder
 
     if args.config and args.op not in (None, ATTENTION):
@@ -160,6 +160,7 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """
     from enginebay.compose.composition import make_engine, make_plan
     from enginebay.compose.kernel_configs import kernel_configs
+    from enginebay.compose.ops import ATTENTION
     from enginebay.ops.tuned_tables import TunedConfigs
     from enginebay_bench.problem import TuningKey
     from enginebay_bench.tune import tune_bucket

@@ -208,6 +208,28 @@ class _HeaderReader:
         except UnicodeDecodeError:
             raise _broken(self.path, f"has {what} that is not UTF-8", "text in UTF-8") from None
 
+    def strings(self, count: int, what: str) -> list[str]:
+        """Return `count` texts. A vocabulary has 100,000 and more, so this loop makes no calls of
+        its own while nothing is wrong.
+        """
+        data, at, end, read = self.data, self.at, self.end, _U64.unpack_from
+        found: list[str] = []
+        for _ in range(count):
+            first = at + _U64.size
+            after = first + read(data, at)[0] if first <= end else end + 1
+            try:
+                if after > end:
+                    break
+                found.append(data[first:after].decode())
+            except UnicodeDecodeError:
+                break
+            at = after
+        self.at = at
+        if len(found) < count:
+            self.string(what)  # raises the error of this text
+            raise AssertionError("a text that is refused is no longer refused")
+        return found
+
     def value(self, key: str, number: int) -> Any:
         """Return the value of a key, whose metadata type has this number."""
         what = shown(key)
@@ -222,7 +244,7 @@ class _HeaderReader:
             raise _broken(self.path, f"has {what} of type {number}", "metadata types 0 to 12")
         kind = self.number(_U32, what)
         if kind == _STRING:
-            return [self.string(what) for _ in range(self._count(f"items in {what}", 8))]
+            return self.strings(self._count(f"items in {what}", 8), what)
         if kind not in _SCALARS:
             raise _broken(self.path, f"has {what} with items of type {kind}", "numbers or texts")
         dtype = np.dtype(_SCALARS[kind].format)
