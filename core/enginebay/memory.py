@@ -23,6 +23,10 @@ class TierPlan:
 class MemoryPlan:
     """The bytes that an engine will use on each device, planned before it allocates any. The device
     has `device_bytes` in all. `tiers`: the places for prefixes besides the device.
+
+    The other fields count the memory of the host, where the device uses the same memory, and are 0
+    elsewhere. `runtime_bytes`: the interpreter and its libraries. `programs_bytes`: all compiled
+    programs. `start_cache_bytes`: the part of the cache that is resident before the first request.
     """
 
     weights_bytes: int
@@ -30,6 +34,19 @@ class MemoryPlan:
     workspace_bytes: int
     device_bytes: int
     tiers: tuple[TierPlan, ...] = ()
+    runtime_bytes: int = 0
+    programs_bytes: int = 0
+    start_cache_bytes: int = 0
+
+    @property
+    def start_bytes(self) -> int:
+        """Resident bytes of the process before the first request and the first program."""
+        return self.weights_bytes + self.start_cache_bytes + self.runtime_bytes
+
+    @property
+    def max_bytes(self) -> int:
+        """Resident bytes of the process at most: with a full cache and all programs."""
+        return self.total_bytes + self.runtime_bytes + self.programs_bytes
 
     @property
     def total_bytes(self) -> int:

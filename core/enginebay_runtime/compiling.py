@@ -9,8 +9,10 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -98,6 +100,17 @@ def compile_ahead(
     finally:
         pool.shutdown(cancel_futures=True)
         release_memory()
+
+
+BACKGROUND_NICE = 10
+"""What is added to the nice value of threads that compile beside requests."""
+
+
+def lower_priority() -> None:
+    """Give this thread a low priority, on Linux, where threads have their own."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
 
 
 def release_memory() -> None:
@@ -226,13 +239,19 @@ class StepCompiler:
         compile_ahead(self.missing(keys), self.lower, self.compile, keep_and_join)
 
     def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
-        """Compile the program of a step, unless it was compiled meanwhile."""
+        """Compile the program of a step, unless it was compiled meanwhile. XLA's work has a low
+        priority, so that steps which run at the same time come first.
+        """
         self._settings = trace_settings()  # of this thread, which is another one
         if program_name(key, self._layouts) not in self._programs:
             for part in self.missing([key]):
                 program = self.load(part)
                 if program is None:
-                    program = self.compile(part, self.lower(part))
+                    lowered = self.lower(part)
+                    # On a thread of its own: a thread cannot raise its priority again, and this
+                    # one holds the interpreter's lock, for which others would wait.
+                    with ThreadPoolExecutor(1, initializer=lower_priority) as pool:
+                        program = pool.submit(self.compile, part, lowered).result()
                 self.keep(part, program)
             self.joined(key)
             release_memory()

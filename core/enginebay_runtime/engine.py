@@ -16,6 +16,7 @@ from enginebay.contracts.adapters import ADAPTER_WEIGHTS
 from enginebay.contracts.cache import CacheLayout, Lease, Ledger
 from enginebay.contracts.cache_shape import pages_for
 from enginebay.contracts.commands import (
+    ClearPages,
     Drop,
     Grow,
     Make,
@@ -53,10 +54,17 @@ from enginebay_runtime.assemble import (
     verify_command,
     wants_all,
 )
+from enginebay_runtime.compiling import release_memory as trim_heap
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
 from enginebay_runtime.host_pages import HostPages
 from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.memory import plan_memory
+from enginebay_runtime.parts_of_step import (
+    PendingParts,
+    StepPart,
+    decode_parts,
+    prefill_parts,
+)
 from enginebay_runtime.rows import RowTable
 from enginebay_runtime.verify import drafts_a_step
 
@@ -161,6 +169,22 @@ class StepEngine(Engine):
         except Exception:  # whoever closes an engine may have more to close
             log.exception("cached pages were not saved, because the device or their keeper failed")
 
+    def release_memory(self) -> float | None:
+        if not self._has_arrays:
+            return None
+        due_s = None
+        if self.parts.platform.demand_memory:
+            due_s = self.ledger.drop_idle()
+            moves = self.ledger.take_moves()
+            if moves:  # of pages that are free as soon as their content is elsewhere
+                self.host.run(moves, self.executor)
+            self.host.finish()
+            pages = {group: ids for group, ids in self.ledger.free_pages().items() if len(ids)}
+            if pages:
+                self.executor.run(ClearPages(pages))
+        trim_heap()
+        return due_s
+
     def close(self) -> None:
         try:
             self.save_pages()
@@ -203,46 +227,75 @@ class StepEngine(Engine):
 
     def step(self, plan: StepPlan) -> Pending:
         self._catch_up([row.lease for row in plan.rows], plan.demand)
-        command = self._decode(plan) if plan.is_decode else self._prefill(plan)
-        return self.executor.run(command)
+        key = self._key(plan)
+        if not self.executor.serves(key):
+            parts = self._parts(plan)
+            each = [self.executor.run(self._command(p.plan, self._key(p.plan))) for p in parts]
+            if len(each) > 1:
+                return PendingParts(parts, each)
+            return each[0]
+        return self.executor.run(self._command(plan, key))
 
-    def _prefill(self, plan: StepPlan) -> Step:
-        """The command of a prefill. What it needs in its rows is written to them here."""
-        rows, table = plan.rows, self.rows
-        no_prefix = max([row.num_computed for row in rows]) == 0
-        num_tokens = sum([row.num_tokens for row in rows])
-        bucket = self.geometry.prefill_bucket(len(rows), num_tokens, no_prefix=no_prefix)
-        full_vocab = True in [row.returns_prompt for row in rows] or wants_all(
-            [row for row in rows if row.samples], table
-        )
-        # Rows that do not sample count too: FULL records their history.
+    def _key(self, plan: StepPlan) -> StepKey:
+        """The program that a step asks for, whatever its rows need of a sampler."""
+        rows, table, geometry = plan.rows, self.rows, self.geometry
         own = [row.row for row in rows]
-        key = StepKey(
-            "prefill",
-            bucket,
-            full_vocab=full_vocab,
-            pools=True in [row.pools for row in rows],
-            embeds=True in [takes_embeds(row, table) for row in rows],
-            adapts=bool(table.adapters[own].any()),
-        )
-        key = self.executor.choose(key, needs_of(table, own))
-        self.executor.run(prefill_writes(rows, table))
-        width = self.parts.model.info.hidden_size
-        return prefill_command(rows, key, table, self._sent, width)
-
-    def _decode(self, plan: StepPlan) -> Step:
-        """The command of a decode or of a verify step. New fields are written to its rows here."""
-        rows, table, steps = plan.rows, self.rows, plan.num_steps
+        adapts = bool(table.adapters[own].any())
         if plan.verifies:
-            key = self.geometry.verify_key(len(rows))
+            key = geometry.verify_key(len(rows))
+        elif plan.is_decode:
+            key = geometry.decode_key(len(rows), _longest(plan))
         else:
-            longest = max([min(row.num_computed + steps, row.lease.capacity) for row in rows])
-            key = self.geometry.decode_key(len(rows), longest)
-        own = np.asarray([row.row for row in rows], np.int32)
-        full_vocab, adapts = wants_all(rows, table), bool(table.adapters[own].any())
+            num_tokens = sum([row.num_tokens for row in rows])
+            no_prefix = max([row.num_computed for row in rows]) == 0
+            bucket = geometry.prefill_bucket(len(rows), num_tokens, no_prefix=no_prefix)
+            full_vocab = True in [row.returns_prompt for row in rows] or wants_all(
+                [row for row in rows if row.samples], table
+            )
+            return StepKey(
+                "prefill",
+                bucket,
+                full_vocab=full_vocab,
+                pools=True in [row.pools for row in rows],
+                embeds=True in [takes_embeds(row, table) for row in rows],
+                adapts=adapts,
+            )
+        full_vocab = wants_all(rows, table)
         if full_vocab or adapts:
             key = dataclasses.replace(key, full_vocab=full_vocab, adapts=adapts)
+        return key
+
+    def _parts(self, plan: StepPlan) -> list[StepPart]:
+        """The parts of a step for which no program is compiled yet, of the largest size that one
+        serves; the whole step where none does.
+        """
+        geometry, serves = self.geometry, self.executor.serves
+        if plan.is_decode:
+            for num in geometry.row_sizes(verifies=plan.verifies):
+                key = (
+                    geometry.verify_key(num)
+                    if plan.verifies
+                    else geometry.decode_key(num, _longest(plan))
+                )
+                if num < len(plan.rows) and serves(key):
+                    return decode_parts(plan, num)
+        else:
+            for num, tokens in geometry.prefill_sizes():
+                bucket = geometry.prefill_bucket(num, tokens, no_prefix=False)
+                if serves(StepKey("prefill", bucket)):
+                    return prefill_parts(plan, num, tokens)
+        return [StepPart(plan, tuple(range(len(plan.rows))))]
+
+    def _command(self, plan: StepPlan, key: StepKey) -> Step:
+        """The command of a step. What it needs in its rows is written to them here."""
+        rows, table = plan.rows, self.rows
+        # Rows that do not sample count too: FULL records their history.
+        own = np.asarray([row.row for row in rows], np.int32)
         key = self.executor.choose(key, needs_of(table, own))
+        if not plan.is_decode:
+            self.executor.run(prefill_writes(rows, table))
+            width = self.parts.model.info.hidden_size
+            return prefill_command(rows, key, table, self._sent, width)
         updates = tuple([RowUpdate(row.row, row.update) for row in rows if row.update])
         if updates:
             self.executor.run(WriteRows(updates=updates))
@@ -250,7 +303,7 @@ class StepEngine(Engine):
             most = drafts_a_step(self.parts, key.bucket)
             return verify_command(rows, key, most, table, self._sent)
         places = own if key.bucket.rows_are_pages else np.arange(len(rows), dtype=np.int32)
-        return decode_command(rows, key, places, steps, table, self._sent)
+        return decode_command(rows, key, places, plan.num_steps, table, self._sent)
 
     def warmup(self, progress: Report | None = None) -> int:
         keys = self._whole_steps()
@@ -335,3 +388,9 @@ class StepEngine(Engine):
             self.make_arrays()
 
         return undo
+
+
+def _longest(plan: StepPlan) -> int:
+    """The longest context of a decode step's rows after it."""
+    steps = plan.num_steps
+    return max([min(row.num_computed + steps, row.lease.capacity) for row in plan.rows])

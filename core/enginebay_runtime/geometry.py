@@ -74,6 +74,15 @@ class Geometry:
         pages, width = pages_for(self.capacity, self.page_size), self.num_drafts + 1
         return StepKey("verify", Bucket(seqs * width, seqs, pages, width, self.capacity, "mixed"))
 
+    def row_sizes(self, *, verifies: bool) -> list[int]:
+        """The numbers of rows of decode or verify steps, largest first."""
+        return sorted(self.sizes.verify_rows if verifies else self.sizes.decode_rows, reverse=True)
+
+    def prefill_sizes(self) -> list[tuple[int, int]]:
+        """The (rows, tokens) of prefills, largest first."""
+        sizes = self.sizes
+        return [(r, t) for t in sizes.prefill_tokens[::-1] for r in sizes.prefill_rows[::-1]]
+
     def all_steps(self) -> list[StepKey]:
         """Every program that serving can need."""
         sizes = self.sizes

@@ -16,6 +16,7 @@ from enginebay.config import EngineConfig
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.commands import (
+    ClearPages,
     CopyPages,
     Drop,
     ExecutorCommand,
@@ -53,6 +54,7 @@ from enginebay_runtime.programs import (
     cost,
     covering,
     covers,
+    first_steps,
     parts_of,
     program_name,
 )
@@ -110,6 +112,7 @@ class LocalExecutor(Executor):
             PageIn: mover.page_in,
             Make: maker.make,
             Grow: maker.grow,
+            ClearPages: maker.clear,
             Drop: maker.drop,
             Take: functools.partial(take_row, self, writer),
             Put: functools.partial(put_row, self, writer),
@@ -198,16 +201,17 @@ class LocalExecutor(Executor):
         if found is not None:
             return found
         base, is_done = key, self._background.is_done
-        if not is_done:
-            adapts = self.parts.adapters is not None
-            smallest = replace(key, full_vocab=False, pools=False, embeds=False, adapts=adapts)
-            base = replace(key, bucket=self._at_hand(smallest).bucket)
+        if not is_done and (at_hand := self._at_hand(key)) is not None:
+            base = replace(key, bucket=at_hand.bucket)
         for serves in self._scoping.serving(base, need):
             if program_name(serves, self.layouts) in self._programs:
                 if is_done:
                     self._chosen[key, need] = serves
                 return serves
         return self._scoping.to_compile(base, need)
+
+    def serves(self, key: StepKey) -> bool:
+        return self._background.is_done or self._at_hand(key) is not None
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         # Until then no shadow runs: the implementation that it compares with is not in use.
@@ -257,40 +261,44 @@ class LocalExecutor(Executor):
     def compile_first_steps(
         self, keys: Sequence[StepKey], progress: Report | None = None
     ) -> Background:
-        """Compile the fewest programs that together serve every step, and those that write rows.
-        Returns a Background that compiles the others after its start().
+        """Compile the programs of `first_steps`, and those that write rows. Returns a Background
+        that compiles the others after its start(): first those that serve every step, then the
+        others by increasing cost.
 
-        Until the others are compiled, `choose` finds a larger program for each step. `progress`
-        counts all programs; for the others it is called on their thread.
+        Until the others are compiled, `choose` finds a larger program for each step that one
+        `serves`. `progress` counts all programs; for the others it is called on their thread.
         """
         self._writer.compile_all()
         self._background.stop()
+        first = set(covering(_warmed(first_steps(keys), self.parts.config)))
         keys = _warmed(keys, self.parts.config)
-        first = set(covering(keys))
+        serving_all = set(covering(keys))
         missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
         report = _counted(progress, len(missing))
         compiler = StepCompiler(self, self._programs)
         compiler.make_all([key for key in missing if key in first], report)
         others = [key for key in missing if key not in first]
-        others.sort(key=lambda key: (*cost(key), key.full_vocab))
+        others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
         jobs = [functools.partial(compiler.make_missing, key, report) for key in others]
         self._background = Background(jobs, "enginebay-compile")
         return self._background
 
-    def _at_hand(self, key: StepKey) -> StepKey:
-        """The smallest compiled program that serves a step, while others are compiled in the
-        background. `key` itself when it is compiled, or when none serves.
+    def _at_hand(self, key: StepKey) -> StepKey | None:
+        """The smallest compiled program that serves a step in all its variants, while others are
+        compiled in the background; None when no program does.
         """
+        adapts = self.parts.adapters is not None
+        key = replace(key, full_vocab=False, pools=False, embeds=False, adapts=adapts)
 
         def is_warm(one: StepKey) -> bool:
             # Whether all programs of this size are compiled that warmup() would compile.
-            wanted = _warmed([one], self.parts.config)
+            wanted = covering(_warmed([one], self.parts.config))
             return all(program_name(each, self.layouts) in self._programs for each in wanted)
 
         if is_warm(key):
             return key
         others = (other for other in self.programs if covers(other, key) and is_warm(other))
-        return min(others, key=cost, default=key)
+        return min(others, key=cost, default=None)
 
     def _compiled(self, key: StepKey) -> Any:
         """Compile the program of a step now."""

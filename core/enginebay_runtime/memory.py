@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 
@@ -10,18 +11,47 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.executor import EngineParts, weight_bytes
 from enginebay.contracts.processor import Processors, Sizes
 from enginebay.contracts.proposer import MAX_VERIFIED_ROWS
+from enginebay.contracts.step_key import Kind
 from enginebay.memory import MemoryPlan
 from enginebay.weights import stored_bytes
 from enginebay_runtime.geometry import CacheSizes, Geometry, Shapes
+from enginebay_runtime.programs import parts_of
+
+LAYER_BYTES: Mapping[Kind, int] = {"forward": 4 * 2**20, "sample": 0}
+"""Bytes that a compiled step takes on a CPU for each layer of the model, 1 MiB for other kinds of
+steps; measured for programs in which the layers are written out.
+"""
+SAMPLER_BYTES = 30 * 2**20
+"""Bytes that the sampler takes in a compiled step on a CPU."""
 
 
 def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
-    """Bytes per device of weights, the whole cache, and the workspace of one step."""
+    """Bytes per device of weights, the whole cache, and the workspace of one step; and of the
+    process, where the devices use its memory.
+    """
+    platform = parts.platform
+    uses_host = platform.runtime_bytes > 0
+    fills = uses_host and not platform.demand_memory
+    start_bytes = shape_bytes(parts, sizes.first) if fills else 0
     return MemoryPlan(
         weights_bytes=weight_bytes(parts.model, parts.placement, parts.weight_format),
         cache_bytes=shape_bytes(parts, sizes.whole),
         workspace_bytes=workspace_bytes(parts, sizes.geometry(sizes.whole)),
-        device_bytes=parts.platform.hardware().memory_bytes,
+        device_bytes=platform.hardware().memory_bytes,
+        runtime_bytes=platform.runtime_bytes,
+        programs_bytes=programs_bytes(parts, sizes.geometry(sizes.whole)) if uses_host else 0,
+        start_cache_bytes=start_bytes,
+    )
+
+
+def programs_bytes(parts: EngineParts, geometry: Geometry) -> int:
+    """Bytes of a CPU's memory for the programs of all steps."""
+    num_layers = sum(group.num_layers for group in parts.model.info.cache_groups)
+    programs = {part for key in geometry.all_steps() for part in parts_of(key)}
+    return sum(
+        num_layers * LAYER_BYTES.get(part.kind, 2**20)
+        + (0 if part.kind == "forward" else SAMPLER_BYTES)
+        for part in programs
     )
 
 

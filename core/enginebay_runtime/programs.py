@@ -69,6 +69,41 @@ def covering(keys: Iterable[StepKey]) -> list[StepKey]:
     return [key for key in keys if not any(o != key and covers(o, key) for o in keys)]
 
 
+FIRST_TOKENS = 128
+"""The largest number of tokens of the first compiled prefill: longer prompts run in parts of this
+size at nearly the same speed, and shorter ones still take little time.
+"""
+
+
+def first_steps(keys: Iterable[StepKey]) -> list[StepKey]:
+    """A few of the keys, with which every step can run: a small prefill that serves any rows, and
+    decode and verify steps of the fewest rows over the longest context. A larger step runs in
+    several parts.
+    """
+    found: dict[tuple[object, ...], tuple[tuple[int, ...], StepKey]] = {}
+    keys = list(keys)
+    fewest: dict[bool, int] = {}  # rows, by whether the steps verify drafts
+    for key in keys:
+        verifies, num = key.kind == "verify", key.bucket.seqs
+        if key.kind != "prefill":
+            fewest[verifies] = min(fewest.get(verifies, num), num)
+    for key in keys:
+        b = key.bucket
+        if key.kind == "prefill":
+            if b.mode != "mixed":
+                continue  # it serves only rows without a prefix
+            is_small = b.tokens <= FIRST_TOKENS
+            rank = (b.seqs, int(is_small), b.tokens if is_small else -b.tokens)
+        else:
+            if b.seqs > fewest[key.kind == "verify"]:
+                continue
+            rank = (b.max_kv_len,)
+        kind = key.kind, b.rows_are_pages
+        if kind not in found or rank > found[kind][0]:
+            found[kind] = rank, key
+    return [key for _, key in found.values()]
+
+
 class Scoping:
     """Remembers the variants and logits processors that requests have needed so far, and whether
     requests had adapters.

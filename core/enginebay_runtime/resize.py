@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
 
-from enginebay.contracts.cache import CacheLayout, KVLayout
+from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.cache_shape import CacheShape
-from enginebay.contracts.commands import Drop, Grow, Make
+from enginebay.contracts.commands import ClearPages, Drop, Grow, Make
 from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
@@ -32,13 +35,10 @@ class CacheMaker:
         if not executor.model_weights:
             executor.model_weights = executor.parts.load_weights()
         executor.set_layouts(command.shapes)
-
-        def empty(layout: CacheLayout) -> dict[str, jax.Array]:
-            where, shapes = executor.placement.cache(layout), layout.shapes()
-            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
-
         cache = {
-            group.name: tuple(empty(executor.layouts[group.name]) for _ in range(group.num_layers))
+            group.name: tuple(
+                self._empty(executor.layouts[group.name]) for _ in range(group.num_layers)
+            )
             for group in executor.info.cache_groups
         }
         sizes = Sizes(executor.info.vocab_size, executor.max_model_len)
@@ -49,12 +49,18 @@ class CacheMaker:
         executor.state = StepState(cache, rows, fields, executor.tables.whole())
         self._writer.forget()
 
+    def _empty(self, layout: CacheLayout) -> dict[str, jax.Array]:
+        """The arrays of one layer, filled with zeros."""
+        executor = self._executor
+        where, zeros = executor.placement.cache(layout), executor.parts.platform.zeros
+        return {name: zeros(s.shape, s.dtype, where[name]) for name, s in layout.shapes().items()}
+
     def grow(self, command: Grow) -> None:
         """Replace the cache's arrays by larger ones, one after the other, so that only one exists
         twice. All entries of the page tables become 0.
         """
         executor = self._executor
-        state, old_shapes, old_layouts = executor.state, executor.shapes, executor.layouts
+        state, old_shapes = executor.state, executor.shapes
         without_cache = dataclasses.replace(state, cache={})
         remaining = {g: [dict(layer) for layer in layers] for g, layers in state.cache.items()}
         # Neither the executor nor this frame may hold the old layers while new ones are made.
@@ -63,45 +69,48 @@ class CacheMaker:
         executor.set_layouts(command.shapes)
         cache = {}
         for group, layers in remaining.items():
-            old = old_layouts[group]
             sizes = old_shapes[group], command.shapes[group]
-            where = executor.placement.cache(executor.layouts[group])
             made = []
             while layers:
-                layer = layers.pop(0)
+                layer, larger = layers.pop(0), self._empty(executor.layouts[group])
                 made.append(
-                    {
-                        name: jax.device_put(
-                            _resized(layer.pop(name), *sizes, _offset_axis(old, name)), where[name]
-                        )
-                        for name in list(layer)
-                    }
+                    {name: _filled(larger.pop(name), layer.pop(name), *sizes) for name in [*larger]}
                 )
             cache[group] = tuple(made)
         tables = executor.tables.whole()
         executor.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+
+    def clear(self, command: ClearPages) -> None:
+        """Make pages of the cache zeros, in place, and give their memory back."""
+        executor = self._executor
+        jax.block_until_ready(executor.state)
+        for group, pages in command.pages.items():
+            ids = np.unique(pages)
+            runs = np.split(ids, np.flatnonzero(np.diff(ids) > 1) + 1)
+            for array in jax.tree.leaves(executor.state.cache[group]):
+                for run in runs:
+                    executor.parts.platform.clear(array, int(run[0]), int(run[-1]) + 1)
 
     def drop(self, _: Drop) -> None:
         """Free the cache and the rows; the weights stay."""
         self._executor.state = None
 
 
-def _offset_axis(layout: CacheLayout, array: str) -> int | None:
-    """The axis of an array that counts tokens of a page; None: no axis does."""
-    return layout.offset_axis_of(array) if isinstance(layout, KVLayout) else None
-
-
-def _resized(
-    array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int | None
-) -> jax.Array:
-    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size.
-    offset_axis None: no axis counts the tokens of a page.
+def _filled(larger: jax.Array, array: jax.Array, old: CacheShape, new: CacheShape) -> jax.Array:
+    """`larger`, of the size `new`, with the content of an array of the size `old`. It is donated,
+    so memory that the content does not need is not written.
     """
-    slots = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
-    padding = [(0, 0)] * slots.ndim
-    padding[0] = (0, new.num_slots - old.num_slots)
-    padding[1] = (0, new.pages_per_slot - old.pages_per_slot)
-    if offset_axis is not None:
-        padding[1 + offset_axis] = (0, new.page_size - old.page_size)
-    padded = jnp.pad(slots, padding)
-    return padded.reshape(new.num_pages, *padded.shape[2:])
+    return _filler(old, new, larger.sharding)(larger, array)
+
+
+@functools.lru_cache(maxsize=16)
+def _filler(
+    old: CacheShape, new: CacheShape, sharding: Sharding
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def fill(larger: jax.Array, array: jax.Array) -> jax.Array:
+        slots = larger.reshape(new.num_slots, new.pages_per_slot, *larger.shape[1:])
+        kept = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
+        filled = jax.lax.dynamic_update_slice(slots, kept, (0,) * slots.ndim)
+        return filled.reshape(larger.shape)
+
+    return jax.jit(fill, donate_argnums=0, out_shardings=sharding)

@@ -79,6 +79,9 @@ class RecordingExecutor(Executor):
     ) -> LaterCompilation | None:
         return self._inner.compile_first(keys, progress, copies=copies)
 
+    def serves(self, key: StepKey) -> bool:
+        return self._inner.serves(key)
+
 
 @dataclasses.dataclass
 class RecordedStep(Pending):

@@ -87,7 +87,7 @@ def test_a_dead_engine_is_reported() -> None:
 def test_a_warm_up_is_followed_to_its_end(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     from enginebay.errors import StoppedError
 
-    def warmup(progress: object) -> int:
+    def warmup(progress: object, **_: object) -> int:
         assert callable(progress)
         progress("compiling", 2, 2)
         return 2
@@ -96,7 +96,7 @@ def test_a_warm_up_is_followed_to_its_end(asker: Asker, monkeypatch: pytest.Monk
     asker.model.compile_in_background().join()
     assert asker.model.status == {"ready": True, "warmup": "ready"}
 
-    def fails(progress: object) -> int:
+    def fails(progress: object, **_: object) -> int:
         raise StoppedError("no memory is left")
 
     monkeypatch.setattr(asker.llm, "warmup", fails)

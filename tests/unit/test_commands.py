@@ -47,6 +47,7 @@ EXAMPLES: tuple[commands.ExecutorCommand[Any], ...] = (
     PageIn({"full": INTS[0]}, {"full/0/k": np.zeros((3, 2), jnp.int4)}),
     commands.Make({"full": CacheShape(1, 9, 8)}),
     commands.Grow({"full": CacheShape(1, 25, 8)}),
+    commands.ClearPages({"full": INTS[0]}),
     Drop(),
     commands.Take(1, {}, INTS[0]),
     commands.Put(1, {"full": INTS[0]}, STATE),

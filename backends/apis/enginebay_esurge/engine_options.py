@@ -31,7 +31,8 @@ class ESurgeOptions(BaseModel):
         gt=0.0,
         le=1.0,
         description="share of each device's free memory for weights, cache and steps together; the "
-        "cache is at most as large as max_num_seqs requests of max_model_len tokens",
+        "cache is at most as large as max_num_seqs requests of max_model_len tokens; unset: the "
+        "default size of the paged engine",
     )
     enable_prefix_caching: bool = _like("prefix_caching")
     num_pages: int | None = _like("num_pages")
@@ -39,6 +40,7 @@ class ESurgeOptions(BaseModel):
     grow: bool = _like("grow")
     reserve_all: bool = _like("reserve_all")
     prefix_ttl_s: float | None = _like("prefix_ttl_s")
+    prefix_idle_s: float | None = _like("prefix_idle_s")
     prefix_host_bytes: int | None = _like("prefix_host_bytes")
     prefix_disk_dir: str | None = _like("prefix_disk_dir")
     prefix_disk_bytes: int = _like("prefix_disk_bytes")
@@ -56,6 +58,9 @@ class ESurgeOptions(BaseModel):
         values = {NAMES.get(name, name): value for name, value in self.model_dump().items()}
         if self.prefix_disk_dir is None:  # without a folder, PagedOptions refuses a size
             del values["prefix_disk_bytes"]
-        if self.num_pages is not None or self.cache_bytes is not None:
-            values["memory_utilization"] = None
+        given = self.model_fields_set
+        if "prefix_idle_s" not in given:
+            del values["prefix_idle_s"]
+        if "hbm_utilization" not in given or self.num_pages is not None or self.cache_bytes:
+            values["memory_utilization"] = None  # the paged engine's default is the same share
         return PagedOptions(**values)

@@ -38,6 +38,8 @@ class SlotLedger(Ledger):
         self.max_model_len = max_model_len
         self._tables = tables
         self.pages_per_slot = 1
+        self._num_used = 0
+        """All rows since `free_pages` was called last are below this."""
         self._leases: dict[int, Lease] = {}
 
     def admit(
@@ -49,6 +51,7 @@ class SlotLedger(Ledger):
             return None
         lease = Lease(row=row, capacity=num_tokens)
         self._leases[row] = lease
+        self._num_used = max(self._num_used, row + 1)
         for table in self._tables:
             table.append(row, [row])
         return lease
@@ -78,6 +81,13 @@ class SlotLedger(Ledger):
         num_pages = 1 if group in self.states else self.pages_per_slot
         offsets = np.arange(min(num_pages, table.shape[1]), dtype=np.int32)
         table[: len(leases), : len(offsets)] = slots[:, None] * num_pages + offsets
+
+    def free_pages(self) -> Mapping[str, np.ndarray]:
+        free = np.setdiff1d(np.arange(self._num_used, dtype=np.int32), list(self._leases))
+        self._num_used = max(self._leases, default=-1) + 1
+        offsets = np.arange(self.pages_per_slot, dtype=np.int32)
+        own = (free[:, None] * self.pages_per_slot + offsets).ravel()
+        return {**dict.fromkeys(self.windows, own), **dict.fromkeys(self.states, free)}
 
     def resized(self, shapes: Mapping[str, CacheShape]) -> None:
         self.pages_per_slot = next(iter(shapes.values())).pages_per_slot

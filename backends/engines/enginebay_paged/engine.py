@@ -65,8 +65,14 @@ def make_ledger(
     info, num_groups = parts.model.info, len(parts.model.info.groups)
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
 
+    ttl_s, idle_s = options.prefix_ttl_s, options.prefix_idle_s
+    has_tier = options.prefix_host_bytes is not None  # which is there to keep pages longer
+    is_default = "prefix_idle_s" not in options.model_fields_set
+    if (has_tier and is_default) or not parts.platform.demand_memory:
+        idle_s = None
+
     def pages(group: CacheGroup, table: PageTable) -> GroupPages:
-        index = PrefixIndex(options.prefix_ttl_s) if options.prefix_caching else None
+        index = PrefixIndex(ttl_s, idle_s) if options.prefix_caching else None
         host = None if tiers is None else tiers.host_tier(group.name, options.prefix_ttl_s)
         store = PageStore(PagePool(shapes[group.name].num_pages), index, host=host)
         return GroupPages(store, table, pools.kept_window(group))
@@ -74,7 +80,7 @@ def make_ledger(
     states = {
         # A fork needs a snapshot of its parent's state even without prefix caching.
         s.name: StatePlaces(
-            PageStore(PagePool(shapes[s.name].num_pages), PrefixIndex(options.prefix_ttl_s)),
+            PageStore(PagePool(shapes[s.name].num_pages), PrefixIndex(ttl_s, idle_s)),
             table,
             options.state_snapshot_tokens,
         )

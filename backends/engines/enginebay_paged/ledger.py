@@ -284,6 +284,15 @@ class PageLedger(Ledger):
     def reach(self) -> Mapping[str, int]:
         return {name: group.store.pool.reach for name, group in self.groups.items()}
 
+    def drop_idle(self) -> float | None:
+        stores = [one.store for one in (*self.groups.values(), *self._states.values())]
+        due = [wait_s for store in stores if (wait_s := store.drop_idle()) is not None]
+        return min(due, default=None)
+
+    def free_pages(self) -> Mapping[str, np.ndarray]:
+        found = {**self.groups, **self._states}
+        return {name: one.store.pool.take_stale() for name, one in found.items()}
+
     def page_holders(self) -> Mapping[str, np.ndarray]:
         return {name: one.store.pool.all_holders() for name, one in self.groups.items()}
 

@@ -36,12 +36,15 @@ class PagedOptions(BaseModel):
         gt=0.0,
         le=1.0,
         description="share of each device's free memory for weights, cache and steps together; the "
-        "cache is at most as large as max_num_seqs requests of max_model_len tokens; unset: 0.85",
+        "cache is at most as large as max_num_seqs requests of max_model_len tokens; unset: 0.85, "
+        "and on a CPU at most 1,024 tokens for each of max_num_seqs rows, or one request of "
+        "max_model_len tokens if that is more",
     )
     grow: bool = Field(
         default=True,
-        description="on a CPU, start with 128 MiB of the cache and allocate the rest when needed; "
-        "False allocates all at once, as on other devices",
+        description="on a CPU outside Linux, start with 128 MiB of the cache and allocate the rest "
+        "when needed; False allocates all at once, as on other devices. On Linux memory is taken "
+        "where the cache is written, and nothing grows",
     )
     reserve_all: bool = Field(
         default=False,
@@ -68,6 +71,13 @@ class PagedOptions(BaseModel):
         default=None,
         gt=0.0,
         description="seconds to keep an unused page; unset: until its space is needed",
+    )
+    prefix_idle_s: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="on a CPU, seconds after which an unused page is freed while no request runs, "
+        "so that the memory of a load is given back; unset: not for this reason, as with "
+        "prefix_host_bytes",
     )
     prefix_host_bytes: int | None = Field(
         default=None,

@@ -31,6 +31,7 @@ class PagePool:
         self._holders = array("i", [0])  # number of holders of each page below `reach`
         self._freed = array("q")  # free pages below `reach`; pages from `reach` on were never taken
         self._cached: set[int] = set()
+        self._stale: set[int] = set()  # pages that became free since take_stale()
 
     @property
     def num_usable(self) -> int:
@@ -105,6 +106,7 @@ class PagePool:
             self._cached.add(page)
         else:
             self._freed.append(page)
+            self._stale.add(page)
         return True
 
     def reclaim(self, page: int) -> None:
@@ -113,6 +115,13 @@ class PagePool:
             raise InternalError(f"reclaim() of page {page}, which is not cached")
         self._cached.remove(page)
         self._freed.append(page)
+        self._stale.add(page)
+
+    def take_stale(self) -> np.ndarray:
+        """Return the free pages that were in use since they were returned last, int32."""
+        stale = [page for page in self._stale - self._cached if not self._holders[page]]
+        self._stale.clear()
+        return np.asarray(stale, np.int32)
 
     def check(self) -> None:
         """Raise InternalError unless every page that was ever taken is exactly one of used, cached

@@ -67,8 +67,9 @@ class PrefixIndex:
     indexed.
     """
 
-    def __init__(self, ttl_s: float | None = None) -> None:
-        self.ttl_s = ttl_s
+    def __init__(self, ttl_s: float | None = None, idle_s: float | None = None) -> None:
+        """`idle_s`: seconds of rest after which an engine without requests frees a page."""
+        self.ttl_s, self.idle_s = ttl_s, idle_s
         self._pages: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
         self._resting: collections.OrderedDict[int, float] = collections.OrderedDict()
@@ -121,14 +122,23 @@ class PrefixIndex:
         del self._pages[digest]
         return Evicted(page, digest, since_s)
 
-    def expire(self, now_s: float) -> list[int]:
-        """Remove the pages that have rested for ttl_s seconds, and return them."""
+    def expire(self, now_s: float, rest_s: float | None = None) -> list[int]:
+        """Remove the pages that have rested for `rest_s` seconds, ttl_s if None, and return
+        them.
+        """
+        rest_s = self.ttl_s if rest_s is None else rest_s
         gone: list[int] = []
-        while self.ttl_s is not None and self._resting:
-            if now_s - next(iter(self._resting.values())) < self.ttl_s:
-                break
+        while rest_s is not None and self._resting and self.next_expiry_s(now_s, rest_s) == 0.0:
             gone.append(self.evict().page)
         return gone
+
+    def next_expiry_s(self, now_s: float, rest_s: float) -> float | None:
+        """Return the seconds until the page that rests longest has rested for `rest_s` seconds;
+        None when no page rests.
+        """
+        if not self._resting:
+            return None
+        return max(0.0, next(iter(self._resting.values())) + rest_s - now_s)
 
     def clear(self) -> list[int]:
         """Remove all pages, and return the pages that rested."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.cache_shape import CacheShape, pages_for
 from enginebay.contracts.executor import EngineParts, weight_bytes
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_paged.options import PagedOptions
@@ -18,8 +18,15 @@ from enginebay_runtime.host_pages import MAX_MOVING
 from enginebay_runtime.memory import shape_bytes, workspace_bytes
 
 DEFAULT_UTILIZATION = 0.85
+DEFAULT_ROW_TOKENS = 1024
+"""Tokens of each row that a cache has room for by default, where other programs need the same
+memory.
+"""
+
 FIRST_BYTES = 128 * 2**20
-"""Initial size of a growing cache, which is cleared in about 0.1 s."""
+"""Initial size of a growing cache on a host whose memory is resident as soon as it is allocated:
+it is cleared in about 0.1 s.
+"""
 
 FEWEST_PAGES = 2
 """The dummy page, and one page for tokens."""
@@ -85,6 +92,9 @@ def choose_num_pages(
             "Free memory, raise memory_utilization, lower max_num_batched_tokens or "
             "max_num_seqs, or use a smaller dtype.",
         )
+    if options.memory_utilization is None and parts.platform.runtime_bytes:
+        typical = 1 + pages_for(num_rows * DEFAULT_ROW_TOKENS, pools.page_size)
+        needed = min(needed, max(1 + pools.row_pages(None), typical))
     return min(needed, (rest - fixed) // each) if each else needed
 
 
@@ -97,15 +107,17 @@ def moving_bytes(parts: EngineParts, options: PagedOptions) -> int:
 
 
 def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:
-    """Return the sizes of an engine's cache. On a CPU the cache may start small, because clearing
-    it takes most of the start-up time; other devices allocate all pages at once.
+    """Return the sizes of an engine's cache. On a CPU whose memory is resident as soon as it is
+    allocated the cache may start small, because clearing it takes most of the start-up time;
+    elsewhere all pages are allocated at once.
     """
     info = parts.model.info
     pools = make_pools(parts.config, options.page_size, options.num_state_snapshots)
     sizes = PoolSizes.of(parts, options.page_size, {})
     num_pages = choose_num_pages(parts, options, pools, sizes.geometry({}))
     first = whole = pools.shapes(num_pages, info.cache_groups, parts.config.max_num_seqs)
-    if options.grow and parts.placement.device.platform == "cpu":
+    clears = parts.placement.device.platform == "cpu" and not parts.platform.demand_memory
+    if options.grow and clears:
         page = CacheShape(1, 1, options.page_size)
         page_bytes = shape_bytes(parts, {group.name: page for group in info.groups})
         most = max(FEWEST_PAGES, FIRST_BYTES // page_bytes)

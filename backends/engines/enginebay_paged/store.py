@@ -46,6 +46,17 @@ class PageStore:
         if self.host is not None:
             self.host.expire()
 
+    def drop_idle(self) -> float | None:
+        """Free the cached pages that have rested for the index's idle_s. Returns the seconds until
+        the next one has; None when none is left, or pages rest without such a limit.
+        """
+        if self.index is None or self.index.idle_s is None:
+            return None
+        now_s = self._clock()
+        for page in self.index.expire(now_s, self.index.idle_s):
+            self.pool.reclaim(page)
+        return self.index.next_expiry_s(now_s, self.index.idle_s)
+
     def find(self, digest: bytes) -> int | None:
         """Return the page whose tokens have this hash, or None."""
         return None if self.index is None else self.index.find(digest)

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import jax
+import numpy as np
+from jax.sharding import Sharding
 
 from enginebay.contracts.platform import Hardware, Platform
 from enginebay.ops.caps import Env
+from enginebay_xla import demand_memory
 
 GIB = 1 << 30
 
@@ -90,6 +93,8 @@ class CpuPlatform(JaxPlatform):
     default_dtype = "float32"
     rows_at_once = 4
     one_prefill_width = True
+    runtime_bytes = 320 * 2**20
+    demand_memory = demand_memory.IS_AVAILABLE
     backend = "cpu"
     hint = "is JAX_PLATFORMS set to something else?"
 
@@ -107,6 +112,14 @@ class CpuPlatform(JaxPlatform):
 
     def min_rows(self, dtype: str) -> int:
         return 1 if dtype == "float32" else 2
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
+        if self.demand_memory:
+            return demand_memory.make_zeros(shape, dtype, sharding)
+        return super().zeros(shape, dtype, sharding)
+
+    def clear(self, array: jax.Array, first: int, last: int) -> None:
+        demand_memory.clear(array, first, last)
 
 
 class CudaPlatform(JaxPlatform):

@@ -223,8 +223,7 @@ class NnxModel(Model):
     ) -> None:
         """Split the module; `names` replaces parts of the names of checkpoint tensors."""
         self.info = info
-        self._graph, state = nnx.split(module)
-        variables = nnx.to_flat_state(state)
+        variables = nnx.to_flat_state(nnx.state(module))
         self._specs: dict[str, WeightSpec] = {}
         self._sources: dict[str, TensorSource] = {}
         for path, variable in variables:
@@ -235,6 +234,8 @@ class NnxModel(Model):
                 renamed = tuple(one.replace(usual, own) for one in source.names)
                 source = dataclasses.replace(source, names=renamed)
             self._sources[name] = source
+            variable.set_metadata(source=None)  # layers differ in it, but not in what they compute
+        self._graph, state = nnx.split(module)
         self._structure = jax.tree.structure(state)
 
     def weight_specs(self) -> dict[str, WeightSpec]:
@@ -256,10 +257,15 @@ class NnxModel(Model):
         x = self.embedded(module, ops, token_ids, batches, embeds)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
+        run: Callable[..., Any] = DecoderLayer.__call__
+        if ops.shares_layers:  # layers that are alike are traced once, as a function of the module
+            run = jax.jit(run, static_argnums=5)
+            for layer in module.layers:
+                layer.attention.layer = 0
         for layer in module.layers:
             group = layer.attention.config.cache_group
             arrays = cache[group][len(done[group])]
-            x, branch, arrays = layer(x, branch, arrays, batches[group], ops)
+            x, branch, arrays = run(layer, x, branch, arrays, batches[group], ops)
             done[group].append(arrays)
         hidden, _ = module.norm.of_sum(x, branch, ops)
         return hidden, {group: tuple(layers) for group, layers in done.items()}

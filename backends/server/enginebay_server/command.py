@@ -157,8 +157,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--warmup",
         choices=typing.get_args(Warmup),
         default=DEFAULTS.warmup,
-        help="full: compile every program before the first request is answered, and none later; "
-        "lazy: answer requests at once, and compile a program when a request needs it",
+        help="background: answer requests when a few programs are compiled that can run all of "
+        "them, and compile the others meanwhile; full: compile every program before the first "
+        "request is answered; lazy: answer at once, and compile a program when a request needs it",
     )
 
 
@@ -198,7 +199,7 @@ def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
 
 
 def _for_serving(config: EngineConfig, warmup: Warmup) -> EngineConfig:
-    """Forbid compilation after a full warm-up, unless a shadow kernel needs it."""
+    """Forbid compilation for a request after the warm-up, unless a shadow kernel needs it."""
     if warmup == "lazy" or config.shadow:
         return config
     return config.model_copy(update={"forbid_compiling": True})

@@ -86,6 +86,19 @@ def model_record(model: ServedModel) -> dict[str, Any]:
     }
 
 
+def compiling(model: ServedModel) -> str:
+    """When the programs of a model are compiled, and how many of them are."""
+    if model.warmup == "lazy":
+        return "a program is compiled when a request needs it"
+    if model.is_compiling and model.is_ready:
+        done, total = model.progress
+        return (
+            f"{done} of {total} programs are compiled, the others are compiled beside the "
+            "requests; until then steps run in larger programs or in several parts"
+        )
+    return "every program is compiled before requests are answered"
+
+
 def explained(model: ServedModel) -> dict[str, Any]:
     """What was chosen for a model, and why; and the memory of its engine."""
     plan, formats = model.llm.plan, model.formats
@@ -105,8 +118,6 @@ def explained(model: ServedModel) -> dict[str, Any]:
             {"setting": kind, "chosen": one.name, "why": one.why, "refused": []}
             for kind, one in parsers.items()
         ],
-        "compiling": "a program is compiled when a request needs it"
-        if model.warmup == "lazy"
-        else "every program is compiled before requests are answered",
+        "compiling": compiling(model),
         "memory": dataclasses.asdict(model.llm.engine.memory),
     }

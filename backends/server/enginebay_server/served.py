@@ -104,19 +104,26 @@ class ServedModel:
         return self.is_alive and self.warmup in ("ready", "lazy")
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether programs are left to compile, by the warm-up or beside the requests."""
+        done, total = self.progress
+        return done < total
+
+    @property
     def status(self) -> dict[str, object]:
         """The record of this model in /readiness."""
         done, total = self.progress
         found: dict[str, object] = {"ready": self.is_ready, "warmup": self.warmup}
-        if self.warmup == "compiling":
+        if self.is_compiling or self.warmup == "compiling":
             found |= {"compiled": done, "programs": total}
         if self.failure is not None:
             found["error"] = str(self.failure)
         return found
 
-    def compile_all(self) -> None:
+    def compile_all(self, *, background: bool = False) -> None:
         """Compile every program on the caller's thread, and measure the memory for the metrics.
-        Updates `warmup` and `progress`.
+        Updates `warmup` and `progress`. With `background`, return when requests are answered;
+        `finish` waits for the rest.
         """
         self.warmup = "compiling"
 
@@ -124,13 +131,22 @@ class ServedModel:
             self.progress = done, total
 
         try:
-            self.llm.warmup(report)
+            self.llm.warmup(report, background=background)
         except EnginebayError as error:
             self.warmup, self.failure = "failed", error
             log.warning("the programs of %s were not compiled: %s", self.name, error)
             return
-        ROOFLINE.measure(self.llm.plan)
+        if not background:
+            ROOFLINE.measure(self.llm.plan)
         self.warmup = "ready"
+
+    def finish(self) -> None:
+        """Wait until every program is compiled, and measure the memory for the metrics. Returns
+        sooner when the LLM is closed.
+        """
+        later = self.llm.later_compilation
+        if later is not None and later.wait():
+            ROOFLINE.measure(self.llm.plan)
 
     def compile_in_background(self) -> threading.Thread:
         """Run compile_all() on a new thread, and return the thread."""

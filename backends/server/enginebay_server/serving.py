@@ -264,12 +264,20 @@ def freeze_heap() -> None:
 
 def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> threading.Thread:
     """Compile the programs of all models, one model after the other, on a new thread."""
+    background = settings.warmup == "background"
 
     def compile_each() -> None:
         for model in models:
-            model.compile_all()
+            model.compile_all(background=background)
         freeze_heap()
-        if all(model.is_ready for model in models):
+        is_ready = all(model.is_ready for model in models)
+        if background and is_ready:
+            print("ready: requests are answered while the other programs are compiled", flush=True)
+            for model in models:
+                model.finish()
+            freeze_heap()
+            is_ready = not any(model.is_compiling for model in models)
+        if is_ready:
             print("ready: every program is compiled", flush=True)
 
     freeze_heap()
@@ -277,7 +285,7 @@ def start_warmup(models: Sequence[ServedModel], settings: ServerSettings) -> thr
         for model in models:
             model.warmup = "lazy"
     thread = threading.Thread(
-        target=compile_each if settings.warmup == "full" else lambda: None,
+        target=compile_each if settings.warmup != "lazy" else lambda: None,
         name="enginebay-warmup",
         daemon=True,
     )

@@ -10,7 +10,7 @@ from enginebay.errors import ConfigError
 from enginebay.types import MAX_LOGPROBS
 
 UnknownFields = Literal["refuse", "ignore"]
-Warmup = Literal["full", "lazy"]
+Warmup = Literal["background", "full", "lazy"]
 
 MAX_SECONDS = 31_536_000
 """Max value of each setting in seconds: a year."""
@@ -89,7 +89,7 @@ class ServerSettings:
     )
     response_ttl_s: float = seconds(3600.0, "how long a response is stored")
     cors_origins: tuple[str, ...] = ()
-    warmup: Warmup = "full"
+    warmup: Warmup = "background"
     drain_timeout_s: float = seconds(
         30.0, "max time that accepted requests may still run after SIGTERM"
     )

@@ -98,7 +98,8 @@ def _explain(args: argparse.Namespace) -> None:
             }
             for c in configs
         ],
-        "memory": dataclasses.asdict(memory),
+        "memory": dataclasses.asdict(memory)
+        | {"start_bytes": memory.start_bytes, "max_bytes": memory.max_bytes},
         "stored_bytes": dataclasses.asdict(stored),
         "cache": {"dtypes": cached, "num_tokens": engine.ledger.num_free_tokens},
     }
@@ -134,6 +135,20 @@ def _print_memory(memory: MemoryPlan, num_tokens: int, dtypes: Iterable[str]) ->
     print(f"memory of each device, {device}:")
     tokens = f"{num_tokens} tokens in {' and '.join(dict.fromkeys(dtypes))}"
     print(f"  weights {weights}, cache up to {cache} ({tokens}), working space {workspace}")
+    if memory.runtime_bytes:
+        start, most, runtime, programs = (
+            f"{number / 2**20:.0f} MiB"
+            for number in (
+                memory.start_bytes,
+                memory.max_bytes,
+                memory.runtime_bytes,
+                memory.programs_bytes,
+            )
+        )
+        print(
+            f"  resident at the start about {start}, at most {most}, of which the interpreter and "
+            f"its libraries {runtime}, all compiled programs up to {programs}"
+        )
     for tier in memory.tiers:
         size = f"up to {tier.max_bytes / 2**20:.0f} MiB ({tier.num_tokens} tokens)"
         print(f"  prefixes on the {tier.name} {size}{tier.folder and f' in {tier.folder}'}")

@@ -19,6 +19,7 @@ from enginebay.contracts.placement import Placement
 from enginebay.errors import UnsupportedError
 from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionOp, NamedInputs
 from enginebay.ops.bound import Ops
+from enginebay.ops.caps import LAYER
 from enginebay.ops.head_rotation import rotate, rotated_widths
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
@@ -114,7 +115,8 @@ class OpsBinder:
             if shards > 1
             else attention
         )
-        return Ops({**plain, ATTENTION: attend})
+        shares = LAYER not in impl.caps.inputs
+        return Ops({**plain, ATTENTION: attend}, shares_layers=shares)
 
     def _split(
         self, attention: AttentionOp, layouts: Layouts, axes: Mapping[str, tuple[str | None, ...]]

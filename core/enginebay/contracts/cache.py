@@ -359,6 +359,19 @@ class Ledger(ABC):
         engine is closed, and files keep them.
         """
 
+    def drop_idle(self) -> float | None:
+        """Free what is kept for later requests only and is older than the ledger's own limit.
+        Called while no request is there. Returns the seconds after which more is due; None: nothing
+        is.
+        """
+        return None
+
+    def free_pages(self) -> Mapping[str, np.ndarray]:
+        """Return the ids of the pages that may hold old content although no row and no prefix uses
+        them, int32 by cache group. Their content may be replaced by zeros.
+        """
+        return {}
+
     @property
     def reach(self) -> Mapping[str, int]:
         """For each group, the number of first pages that contain every page ever promised."""

@@ -170,6 +170,15 @@ class Grow(ExecutorCommand[None]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ClearPages(ExecutorCommand[None]):
+    """Make pages int32 [n] of each cache group zeros, and give their memory back. Sent only where
+    the platform has `demand_memory`. Waits for the steps that run.
+    """
+
+    pages: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Drop(ExecutorCommand[None]):
     """Free the cache and the rows."""
 
@@ -229,6 +238,7 @@ COMMANDS: tuple[type[ExecutorCommand[object]], ...] = (
     PageIn,
     Make,
     Grow,
+    ClearPages,
     Drop,
     Take,
     Put,

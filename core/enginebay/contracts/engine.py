@@ -251,6 +251,11 @@ class LaterCompilation(Protocol):
     def stop(self) -> object:
         """Begin no more compilations, and wait for the running one."""
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the thread has ended or the time is over. Returns whether everything is
+        compiled.
+        """
+
 
 class Engine(ABC):
     """Runs steps over a model and owns the model's weights and cache.
@@ -292,11 +297,12 @@ class Engine(ABC):
     def begin_warmup(
         self, progress: Callable[[int, int, str], None] | None = None
     ) -> LaterCompilation | None:
-        """Compile a few large programs that can run every step, though more slowly, and return the
-        compilation of all others, which the caller starts; None when no program is left.
+        """Compile a few programs that together can run every step, though more slowly, and return
+        the compilation of all others, which the caller starts; None when no program is left.
 
-        A step uses the smallest compiled program that can run it. `warmup` compiles the programs
-        that are still missing. An engine without such large programs compiles all programs here.
+        A step uses the smallest compiled program that can run it; a step that is larger than every
+        compiled program runs in several parts, with the same results. `warmup` compiles the
+        programs that are still missing. An engine without such parts compiles all programs here.
         """
         self.warmup(progress)
         return None
@@ -332,6 +338,13 @@ class Engine(ABC):
         Raises UnsupportedError when `memory` does not fit the device together with the other
         engines of this process.
         """
+
+    def release_memory(self) -> float | None:
+        """Give memory back that no request uses. The loop calls it some seconds after the last
+        request has ended, while none is there. Returns the seconds after which the next call is
+        due if no request comes; None: no call is.
+        """
+        return None
 
     def save_pages(self) -> None:  # noqa: B027  # most engines have no files
         """Write cached pages that no row uses to files, if it has such. Errors are only logged."""

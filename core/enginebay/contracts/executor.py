@@ -115,9 +115,17 @@ class Executor(ABC):
     def compile_first(
         self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
     ) -> LaterCompilation | None:
-        """Compile the fewest programs that serve all these steps. Returns the compilation of the
-        others, which the caller starts; None when no program is left.
+        """Compile a few programs that serve all these steps, the larger ones in several parts (see
+        `serves`). Returns the compilation of the others, which the caller starts; None when no
+        program is left.
         """
+
+    def serves(self, key: StepKey) -> bool:
+        """Whether a Step for `key` can be run without waiting until others' programs are compiled
+        that `compile_first` has left for later. Where it cannot, the engine runs the step in
+        several smaller ones.
+        """
+        return True
 
     @abstractmethod
     def close(self) -> None:

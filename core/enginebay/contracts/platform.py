@@ -9,7 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
 
+from enginebay.errors import InternalError
 from enginebay.ops.caps import Env
 
 
@@ -66,6 +70,17 @@ class Platform(ABC):
     same program as a prefill, which then reads the weights once for both.
     """
 
+    runtime_bytes: int = 0
+    """Bytes that a process takes besides the arrays of its engine, if the devices use the memory of
+    the host, which other programs need too: the default size of a cache is then smaller. 0: the
+    devices have memory of their own.
+    """
+
+    demand_memory: bool = False
+    """Whether the memory of `zeros` becomes resident only where an array is written, and `clear`
+    gives it back. The whole cache is then made at once.
+    """
+
     @abstractmethod
     def why_not(self) -> str | None:
         """Return why this platform cannot be used on this machine, and what the user should do, or
@@ -97,3 +112,14 @@ class Platform(ABC):
         """Return the XLA options for every compiled step, as `jax.jit` accepts them in
         compiler_options.
         """
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
+        """Return an array of zeros for a cache, placed by `sharding`."""
+        return jnp.zeros(shape, dtype, device=sharding)
+
+    def clear(self, array: jax.Array, first: int, last: int) -> None:
+        """Make the entries `first` to `last` - 1 of the first axis of an array of `zeros` zeros
+        again, in place, and give their memory back. Called only with `demand_memory`, while no
+        program uses the array.
+        """
+        raise InternalError(f"{type(self).__name__} cannot clear arrays in place")

@@ -65,8 +65,14 @@ class Ops:
         bound: Mapping[str, Any],
         batch: StepBatch | None = None,
         adapters: jax.Array | None = None,
+        *,
+        shares_layers: bool = False,
     ) -> None:
+        """`shares_layers`: whether a model may trace layers that are alike once for all of them,
+        because no op reads the number of the layer or keeps what it is called with.
+        """
         self._bound, self.batch, self.adapters = bound, batch, adapters
+        self.shares_layers = shares_layers
 
     def __getitem__(self, op: Op[SignatureT]) -> SignatureT:
         """Return the implementation of an op. If the op takes a StepBatch, that of the step is
@@ -86,11 +92,12 @@ class Ops:
         """Return the same ops for a call of Model.hidden with these batches by cache group, and
         with `adapters` int32 [S] of the rows.
         """
-        return Ops(self._bound, StepBatch.of(batches, adapters))
+        batch = StepBatch.of(batches, adapters)
+        return Ops(self._bound, batch, shares_layers=self.shares_layers)
 
     def of_rows(self, adapters: jax.Array | None) -> Ops:
         """Return the same ops for a call of Model.logits, with `adapters` int32 of its rows."""
-        return Ops(self._bound, self.batch, adapters)
+        return Ops(self._bound, self.batch, adapters, shares_layers=self.shares_layers)
 
     def named(self, name: str) -> Any:
         """Return the implementation of the op with this name, without a StepBatch."""
@@ -102,6 +109,9 @@ class Ops:
             )
         return self._bound[name]
 
-    def replaced(self, name: str, implementation: Any) -> Ops:
-        """Return the same ops with another implementation of one op."""
-        return Ops({**self._bound, name: implementation}, self.batch, self.adapters)
+    def replaced(self, name: str, implementation: Any, *, shares_layers: bool = False) -> Ops:
+        """Return the same ops with another implementation of one op, and with this value of
+        `shares_layers`.
+        """
+        bound = {**self._bound, name: implementation}
+        return Ops(bound, self.batch, self.adapters, shares_layers=shares_layers)

@@ -16,7 +16,7 @@ from enginebay.compose.override_block import overridden
 from enginebay.compose.plan import Plan, make_title
 from enginebay.config import EngineConfig, make_config
 from enginebay.contracts.adapters import required
-from enginebay.contracts.engine import Engine
+from enginebay.contracts.engine import Engine, LaterCompilation
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.outputs import RequestOutput
@@ -94,6 +94,8 @@ class LLM:
         )
         self._requests = Requests(self.tokenizer, self._loop)
         self._is_closing = threading.Event()
+        self.later_compilation: LaterCompilation | None = None
+        """What `warmup(background=True)` compiles beside the requests; None without such a call."""
         # Runs also when close() is never called, and at exit: the thread must not outlive JAX.
         weakref.finalize(self, self._loop.close)
 
@@ -120,6 +122,8 @@ class LLM:
         the engine's memory. A second call does nothing.
         """
         self._is_closing.set()
+        if self.later_compilation is not None:
+            self.later_compilation.stop()
         self._loop.close()
         self._parts.engine.close()
         self._preparer.close()
@@ -143,15 +147,22 @@ class LLM:
         """Run a function on the engine's thread between two steps, and return its result."""
         return self._loop.call(function)
 
-    def warmup(self, progress: Progress | None = None) -> int:
+    def warmup(self, progress: Progress | None = None, *, background: bool = False) -> int:
         """Compile every program that serving needs, and return their number. After that, with
         `forbid_compiling`, the engine compiles no other program.
+
+        With `background`, return when a few programs can run every request, and compile the others
+        on a thread beside the requests (`later_compilation`). Until then some steps run in a larger
+        program or in several parts, with the same tokens. `progress` counts all programs. Returns
+        the number of the programs that are compiled.
 
         When a call is interrupted, or close() is called, the remaining programs are not compiled;
         the engine compiles each of them when a request first needs it.
         """
         is_interrupted = threading.Event()
         title = make_title(self._parts.plan)
+
+        engine = self._parts.engine
 
         def report(done: int, total: int, what: str) -> None:
             if is_interrupted.is_set() or self._is_closing.is_set():
@@ -160,15 +171,24 @@ class LLM:
                 progress(f"compiling {title}", done, total)
 
         def compile_all() -> int:
-            with waiting(f"compiling every step of {title}"):
-                count: int = self._parts.engine.warmup(report)
-            self._parts.engine.compilations.forbidden = self.config.forbid_compiling
+            if background:
+                with waiting(f"compiling the first steps of {title}"):
+                    self.later_compilation = engine.begin_warmup(report)
+                count = engine.compilations.count
+            else:
+                with waiting(f"compiling every step of {title}"):
+                    count = engine.warmup(report)
+            engine.compilations.forbidden = self.config.forbid_compiling
             return count
 
         try:
-            return int(self._loop.call(compile_all))
-        finally:
+            count = int(self._loop.call(compile_all))
+        except BaseException:
             is_interrupted.set()
+            raise
+        if self.later_compilation is not None:
+            self.later_compilation.start()
+        return count
 
     @contextlib.contextmanager
     def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:

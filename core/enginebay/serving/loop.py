@@ -48,6 +48,9 @@ TOO_FEW_TOKENS = -1
 so that the scheduler's own rule says which rows are preempted.
 """
 
+IDLE_S = 5.0
+"""Seconds without a request after which the engine gives memory back."""
+
 POLL_S = 0.002
 """How long the loop waits for a message when the scheduler launches nothing although requests are
 queued.
@@ -90,6 +93,8 @@ class EngineLoop:
         self._unqueued: collections.deque[Running] = collections.deque()  # those after it
         # Set inside call(). While it is True, messages are handled but no step is launched.
         self.is_paused = False
+        self._release_due_s: float | None = None  # monotonic time; None: not before a request
+        self._worked = True  # since that time was set
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
 
@@ -225,6 +230,7 @@ class EngineLoop:
             return False
         if self._steps.late:
             self._steps.collect_late()
+        self._worked = True
         launched = False
         if self._requests.can_go_on:  # the others are only waiting to be read
             ledger = self.engine.ledger
@@ -273,12 +279,26 @@ class EngineLoop:
                 continue
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # handling Stop has failed, and the other requests have ended since
-            goes_on = self._handle(self._inbox.get())
+            goes_on = self._handle(self._next_message())
             if self._delivery.due:
                 self._delivery.flush()  # the next message may come much later
             if not goes_on:
                 return False
         return True
+
+    def _next_message(self) -> LoopMessage:
+        """Wait for a message. While no request is there, the engine gives memory back when that is
+        due.
+        """
+        if self._worked:
+            self._release_due_s, self._worked = time.monotonic() + IDLE_S, False
+        while self._release_due_s is not None and not self.is_paused:
+            try:
+                return self._inbox.get(max(0.0, self._release_due_s - time.monotonic()))
+            except queue.Empty:
+                wait_s = self.engine.release_memory()
+                self._release_due_s = None if wait_s is None else time.monotonic() + wait_s
+        return self._inbox.get()
 
     def _handle(self, message: LoopMessage) -> bool:
         match message:

@@ -1,0 +1,135 @@
+"""While only a few programs are compiled, steps run in parts or in larger programs, and requests
+get the same tokens, log-probabilities and hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.contracts.cache import Lease
+from enginebay.contracts.engine import RowPlan, StepPlan
+from enginebay.contracts.step_key import StepKey
+from enginebay.ops.spec import Bucket
+from enginebay_runtime.background import Background
+from enginebay_runtime.local import LocalExecutor
+from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
+from enginebay_runtime.programs import FIRST_TOKENS, first_steps
+
+ENGINES = ("oengine", "vinference")
+PROMPTS = ["Once upon a time", "The snail " * 30, "a", "b c d e f " * 12, "The sun"]
+
+
+def rows(*sizes: int) -> tuple[RowPlan, ...]:
+    """Rows that compute so many tokens after 10 others, and sample."""
+    return tuple(RowPlan(i, Lease(i), 10, size, samples=True) for i, size in enumerate(sizes))
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 8])
+@pytest.mark.parametrize("max_tokens", [1, 7, 16])
+def test_parts_of_a_prefill_compute_each_token_once_and_sample_last(
+    max_rows: int, max_tokens: int
+) -> None:
+    plan = StepPlan(rows(5, 40, 1, 16))
+    parts = prefill_parts(plan, max_rows, max_tokens)
+    computed: dict[int, list[int]] = {place: [] for place in range(4)}
+    sampled: list[int] = []
+    for part in parts:
+        assert len(part.plan.rows) <= max_rows
+        assert sum(row.num_tokens for row in part.plan.rows) <= max_tokens
+        for place, row in zip(part.places, part.plan.rows, strict=True):
+            assert place not in sampled, "nothing of a row comes after its sample"
+            first = row.num_computed
+            computed[place] += range(first, first + row.num_tokens)
+            sampled += [place] * row.samples
+    assert computed == {i: list(range(10, 10 + row.num_tokens)) for i, row in enumerate(plan.rows)}
+    assert sampled == [0, 1, 2, 3]
+
+
+def test_parts_of_a_decode_have_each_row_once() -> None:
+    plan = StepPlan(rows(1, 1, 1, 1, 1), num_steps=4)
+    parts = decode_parts(plan, 2)
+    assert [part.places for part in parts] == [(0, 1), (2, 3), (4,)]
+    assert {part.plan.num_steps for part in parts} == {4}
+
+
+def test_the_first_steps_are_few_and_of_each_kind() -> None:
+    def prefill(tokens: int, seqs: int, mode: Any) -> StepKey:
+        return StepKey("prefill", Bucket(tokens, seqs, 8, tokens, 512, mode))
+
+    def decode(seqs: int, kv_len: int, *, whole: bool = False) -> StepKey:
+        bucket = Bucket(seqs, seqs, 8, 1, kv_len, "decode", rows_are_pages=whole)
+        return StepKey("decode" if whole else "compact", bucket)
+
+    prefills = [
+        prefill(tokens, seqs, mode)
+        for tokens in (16, 64, 256, 1024)
+        for seqs in (1, 4)
+        for mode in ("prefill", "mixed")
+    ]
+    decodes = [decode(n, kv) for n in (1, 2, 4) for kv in (256, 512)]
+    wanted = [prefill(64, 4, "mixed"), decode(1, 512)]
+    assert first_steps([*prefills, *decodes, decode(4, 512, whole=True)]) == wanted
+    assert first_steps([prefill(1024, 4, "mixed"), prefill(512, 4, "mixed")]) == [
+        prefill(512, 4, "mixed")
+    ], f"none has {FIRST_TOKENS} tokens or fewer"
+    alone = [decode(1, 256), decode(1, 512, whole=True)]
+    assert first_steps(alone) == alone, "a row of full length has a program of its own"
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM]]:
+    """An LLM that compiles each program when it is needed, and one with the first programs only."""
+    sizes: dict[str, Any] = {
+        "engine": request.param,
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "dtype": "float32",
+        "embeddings": True,
+        "full_vocab_logprobs": True,
+    }
+    with LLM("demo", **sizes) as usual, LLM("demo", **sizes, forbid_compiling=True) as first:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Background, "start", lambda _: None)
+            assert first.warmup(background=True) > 0
+        yield usual, first
+
+
+def results(llm: LLM) -> list[Any]:
+    greedy = SamplingParams(max_tokens=9, temperature=0, logprobs=3)
+    hot = [SamplingParams(max_tokens=12, temperature=1.0, seed=i) for i in range(len(PROMPTS))]
+    found: list[Any] = []
+    for params in (greedy, hot, SamplingParams(max_tokens=5, temperature=0, logit_bias={5: 2.0})):
+        outputs = llm.generate(PROMPTS, params)
+        found += [(o.completions[0].token_ids, o.completions[0].logprobs) for o in outputs]
+    return found
+
+
+def test_requests_get_the_same_from_the_first_programs(both: tuple[LLM, LLM]) -> None:
+    usual, first = both
+    executor = first.engine.executor
+    assert isinstance(executor, LocalExecutor)
+    before = set(executor.programs)
+    assert len({key.kind for key in before}) == 2
+    wanted, got = results(usual), results(first)
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
+    assert set(executor.programs) == before, "nothing was compiled for them"
+
+
+def test_hidden_states_and_prompt_logprobs_of_parts_are_joined(both: tuple[LLM, LLM]) -> None:
+    usual, first = both
+    texts = ["The snail " * 40, "a cat"]
+    for pooling in ("mean", "last"):
+        wanted, got = (llm.embed(texts, pooling=pooling) for llm in both)
+        for one, other in zip(wanted, got, strict=True):
+            np.testing.assert_allclose(one.embedding, other.embedding, rtol=1e-4, atol=1e-5)
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2)
+    wanted, got = (llm.generate(texts, params) for llm in (usual, first))
+    for one, other in zip(wanted, got, strict=True):
+        assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
+        for a, b in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+            assert a.keys() == b.keys()
