@@ -5,7 +5,9 @@ weight is in memory twice.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +34,10 @@ LoadProgress = Callable[[int, int], None]
 DTYPES = ("float32", "bfloat16", "float16")
 # XLA:CPU uses the memory of a NumPy array without a copy if it is aligned to this.
 _ALIGNMENT = 64
-# Size of a piece of a tensor: memory in addition to the weights.
-_PIECE_BYTES = 32 << 20
+_NUM_THREADS = min(8, os.cpu_count() or 1)
+# Weights that are read at the same time. NumPy copies and converts without the GIL.
+_PIECE_BYTES = (32 << 20) // _NUM_THREADS
+# Size of a piece of a tensor: memory of each thread in addition to the weights.
 
 
 def load_weights(
@@ -47,9 +51,10 @@ def load_weights(
 ) -> dict[str, Weight]:
     """Load every weight of `model` from `stored` tensors, in the form that `form` says.
 
-    Each shard is built on the host and sent to its devices. `place` returns the sharding of a
-    weight, None for the default device. Peak memory is the weights, _PIECE_BYTES, and, if the
-    devices are not the host's own, one shard (all shards of a quantised weight). Raises
+    Plain weights are read several at a time. Each shard is built on the host and sent to its
+    devices. `place` returns the sharding of a weight, None for the default device. Peak memory is
+    the weights, and for each thread _PIECE_BYTES and, if the devices are not the host's own, one
+    shard (all shards of a quantised weight). Raises
     CheckpointError, which names the tensor, for a tensor that is missing, extra, or of a wrong
     shape, dtype or form, and for NaN and infinity: in quantised weights always, in others with
     `verify`.
@@ -62,21 +67,29 @@ def load_weights(
     total = sum(stored[name].num_bytes for source in sources.values() for name in source.names)
     done = 0
     weights: dict[str, Weight] = {}
-    for path, spec in specs.items():
+
+    def load_one(path: str) -> Weight:
+        spec = specs[path]
         tensors = [stored[name] for name in sources[path].names]
         part = _Part(sources[path], tensors, jnp.dtype(dtype), verify=verify)
         arrays = form.stored(path, spec)
-        if isinstance(arrays, QuantizedArray):
-            weights[path] = jax.tree.map(
-                lambda array, one, path=path: jax.device_put(array, place(path, one.spec)),
-                part.quantized(spec, arrays, form.quantization),
-                arrays,
-            )
-        else:
-            weights[path] = _to_devices(part, spec.shape, place(path, spec))
-        done += sum(tensor.num_bytes for tensor in part.tensors)
-        if progress is not None:
-            progress(done, total)
+        if not isinstance(arrays, QuantizedArray):
+            return _to_devices(part, spec.shape, place(path, spec))
+        made: QuantizedArray = jax.tree.map(
+            lambda array, one: jax.device_put(array, place(path, one.spec)),
+            part.quantized(spec, arrays, form.quantization),
+            arrays,
+        )
+        return made
+
+    # Blocks of a quantised file become arrays in many short calls, which threads would delay.
+    as_stored = form.quantized and form.quantization is None
+    with ThreadPoolExecutor(1 if as_stored else _NUM_THREADS, "enginebay-load") as pool:
+        for path, weight in zip(specs, pool.map(load_one, specs), strict=True):
+            weights[path] = weight
+            done += sum(stored[name].num_bytes for name in sources[path].names)
+            if progress is not None:
+                progress(done, total)
     return weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -259,7 +260,15 @@ def _built_in_first(point: importlib.metadata.EntryPoint) -> tuple[bool, str, st
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    return (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
+    return _name_and_version(point.dist) if point.dist else ("unknown", "unknown")
+
+
+@functools.lru_cache(maxsize=64)
+def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
+    """Return both; each property of a distribution parses its metadata anew. All entry points of
+    one distribution have the same object.
+    """
+    return distribution.name, distribution.version
 
 
 def _load_plugin(

@@ -15,6 +15,8 @@ import numpy as np
 _HALF = np.dtype("<f2")
 _SUPER_BLOCK = 256
 """Values in a block of the K types."""
+_LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
+"""The low half of each of eight bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +57,16 @@ class BlockType:
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Return the low half of each of the bytes [..., n], then the high halves: [..., 2 n]."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
+    """Return the low half of each of the bytes [..., n], then the high halves: [..., 2 n]. n is a
+    multiple of 8.
+    """
+    words = np.ascontiguousarray(packed).view(np.uint64)
+    size = words.shape[-1]
+    found = np.empty((*words.shape[:-1], 2 * size), np.uint64)
+    np.bitwise_and(words, _LOW_HALVES, out=found[..., :size])
+    np.right_shift(words, np.uint64(4), out=found[..., size:])
+    found[..., size:] &= _LOW_HALVES
+    return found.view(np.uint8)
 
 
 def _bits(packed: np.ndarray, num_bits: int) -> np.ndarray:
