@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from enginebay.contracts.cache import CacheLayout, KVLayout
 from enginebay.contracts.cache_shape import CacheShape
@@ -14,6 +17,7 @@ from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
 from enginebay_runtime.row_writer import RowWriter
+from enginebay_runtime.small_programs import compiled_program
 from enginebay_runtime.step import StepState
 from enginebay_runtime.view import ExecutorView
 
@@ -23,6 +27,7 @@ class CacheMaker:
 
     def __init__(self, executor: ExecutorView, writer: RowWriter) -> None:
         self._executor, self._writer = executor, writer
+        self._programs: dict[tuple[object, ...], Any] = {}
 
     def make(self, command: Make) -> None:
         """Allocate an empty cache and rows that are all finished. The first time, also load the
@@ -32,13 +37,10 @@ class CacheMaker:
         if not executor.model_weights:
             executor.model_weights = executor.parts.load_weights()
         executor.set_layouts(command.shapes)
-
-        def empty(layout: CacheLayout) -> dict[str, jax.Array]:
-            where, shapes = executor.placement.cache(layout), layout.shapes()
-            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
-
         cache = {
-            group.name: tuple(empty(executor.layouts[group.name]) for _ in range(group.num_layers))
+            group.name: tuple(
+                self._empty(executor.layouts[group.name]) for _ in range(group.num_layers)
+            )
             for group in executor.info.cache_groups
         }
         sizes = Sizes(executor.info.vocab_size, executor.max_model_len)
@@ -48,6 +50,23 @@ class CacheMaker:
         rows, fields = jax.device_put((rows, fields), executor.placement.replicated)
         executor.state = StepState(cache, rows, fields, executor.tables.whole())
         self._writer.forget()
+
+    def _empty(self, layout: CacheLayout) -> dict[str, jax.Array]:
+        """The arrays of one layer, filled with zeros."""
+        where = self._executor.placement.cache(layout)
+        return {n: self._zeros(s.shape, s.dtype, where[n]) for n, s in layout.shapes().items()}
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any, where: Sharding) -> jax.Array:
+        """An array of zeros. All layers share the program that makes one."""
+
+        def zeros() -> jax.Array:
+            return jnp.zeros(shape, dtype)
+
+        key = "zeros", shape, jnp.dtype(dtype), where
+        if key not in self._programs:
+            self._programs[key] = compiled_program(self._executor, key, zeros, (), outputs=where)
+        made: jax.Array = self._programs[key]()
+        return made
 
     def grow(self, command: Grow) -> None:
         """Replace the cache's arrays by larger ones, one after the other, so that only one exists
@@ -71,8 +90,8 @@ class CacheMaker:
                 layer = layers.pop(0)
                 made.append(
                     {
-                        name: jax.device_put(
-                            _resized(layer.pop(name), *sizes, _offset_axis(old, name)), where[name]
+                        name: self._resized(
+                            layer.pop(name), *sizes, _offset_axis(old, name), where[name]
                         )
                         for name in list(layer)
                     }
@@ -80,6 +99,23 @@ class CacheMaker:
             cache[group] = tuple(made)
         tables = executor.tables.whole()
         executor.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+
+    def _resized(
+        self,
+        array: jax.Array,
+        old: CacheShape,
+        new: CacheShape,
+        offset_axis: int | None,
+        where: Sharding,
+    ) -> jax.Array:
+        key = "resize", old, new, offset_axis, where, array.shape, array.dtype
+        if key not in self._programs:
+            resize = functools.partial(_resize, old=old, new=new, offset_axis=offset_axis)
+            self._programs[key] = compiled_program(
+                self._executor, key, resize, (array,), outputs=where
+            )
+        made: jax.Array = self._programs[key](array)
+        return made
 
     def drop(self, _: Drop) -> None:
         """Free the cache and the rows; the weights stay."""
@@ -91,8 +127,8 @@ def _offset_axis(layout: CacheLayout, array: str) -> int | None:
     return layout.offset_axis_of(array) if isinstance(layout, KVLayout) else None
 
 
-def _resized(
-    array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int | None
+def _resize(
+    array: jax.Array, *, old: CacheShape, new: CacheShape, offset_axis: int | None
 ) -> jax.Array:
     """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size.
     offset_axis None: no axis counts the tokens of a page.
