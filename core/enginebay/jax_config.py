@@ -114,21 +114,16 @@ _seen = threading.local()
 
 
 @contextlib.contextmanager
-def seen_entries() -> Iterator[list[tuple[str, bytes]]]:
-    """Yield a list to which (key, content) of each entry is added that JAX reads from its cache, or
+def seen_entries() -> Iterator[list[bytes]]:
+    """Yield a list to which the content of each entry is added that JAX reads from its cache, or
     writes, on this thread within the block.
     """
-    found: list[tuple[str, bytes]] = []
+    found: list[bytes] = []
     _seen.entries = found
     try:
         yield found
     finally:
         _seen.entries = None
-
-
-def read_entry(key: str) -> bytes:
-    """Return the content of an entry of JAX's cache; OSError if there is none."""
-    return (Path(jax.config.jax_compilation_cache_dir) / f"{key}-cache").read_bytes()
 
 
 def executable_of(entry: bytes) -> bytes:
@@ -137,10 +132,10 @@ def executable_of(entry: bytes) -> bytes:
     return executable
 
 
-def _note(key: str, entry: bytes) -> None:
+def _note(entry: bytes) -> None:
     found = getattr(_seen, "entries", None)
     if found is not None:
-        found.append((key, entry))
+        found.append(entry)
 
 
 class _RepairingCache(CacheInterface):
@@ -161,7 +156,7 @@ class _RepairingCache(CacheInterface):
         found = self._real.get(key)
         if found is not None:
             self._found.add(key)
-            _note(key, found)
+            _note(found)
         return found
 
     def put(self, key: str, value: bytes) -> None:
@@ -169,7 +164,7 @@ class _RepairingCache(CacheInterface):
             log.info("replacing the damaged entry %s of the compile cache", key)
             (self._folder / f"{key}-cache").unlink(missing_ok=True)
         self._real.put(key, value)
-        _note(key, value)
+        _note(value)
 
 
 def _mend_entries() -> None:

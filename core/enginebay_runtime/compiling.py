@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +31,7 @@ from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
+from enginebay_runtime.small_programs import abstract_array
 from enginebay_runtime.step import (
     Sampled,
     StepState,
@@ -54,9 +54,6 @@ STEPS: dict[Kind, Callable[..., Any]] = {
     "verify": verify_step,
 }
 
-
-MIN_STORED_S = 0.5
-"""Programs that were traced and compiled in a shorter time are not stored."""
 
 CompiledPrograms = MutableMapping[ProgramName, Any]
 """Compiled steps by key and cache layouts; a prefill is in it as a whole and as its parts."""
@@ -209,10 +206,9 @@ class StepCompiler:
         self._layouts = dict(executor.layouts)
         self._max_steps, self._options = executor.max_steps, executor.compile_options
         self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
-        self._held = jax.tree.map(_describe, (executor.model_weights, executor.state))
+        self._held = jax.tree.map(abstract_array, (executor.model_weights, executor.state))
         self._store = executor.store
         self._settings = trace_settings()
-        self._lower_s: dict[StepKey, float] = {}
         self._programs = programs
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
@@ -276,11 +272,9 @@ class StepCompiler:
 
     def compile(self, key: StepKey, lowered: Any) -> Any:
         """Compile a lowered part. Any thread may call this."""
-        began_s = time.perf_counter()
         with self._compilations.timed(), seen_entries() as entries:
             compiled = lowered.compile(compiler_options=self._options)
-        seconds = time.perf_counter() - began_s + self._lower_s.pop(key, 0.0)
-        if self._store is not None and entries and seconds >= MIN_STORED_S:
+        if self._store is not None and entries:
             self._store.save(compiled, entries[-1], *self._stored_name(key))
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
@@ -310,7 +304,6 @@ class StepCompiler:
 
     def lower(self, key: StepKey) -> Any:
         """The traced program of a key. Runs on the caller's thread only."""
-        began_s = time.perf_counter()
         held, args = self._arguments(key)
         options: dict[str, Any] = {}
         if key.kind in ("decode", "compact"):
@@ -329,9 +322,7 @@ class StepCompiler:
         donated = (1, 3) if key.kind == "sample" else 1
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
         with self._compilations.timed():
-            lowered = jitted.lower(self._held[0], held, *args)
-        self._lower_s[key] = time.perf_counter() - began_s
-        return lowered
+            return jitted.lower(self._held[0], held, *args)
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""
@@ -369,7 +360,3 @@ class StepCompiler:
             drafts = ints(num, drafts_a_step(self._parts, bucket))
             return state, (changes, VerifyInputs(ints(num), drafts))
         return state, (changes, DecodeInputs(ints(num), ints()))
-
-
-def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,25 +79,26 @@ class DeviceRows:
 
     @staticmethod
     def empty(num_rows: int, max_model_len: int, *, adapts: bool = False) -> DeviceRows:
-        """Finished rows, with room for max_model_len tokens each; with `adapts`, without adapters
-        but with the column.
+        """Finished rows, as NumPy arrays, with room for max_model_len tokens each; with `adapts`,
+        without adapters but with the column.
         """
 
-        def zeros(dtype: type, *more: int) -> jax.Array:
-            return jnp.zeros((num_rows, *more), dtype)
+        def zeros(dtype: type, *more: int) -> Any:
+            return np.zeros((num_rows, *more), dtype)
+
+        def full(value: Any, dtype: Any, *more: int) -> Any:
+            return np.full((num_rows, *more), value, dtype)
 
         return DeviceRows(
             last_token=zeros(np.int32),
             length=zeros(np.int32),
             max_length=zeros(np.int32),
-            finished=jnp.ones(num_rows, bool),
+            finished=full(True, np.bool_),
             keys=zeros(np.uint32, 2),
-            params=DeviceParams(
-                **{n: jnp.full(num_rows, v.neutral, v.dtype) for n, v in ROW_VALUES.items()}
-            ),
-            stop_ids=jnp.full((num_rows, MAX_STOP_TOKENS), -1, jnp.int32),
+            params=DeviceParams(**{n: full(v.neutral, v.dtype) for n, v in ROW_VALUES.items()}),
+            stop_ids=full(-1, np.int32, MAX_STOP_TOKENS),
             prompt_length=zeros(np.int32),
-            num_logprobs=jnp.full(num_rows, -1, jnp.int32),
+            num_logprobs=full(-1, np.int32),
             token_ids=zeros(np.int32, max_model_len),
             adapters=zeros(np.int32) if adapts else None,
         )

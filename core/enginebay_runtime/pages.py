@@ -13,6 +13,7 @@ import numpy as np
 
 from enginebay.contracts.commands import CopyPages, PageIn, PageOut
 from enginebay.errors import CompilationError
+from enginebay_runtime.small_programs import compiled_program
 from enginebay_runtime.view import ExecutorView
 
 Layers = Sequence[Mapping[str, jax.Array]]
@@ -83,15 +84,14 @@ class PageMover:
         key = (*name, *executor.layouts.values())
         if key in self._programs:
             return self._programs[key]
-        described = (jax.tree.map(_describe, arguments[0]), *arguments[1:])
         outputs = None
         if executor.placement.mesh is not None and returns is not None:
             # Donated arrays are reused only when they are returned with the same sharding.
             outputs = jax.tree.map(lambda a: a.sharding, returns)
         donated = () if returns is None else (0,)
-        program = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-        with executor.compilations.timed():
-            compiled = program.lower(*described).compile(compiler_options=executor.compile_options)
+        compiled = compiled_program(
+            executor, name, function, arguments, donated=donated, outputs=outputs
+        )
         self._programs[key] = compiled
         executor.compilations.add()
         return compiled
@@ -146,7 +146,3 @@ class PageMover:
             written = self._writer(group, len(pages))(layers, pages, values)
             cache = {**executor.state.cache, group: written}
             executor.state = dataclasses.replace(executor.state, cache=cache)
-
-
-def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from enginebay.contracts.processor import (
     IS_USED,
@@ -23,12 +23,12 @@ from enginebay.ops.update_rows import update_rows
 
 def empty_rows(
     processors: Processors, num_rows: int, sizes: Sizes
-) -> dict[str, dict[str, jax.Array]]:
-    """Fields by processor, for rows that use no processor."""
+) -> dict[str, dict[str, np.ndarray]]:
+    """Fields by processor, for rows that use no processor. They are NumPy arrays."""
     return {
-        name: {IS_USED: jnp.zeros(num_rows, bool)}
+        name: {IS_USED: np.zeros(num_rows, np.bool_)}
         | {
-            n: jnp.zeros((num_rows, *field.shape), field.dtype)
+            n: np.zeros((num_rows, *field.shape), field.dtype)
             for n, field in processor.fields(sizes).items()
         }
         for name, processor in processors

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
 
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.cache_shape import CacheShape
@@ -17,6 +16,7 @@ from enginebay.contracts.processor import Sizes
 from enginebay_runtime.device import DeviceRows
 from enginebay_runtime.processing import empty_rows
 from enginebay_runtime.row_writer import RowWriter
+from enginebay_runtime.small_programs import compiled_program
 from enginebay_runtime.step import StepState
 from enginebay_runtime.view import ExecutorView
 
@@ -26,6 +26,7 @@ class CacheMaker:
 
     def __init__(self, executor: ExecutorView, writer: RowWriter) -> None:
         self._executor, self._writer = executor, writer
+        self._programs: dict[tuple[object, ...], Any] = {}
 
     def make(self, command: Make) -> None:
         """Allocate an empty cache and rows that are all finished. The first time, also load the
@@ -74,11 +75,33 @@ class CacheMaker:
             while layers:
                 layer, larger = layers.pop(0), self._empty(executor.layouts[group])
                 made.append(
-                    {name: _filled(larger.pop(name), layer.pop(name), *sizes) for name in [*larger]}
+                    {
+                        name: self._filled(larger.pop(name), layer.pop(name), *sizes)
+                        for name in [*larger]
+                    }
                 )
             cache[group] = tuple(made)
         tables = executor.tables.whole()
         executor.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+
+    def _filled(
+        self, larger: jax.Array, array: jax.Array, old: CacheShape, new: CacheShape
+    ) -> jax.Array:
+        """`larger`, of the size `new`, with the content of an array of the size `old`. It is
+        donated, so memory that the content does not need is not written.
+        """
+        key = "fill", old, new, larger.sharding, larger.shape, larger.dtype, array.shape
+        if key not in self._programs:
+            self._programs[key] = compiled_program(
+                self._executor,
+                key,
+                functools.partial(_fill, old=old, new=new),
+                (larger, array),
+                donated=0,
+                outputs=larger.sharding,
+            )
+        made: jax.Array = self._programs[key](larger, array)
+        return made
 
     def clear(self, command: ClearPages) -> None:
         """Make pages of the cache zeros, in place, and give their memory back."""
@@ -96,21 +119,8 @@ class CacheMaker:
         self._executor.state = None
 
 
-def _filled(larger: jax.Array, array: jax.Array, old: CacheShape, new: CacheShape) -> jax.Array:
-    """`larger`, of the size `new`, with the content of an array of the size `old`. It is donated,
-    so memory that the content does not need is not written.
-    """
-    return _filler(old, new, larger.sharding)(larger, array)
-
-
-@functools.lru_cache(maxsize=16)
-def _filler(
-    old: CacheShape, new: CacheShape, sharding: Sharding
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    def fill(larger: jax.Array, array: jax.Array) -> jax.Array:
-        slots = larger.reshape(new.num_slots, new.pages_per_slot, *larger.shape[1:])
-        kept = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
-        filled = jax.lax.dynamic_update_slice(slots, kept, (0,) * slots.ndim)
-        return filled.reshape(larger.shape)
-
-    return jax.jit(fill, donate_argnums=0, out_shardings=sharding)
+def _fill(larger: jax.Array, array: jax.Array, *, old: CacheShape, new: CacheShape) -> jax.Array:
+    slots = larger.reshape(new.num_slots, new.pages_per_slot, *larger.shape[1:])
+    kept = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
+    filled = jax.lax.dynamic_update_slice(slots, kept, (0,) * slots.ndim)
+    return filled.reshape(larger.shape)

@@ -16,6 +16,7 @@ from enginebay.contracts.commands import KnownTokens, WriteRows
 from enginebay.contracts.processor import IS_USED, ProcessorState, RowValues
 from enginebay.errors import CompilationError, InternalError
 from enginebay_runtime import device
+from enginebay_runtime.small_programs import compiled_program
 from enginebay_runtime.view import ExecutorView
 
 HISTORY = "history"
@@ -115,14 +116,11 @@ class RowWriter:
                 given = f"program not compiled: {name} of a row"
                 fix = "Call warmup() first, or set forbid_compiling = false."
                 raise CompilationError(given, "programs that warmup() compiled", fix)
-            with compilations.timed():
-                found = self._programs[name] = self._lower(name).compile(
-                    compiler_options=self._executor.compile_options
-                )
+            found = self._programs[name] = self._compiled(name)
             compilations.add()
         return found
 
-    def _lower(self, name: str) -> Any:
+    def _compiled(self, name: str) -> Any:
         state, row = self._executor.state, jax.ShapeDtypeStruct((), jnp.int32)
         held: Any
         function: Callable[..., Any]
@@ -135,11 +133,14 @@ class RowWriter:
         outputs = (
             None if self._executor.placement.mesh is None else self._executor.placement.replicated
         )
-        write = jax.jit(function, donate_argnums=0, out_shardings=outputs)
-        described = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), held
+        return compiled_program(
+            self._executor,
+            ("row writer", name),
+            function,
+            (held, row, values),
+            donated=0,
+            outputs=outputs,
         )
-        return write.lower(described, row, values)
 
 
 def write_fields(

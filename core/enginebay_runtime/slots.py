@@ -12,6 +12,7 @@ import numpy as np
 from enginebay.contracts.adapters import ADAPTER_WEIGHTS
 from enginebay.contracts.commands import SetAdapter
 from enginebay.errors import CompilationError, InputError
+from enginebay_runtime.small_programs import compiled_program
 from enginebay_runtime.view import ExecutorView
 
 
@@ -43,17 +44,15 @@ class SlotWriter:
             if executor.placement.mesh is not None:
                 # Donated arrays are reused only when they are returned with the same sharding.
                 outputs = {path: array.sharding for path, array in held.items()}
-            writer = jax.jit(write_slot, donate_argnums=0, out_shardings=outputs)
-            described, values = (
-                {
-                    path: jax.ShapeDtypeStruct(a.shape[start:], a.dtype, sharding=sharding(a))
-                    for path, a in held.items()
-                }
-                for start, sharding in ((0, lambda a: a.sharding), (1, lambda _: None))
+            values = {p: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for p, a in held.items()}
+            self._program = compiled_program(
+                executor,
+                ("slot writer",),
+                write_slot,
+                (held, jax.ShapeDtypeStruct((), jnp.int32), values),
+                donated=0,
+                outputs=outputs,
             )
-            with executor.compilations.timed():
-                lowered = writer.lower(described, jax.ShapeDtypeStruct((), jnp.int32), values)
-                self._program = lowered.compile(compiler_options=executor.compile_options)
             executor.compilations.add()
         return int(self._program is not None)
 

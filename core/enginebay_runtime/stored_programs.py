@@ -1,12 +1,13 @@
 """ProgramStore: compiled steps in files, which a later process loads without tracing them.
 
-A file has what JAX knows of a program, and names the entry of JAX's compilation cache with its
-executable, with a checksum. The file's own name is a digest of all that the program was made from:
+A file has what JAX knows of a program, and its executable as an entry of JAX's compilation cache
+has it. The entry itself is not read later: processes that start at once compile the same program to
+other bytes. The file's name is a digest of all that the program was made from:
 `EngineParts.program_digest`, the step's key, the layouts, the shapes of weights and state,
-versions, JAX's settings, devices, processor. It also lists the modules of the process that wrote
-it and the digests of their source files: when a file has other content, or a module was loaded from
-another file, the program is not loaded. The file has a checksum too, and it must belong to the user
-and be closed to others, because loading it executes what is in it.
+versions, JAX's settings, devices, processor. The file also lists the modules of the process that
+wrote it and the digests of their source files: when a source file has other content, or a module
+was loaded from another file, the program is not loaded. The file has its name in it and a checksum,
+and it must belong to the user and be closed to others, because loading it executes what is in it.
 
 A process in which a function of enginebay or of a plugin was replaced by one of a script neither
 loads nor stores programs. A program that depends on a data file that a plugin reads is not told
@@ -40,7 +41,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from enginebay.contracts.executor import EngineParts
-from enginebay.jax_config import executable_of, read_entry
+from enginebay.jax_config import executable_of
 from enginebay.machine import processor_features
 
 log = logging.getLogger("enginebay_runtime")
@@ -55,7 +56,7 @@ _STARTED_NS = time.time_ns()
 """When this process began. A source file that is newer may differ from what was imported."""
 
 _SAVES = itertools.count()
-_MAGIC = b"enginebay program 1\n"
+_MAGIC = b"enginebay program 2\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
 _PART = ".part"
@@ -98,6 +99,8 @@ class ProgramStore:
             if payload is None:
                 return None
             stored = pickle.loads(payload)  # noqa: S301  # a file of the user's own, like a program
+            if stored["name"] != path.name:
+                raise ValueError(f"it is a copy of {stored['name']}")
             changed = _first_changed(stored["sources"])
             if changed is not None:
                 log.debug("stored program %s: %s has changed", path.name, changed)
@@ -106,10 +109,7 @@ class ProgramStore:
             if other is not None:
                 log.debug("stored program %s: %s is another file here", path.name, other)
                 return None
-            entry = read_entry(stored["entry"])
-            if hashlib.sha256(entry).digest() != stored["check"]:
-                raise ValueError("the entry of the compilation cache was changed")
-            program = self._loaded(stored["program"], executable_of(entry))
+            program = self._loaded(stored["program"], executable_of(stored["entry"]))
             os.utime(path)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with a file, it is a miss
             log.debug("stored program %s: %s: %s", path.name, type(error).__name__, error)
@@ -128,22 +128,21 @@ class ProgramStore:
             unloaded.load(), [], in_tree.unflatten(args), out_tree, no_kwargs=no_kwargs
         )
 
-    def save(self, program: Any, entry: tuple[str, bytes], *names: object) -> None:
-        """Store a compiled program under these names. `entry`: (key, content) of its entry in JAX's
+    def save(self, program: Any, entry: bytes, *names: object) -> None:
+        """Store a compiled program under these names. `entry`: the content of its entry in JAX's
         compilation cache.
         """
         if self._replaced is not None:
             return
         path = self._path(names)
         try:
-            key, content = entry
             sources, modules = _sources()
             if late := next((p for p in sources if _mark(p)[1] > _STARTED_NS), None):
                 raise ValueError(f"{late} was changed after this process began")
             stored = {
+                "name": path.name,
                 "program": _pickled(program),
-                "entry": key,
-                "check": hashlib.sha256(content).digest(),
+                "entry": entry,
                 "sources": sources,
                 "modules": modules,
             }
@@ -337,7 +336,7 @@ def _plugin_packages() -> set[str]:
 def _mark(path: str) -> tuple[int, int]:
     """Size and time of the last change of a file, (-1, -1) if there is none."""
     try:
-        found = Path(path).stat()
+        found = os.stat(path)  # noqa: PTH116  # every load does this for hundreds of files
     except OSError:
         return -1, -1
     return found.st_size, found.st_mtime_ns
