@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from enginebay.contracts.cache import CacheLayout
@@ -52,9 +54,20 @@ class CacheMaker:
 
     def _empty(self, layout: CacheLayout) -> dict[str, jax.Array]:
         """The arrays of one layer, filled with zeros."""
-        executor = self._executor
-        where, zeros = executor.placement.cache(layout), executor.parts.platform.zeros
-        return {name: zeros(s.shape, s.dtype, where[name]) for name, s in layout.shapes().items()}
+        where, zeros = self._executor.placement.cache(layout), self._executor.parts.platform.zeros
+        made = {}
+        for name, shape in layout.shapes().items():
+            how = shape.shape, jnp.dtype(shape.dtype), where[name]
+            made[name] = zeros(*how, functools.partial(self._maker, how))
+        return made
+
+    def _maker(self, how: tuple[Any, ...], function: Callable[[], jax.Array]) -> Any:
+        """The program of a function that makes an array (shape, dtype, sharding): `how`."""
+        key = "zeros", *how
+        if key not in self._programs:
+            *_, where = how
+            self._programs[key] = compiled_program(self._executor, key, function, (), outputs=where)
+        return self._programs[key]
 
     def grow(self, command: Grow) -> None:
         """Replace the cache's arrays by larger ones, one after the other, so that only one exists

@@ -21,14 +21,20 @@ IS_AVAILABLE = sys.platform == "linux"
 """Whether memory that was given back reads as zeros, as Linux promises for private memory."""
 
 
-def make_zeros(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
-    """Return an array of zeros on CPUs. Its memory is not resident; on a single device it never
-    was.
+def make_zeros(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: Sharding,
+    compiled: Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]] | None = None,
+) -> jax.Array:
+    """Return an array of zeros on CPUs, as Platform.zeros does. Its memory is not resident; on a
+    single device it never was.
     """
     if len(sharding.device_set) == 1 and _is_registered():
-        made = _unwritten(shape, dtype, sharding)()
+        make = jax.ffi.ffi_call(UNWRITTEN, jax.ShapeDtypeStruct(shape, dtype))
     else:
-        made = jnp.zeros(shape, dtype, device=sharding)
+        make = functools.partial(jnp.zeros, shape, dtype)
+    made = (compiled or functools.partial(jax.jit, out_shardings=sharding))(make)()
     if math.prod(shape):
         clear(jax.block_until_ready(made), 0, shape[0])
     return made
@@ -68,13 +74,6 @@ def _libc() -> ctypes.CDLL:
 
 UNWRITTEN = "enginebay_unwritten"
 """The name of a call that does not write its result: JAX has such a call for other devices only."""
-
-
-@functools.lru_cache(maxsize=16)
-def _unwritten(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> Callable[[], Any]:
-    """A program that returns an array of any content."""
-    call = jax.ffi.ffi_call(UNWRITTEN, jax.ShapeDtypeStruct(shape, dtype))
-    return jax.jit(call, out_shardings=sharding)
 
 
 @functools.cache

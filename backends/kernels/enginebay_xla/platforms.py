@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -113,10 +113,16 @@ class CpuPlatform(JaxPlatform):
     def min_rows(self, dtype: str) -> int:
         return 1 if dtype == "float32" else 2
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
+    def zeros(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        sharding: Sharding,
+        compiled: Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]] | None = None,
+    ) -> jax.Array:
         if self.demand_memory:
-            return demand_memory.make_zeros(shape, dtype, sharding)
-        return super().zeros(shape, dtype, sharding)
+            return demand_memory.make_zeros(shape, dtype, sharding, compiled)
+        return super().zeros(shape, dtype, sharding, compiled)
 
     def clear(self, array: jax.Array, first: int, last: int) -> None:
         demand_memory.clear(array, first, last)

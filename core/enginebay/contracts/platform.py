@@ -5,8 +5,9 @@ other parts need.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -113,9 +114,18 @@ class Platform(ABC):
         compiler_options.
         """
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> jax.Array:
-        """Return an array of zeros for a cache, placed by `sharding`."""
-        return jnp.zeros(shape, dtype, device=sharding)
+    def zeros(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        sharding: Sharding,
+        compiled: Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]] | None = None,
+    ) -> jax.Array:
+        """Return an array of zeros for a cache, placed by `sharding`. `compiled` makes the program
+        of a function whose result is placed so; None: by `jax.jit`.
+        """
+        program = compiled or functools.partial(jax.jit, out_shardings=sharding)
+        return program(functools.partial(jnp.zeros, shape, dtype))()
 
     def clear(self, array: jax.Array, first: int, last: int) -> None:
         """Make the entries `first` to `last` - 1 of the first axis of an array of `zeros` zeros
