@@ -159,13 +159,14 @@ class LLM:
         When a call is interrupted, or close() is called, the remaining programs are not compiled;
         the engine compiles each of them when a request first needs it.
         """
-        is_interrupted = threading.Event()
+        is_interrupted, has_returned = threading.Event(), threading.Event()
         title = make_title(self._parts.plan)
 
         engine = self._parts.engine
 
         def report(done: int, total: int, what: str) -> None:
-            if is_interrupted.is_set() or self._is_closing.is_set():
+            is_ending = is_interrupted.is_set() or self._is_closing.is_set()
+            if is_ending and not has_returned.is_set():
                 raise StoppedError("warmup() was interrupted")
             if progress is not None:
                 progress(f"compiling {title}", done, total)
@@ -186,6 +187,7 @@ class LLM:
         except BaseException:
             is_interrupted.set()
             raise
+        has_returned.set()
         if self.later_compilation is not None:
             self.later_compilation.start()
         return count
