@@ -13,7 +13,7 @@ from pathlib import Path
 
 from enginebay import LLM, SamplingParams
 from enginebay.contracts.engine import Engine
-from enginebay.serving import loop
+from enginebay.serving import idle
 from enginebay_paged.ledger import PageLedger
 
 NUM_ROWS, NUM_TOKENS, NUM_NEW = 8, 1024, 8
@@ -79,7 +79,7 @@ def dashinfer() -> Iterator[tuple[Engine, Generate]]:
 
 def main(name: str) -> None:
     """Measure: at the start, after a short request, with a full cache, and some time later."""
-    loop.IDLE_S = 0.3
+    idle.IDLE_S = 0.3
     with dashinfer() if name == "dashinfer" else llm(name) as (engine, generate):
         memory = engine.memory
         found = {"start_plan": memory.start_bytes, "max_plan": memory.max_bytes}

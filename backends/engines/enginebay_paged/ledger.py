@@ -286,7 +286,7 @@ class PageLedger(Ledger):
 
     def drop_idle(self) -> float | None:
         stores = [one.store for one in (*self.groups.values(), *self._states.values())]
-        due = [wait_s for store in stores if (wait_s := store.drop_idle()) is not None]
+        due = [s for store in stores if (s := store.expire(idle=True)) is not None]
         return min(due, default=None)
 
     def free_pages(self) -> Mapping[str, np.ndarray]:

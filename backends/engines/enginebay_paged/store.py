@@ -38,24 +38,23 @@ class PageStore:
         woken = sum(map(index.is_resting, besides)) if besides and index is not None else 0
         return self.pool.num_takeable - woken
 
-    def expire(self) -> None:
-        """Free the pages that have rested for the index's ttl_s."""
-        if self.index is not None:
-            for page in self.index.expire(self._clock()):
+    def expire(self, *, idle: bool = False) -> float | None:
+        """Free the pages that have rested for the index's ttl_s, or with `idle` for its idle_s.
+        Returns the seconds until the next one will have rested for idle_s, None without `idle`,
+        without such a limit and when no page rests.
+        """
+        index, due_s = self.index, None
+        if index is not None:
+            now_s = self._clock()
+            gone = index.expire(now_s)
+            if idle and index.idle_s is not None:
+                gone += index.expire(now_s, index.idle_s)
+                due_s = index.next_expiry_s(now_s, index.idle_s)
+            for page in gone:
                 self.pool.reclaim(page)
         if self.host is not None:
             self.host.expire()
-
-    def drop_idle(self) -> float | None:
-        """Free the cached pages that have rested for the index's idle_s. Returns the seconds until
-        the next one has; None when none is left, or pages rest without such a limit.
-        """
-        if self.index is None or self.index.idle_s is None:
-            return None
-        now_s = self._clock()
-        for page in self.index.expire(now_s, self.index.idle_s):
-            self.pool.reclaim(page)
-        return self.index.next_expiry_s(now_s, self.index.idle_s)
+        return due_s
 
     def find(self, digest: bytes) -> int | None:
         """Return the page whose tokens have this hash, or None."""

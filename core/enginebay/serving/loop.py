@@ -22,6 +22,7 @@ from enginebay.contracts.scheduler import Scheduler
 from enginebay.errors import EnginebayError, RequestError, StoppedError, error_line
 from enginebay.plugins.blame import failure
 from enginebay.serving.delivery import Delivery
+from enginebay.serving.idle import IdleRelease
 from enginebay.serving.messages import (
     Abort,
     Inbox,
@@ -47,9 +48,6 @@ TOO_FEW_TOKENS = -1
 """Limits.free_tokens when no running row can go on: fewer than rows that need no cache would need,
 so that the scheduler's own rule says which rows are preempted.
 """
-
-IDLE_S = 5.0
-"""Seconds without a request after which the engine gives memory back."""
 
 POLL_S = 0.002
 """How long the loop waits for a message when the scheduler launches nothing although requests are
@@ -93,8 +91,7 @@ class EngineLoop:
         self._unqueued: collections.deque[Running] = collections.deque()  # those after it
         # Set inside call(). While it is True, messages are handled but no step is launched.
         self.is_paused = False
-        self._release_due_s: float | None = None  # monotonic time; None: not before a request
-        self._worked = True  # since that time was set
+        self._idle = IdleRelease(engine)
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
 
@@ -230,7 +227,7 @@ class EngineLoop:
             return False
         if self._steps.late:
             self._steps.collect_late()
-        self._worked = True
+        self._idle.has_worked = True
         launched = False
         if self._requests.can_go_on:  # the others are only waiting to be read
             ledger = self.engine.ledger
@@ -279,26 +276,13 @@ class EngineLoop:
                 continue
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # handling Stop has failed, and the other requests have ended since
-            goes_on = self._handle(self._next_message())
+            inbox, idle = self._inbox, self._idle
+            goes_on = self._handle(inbox.get() if self.is_paused else idle.next_message(inbox))
             if self._delivery.due:
                 self._delivery.flush()  # the next message may come much later
             if not goes_on:
                 return False
         return True
-
-    def _next_message(self) -> LoopMessage:
-        """Wait for a message. While no request is there, the engine gives memory back when that is
-        due.
-        """
-        if self._worked:
-            self._release_due_s, self._worked = time.monotonic() + IDLE_S, False
-        while self._release_due_s is not None and not self.is_paused:
-            try:
-                return self._inbox.get(max(0.0, self._release_due_s - time.monotonic()))
-            except queue.Empty:
-                wait_s = self.engine.release_memory()
-                self._release_due_s = None if wait_s is None else time.monotonic() + wait_s
-        return self._inbox.get()
 
     def _handle(self, message: LoopMessage) -> bool:
         match message:
