@@ -8,6 +8,8 @@ import unittest
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from enginebay.contracts.platform import Platform
 from enginebay.plugins.registry import Registry
@@ -28,6 +30,7 @@ def platform_checks(platform: Platform, registry: Registry) -> list[Check]:
         devices_are_there,
         facts_are_sound,
         memory_is_there,
+        cache_arrays_are_zeros,
         options_compile,
     )
     first, *others = [
@@ -118,6 +121,30 @@ def memory_is_there(platform: Platform, registry: Registry) -> None:
     # A platform's figure includes memory that the device reserves for itself; the allocator's does
     # not.
     assert claimed <= MAX_CLAIMED * there, f"{claimed} bytes are claimed, the device has {there}"
+
+
+def cache_arrays_are_zeros(platform: Platform, registry: Registry) -> None:
+    """zeros() returns zeros of the shape and dtype where they belong, which can be written; with
+    demand_memory, clear() makes the named entries zeros again and leaves the others.
+    """
+    _needs_device(platform)
+    where = SingleDeviceSharding(platform.devices()[0])
+    for dtype in (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("int8")):
+        array = platform.zeros((5, 3, 4096), dtype, where)
+        assert (array.shape, array.dtype) == ((5, 3, 4096), dtype), (
+            f"zeros() returns {array.dtype}{list(array.shape)}, not {dtype}[5, 3, 4096]"
+        )
+        assert array.sharding == where, f"zeros() places an array by {array.sharding}, not {where}"
+        assert not np.asarray(array).any(), f"zeros() returns {dtype} that is not 0"
+        array = jax.jit(lambda a: a + 1, donate_argnums=0)(array)
+        assert np.all(np.asarray(array) == 1), f"an array of zeros() in {dtype} is not written"
+        if platform.demand_memory:
+            platform.clear(jax.block_until_ready(array), 1, 3)
+            left = np.asarray(array).astype(np.float32).max(axis=(1, 2)).tolist()
+            assert left == [1, 0, 0, 1, 1], (
+                f"after clear(array of ones, 1, 3) in {dtype} the entries have {left}, not 0 in "
+                "entries 1 and 2 and 1 in the others"
+            )
 
 
 def options_compile(platform: Platform, registry: Registry) -> None:

@@ -70,7 +70,9 @@ def test_options_are_those_of_esurge_with_its_defaults() -> None:
         True,
     )
     paged = options.paged()
-    assert (paged.page_size, paged.memory_utilization, paged.prefix_caching) == (128, 0.85, True)
+    assert (paged.page_size, paged.prefix_caching) == (128, True)
+    assert paged.memory_utilization is None, "the paged engine's own default, at most this share"
+    assert options_of(hbm_utilization=0.85).paged().memory_utilization == 0.85
     assert (paged.num_pages, paged.cache_bytes) == (None, None)
 
 

@@ -188,6 +188,8 @@ ATTRIBUTES: dict[str, tuple[type, dict[str, str]]] = {
             "rows_at_once": "because it changes how fast steps are, and no result",
             "one_prefill_width": "because it changes which steps are compiled, and no result",
             "mixed_steps": "because it is the default of a setting, and engines run with both",
+            "runtime_bytes": "because it lowers the default size of a cache, and changes no result",
+            "demand_memory": "cache_arrays_are_zeros",
         },
     ),
     "processor": (

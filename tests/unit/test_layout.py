@@ -32,6 +32,7 @@ MANY_METHODS: dict[str, str] = {
     "core/enginebay/serving/llm.py::LLM": (
         "the public API: generate, stream and chat with their async twins; it hands over at once"
     ),
+    "core/enginebay/contracts/engine.py::Engine": "what a loop asks of engines; half is optional",
     "core/enginebay_runtime/local.py::LocalExecutor": (
         "the owner of the device: its arrays, the commands that change them, and their programs"
     ),

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cli import generate
 from enginebay.compose.composition import make_plan
 from enginebay.config import make_config
 from enginebay.contracts.commands import Step
@@ -311,7 +310,7 @@ def test_the_command_prints_them_as_json(
     run: Run, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llm, "close", lambda: None)  # the command would
-    monkeypatch.setattr(generate, "LLM", lambda **_: llm)
+    monkeypatch.setattr("enginebay.serving.LLM", lambda **_: llm)
     code, out, _ = run("generate", PROMPT, "--max-tokens", "5", "--logprobs", "2", "--json")
     record = json.loads(out)
     whole = llm.generate(PROMPT, SamplingParams(max_tokens=5, logprobs=2))[0].outputs[0]

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cli import generate
 from enginebay.errors import RequestError
 from enginebay.serving.abilities import Abilities
 from enginebay.serving.prepare import Preparer
@@ -355,7 +354,7 @@ def test_the_command_takes_all_of_them(
     run: Callable[..., tuple[int, str, str]], llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # holds G101, G102, G103, G104
     monkeypatch.setattr(llm, "close", lambda: None)  # the command would
-    monkeypatch.setattr(generate, "LLM", lambda **_: llm)
+    monkeypatch.setattr("enginebay.serving.LLM", lambda **_: llm)
     asked = ("generate", "--json", "--max-tokens", "4", "--prompt-ids", ",".join(map(str, SHORT)))
     params = with_(GREEDY, max_tokens=4, prompt_logprobs=2, logprobs=-1)
     expected = llm.generate([SHORT], params)[0]

@@ -5,6 +5,7 @@ arrays; weights are merged into it when a step is traced.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -257,15 +258,16 @@ class NnxModel(Model):
         x = self.embedded(module, ops, token_ids, batches, embeds)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
-        run: Callable[..., Any] = DecoderLayer.__call__
+        run: Callable[..., Any] = functools.partial(DecoderLayer.__call__, ops=ops)
         if ops.shares_layers:  # layers that are alike are traced once, as a function of the module
-            run = jax.jit(run, static_argnums=5)
+            # JAX keeps a trace as long as its function, here a partial object of this trace.
+            run = jax.jit(run)
             for layer in module.layers:
                 layer.attention.layer = 0
         for layer in module.layers:
             group = layer.attention.config.cache_group
             arrays = cache[group][len(done[group])]
-            x, branch, arrays = run(layer, x, branch, arrays, batches[group], ops)
+            x, branch, arrays = run(layer, x, branch, arrays, batches[group])
             done[group].append(arrays)
         hidden, _ = module.norm.of_sum(x, branch, ops)
         return hidden, {group: tuple(layers) for group, layers in done.items()}
