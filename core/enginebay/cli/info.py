@@ -146,8 +146,8 @@ def _print_memory(memory: MemoryPlan, num_tokens: int, dtypes: Iterable[str]) ->
             )
         )
         print(
-            f"  resident at the start about {start}, at most {most}, of which the interpreter and "
-            f"its libraries {runtime}, all compiled programs up to {programs}"
+            f"  resident at the start about {start}, at most {most}:\n"
+            f"    interpreter and libraries {runtime}, compiled programs up to {programs}"
         )
     for tier in memory.tiers:
         size = f"up to {tier.max_bytes / 2**20:.0f} MiB ({tier.num_tokens} tokens)"
