@@ -89,6 +89,7 @@ def first_steps(keys: Iterable[StepKey]) -> list[StepKey]:
             fewest[verifies] = min(fewest.get(verifies, num), num)
     for key in keys:
         b = key.bucket
+        rank: tuple[int, ...]
         if key.kind == "prefill":
             if b.mode != "mixed":
                 continue  # it serves only rows without a prefix

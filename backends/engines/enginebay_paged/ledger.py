@@ -285,13 +285,15 @@ class PageLedger(Ledger):
         return {name: group.store.pool.reach for name, group in self.groups.items()}
 
     def drop_idle(self) -> float | None:
-        stores = [one.store for one in (*self.groups.values(), *self._states.values())]
-        due = [s for store in stores if (s := store.expire(idle=True)) is not None]
+        stores = [one.store for one in self.groups.values()]
+        states = [one.store for one in self._states.values()]
+        due = [s for store in (*stores, *states) if (s := store.expire(idle=True)) is not None]
         return min(due, default=None)
 
     def free_pages(self) -> Mapping[str, np.ndarray]:
-        found = {**self.groups, **self._states}
-        return {name: one.store.pool.take_stale() for name, one in found.items()}
+        stores = {name: one.store for name, one in self.groups.items()}
+        stores |= {name: one.store for name, one in self._states.items()}
+        return {name: store.pool.take_stale() for name, store in stores.items()}
 
     def page_holders(self) -> Mapping[str, np.ndarray]:
         return {name: one.store.pool.all_holders() for name, one in self.groups.items()}
