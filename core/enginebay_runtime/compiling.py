@@ -246,7 +246,7 @@ class StepCompiler:
                     lowered = self.lower(part)
                     # On a thread of its own: a thread cannot raise its priority again, and this
                     # one holds the interpreter's lock, for which others would wait.
-                    with ThreadPoolExecutor(1, initializer=lower_priority) as pool:
+                    with ThreadPoolExecutor(1, "enginebay-compile", lower_priority) as pool:
                         program = pool.submit(self.compile, part, lowered).result()
                 self.keep(part, program)
             self.joined(key)

@@ -70,5 +70,6 @@ def test_a_second_start_compiles_nothing(tmp_path: Path, options: dict[str, Any]
     second = start(tmp_path, options)
     assert second["programs"] == first["programs"]
     assert second["ids"] == first["ids"]
-    assert second["cache_hits"] == second[asked], "programs that were stored and not accepted"
+    hits = second.get("cache_hits", 0)
+    assert hits == second.get(asked, 0), "programs that were stored and not accepted"
     assert {path.name: path.stat().st_size for path in tmp_path.rglob("*-cache")} == entries
