@@ -108,7 +108,7 @@ def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:
 def test_a_server_answers_while_it_compiles() -> None:
     import httpx
 
-    few = ("--max-model-len", "256", "--max-num-seqs", "2", "--max-num-batched-tokens", "256")
+    few = ("--max-model-len", "160", "--max-num-seqs", "2", "--max-num-batched-tokens", "160")
     with ServerProcess(*few) as server:
         server.wait_for("ready: requests are answered while the other programs are compiled")
         status = httpx.get(f"{server.url}/readiness").json()["models"]["demo"]
@@ -116,7 +116,7 @@ def test_a_server_answers_while_it_compiles() -> None:
         assert status["compiled"] < status["programs"]
         explained = httpx.get(f"{server.url}/explain").json()["demo"]["compiling"]
         assert "are compiled beside the requests" in explained
-        body = {"model": "demo", "prompt": "The snail " * 60, "max_tokens": 8, "temperature": 0}
+        body = {"model": "demo", "prompt": "The snail " * 36, "max_tokens": 8, "temperature": 0}
         first = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
         server.wait_for("ready: every program is compiled")
         status = httpx.get(f"{server.url}/readiness").json()["models"]["demo"]
