@@ -211,6 +211,12 @@ class EngineConfig(Validated):
         description="warmup() also compiles programs for prompt_logprobs and logprobs = -1; false: "
         "the first such request does",
     )
+    idle_release_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds without a request after which the engine gives the memory of free "
+        "cache and heap back to the system; unset: never",
+    )
     embeddings: bool = Field(False, description="warmup() also compiles for LLM.embed()")
     prompt_embeds: bool = Field(False, description="warmup() also compiles for prompt embeddings")
 

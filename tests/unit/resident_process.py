@@ -79,7 +79,7 @@ def dashinfer() -> Iterator[tuple[Engine, Generate]]:
 
 def main(name: str) -> None:
     """Measure: at the start, after a short request, with a full cache, and some time later."""
-    idle.IDLE_S = 0.3
+    idle.DEFAULT_S = 0.3
     with dashinfer() if name == "dashinfer" else llm(name) as (engine, generate):
         memory = engine.memory
         found = {"start_plan": memory.start_bytes, "max_plan": memory.max_bytes}

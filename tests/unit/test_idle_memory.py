@@ -101,7 +101,7 @@ def test_the_loop_releases_memory_some_time_after_the_last_request(
             called.set()
         return 0.05 if len(calls) == 1 else None
 
-    monkeypatch.setattr(idle, "IDLE_S", 0.2)
+    monkeypatch.setattr(idle, "DEFAULT_S", 0.2)
     monkeypatch.setattr(type(fake_llm.engine), "release_memory", release_memory)
     fake_llm.generate(PROMPTS, GREEDY)
     ended_s = time.monotonic()

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from enginebay.errors import InternalError
+
 IS_AVAILABLE = sys.platform == "linux"
 """Whether memory that was given back reads as zeros, as Linux promises for private memory."""
 
@@ -45,6 +47,10 @@ def clear(array: jax.Array, first: int, last: int) -> None:
     their memory back. The first axis is not sharded. No program may be using the array, and nothing
     else may share its memory.
     """
+    if not 0 <= first <= last <= array.shape[0]:
+        raise InternalError(
+            f"entries {first} to {last} - 1 of an array {list(array.shape)} are cleared"
+        )
     for shard in array.addressable_shards:
         data = shard.data
         entry_bytes = data.on_device_size_in_bytes() // data.shape[0]

@@ -91,7 +91,7 @@ class EngineLoop:
         self._unqueued: collections.deque[Running] = collections.deque()  # those after it
         # Set inside call(). While it is True, messages are handled but no step is launched.
         self.is_paused = False
-        self._idle = IdleRelease(engine)
+        self._idle = IdleRelease(engine, config.idle_release_s)
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
 
