@@ -60,6 +60,7 @@ class ServingChoices(TypedDict, total=False):
     compile_cache: str
     dump_step: str | None
     full_vocab_logprobs: bool
+    idle_release_s: float | None
     embeddings: bool
     prompt_embeds: bool
 
